@@ -1,0 +1,111 @@
+"""A page: messages on their way out, already in wire form.
+
+Messages travel from the store and the scan cache to the socket as Avro *items*, the form a version 1
+answer has them in, many of them in one ``bytes``:
+
+    28 (length 20)   id:20   length of the payload (zigzag varint)   payload
+
+so that a version 1 answer is a join, and every other encoding is a walk over the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: Avro's length prefix of an id: 20, zigzag-encoded.
+ITEM_START = b"\x28"
+#: Bytes of an item before the payload's length.
+ITEM_HEAD_BYTES = 21
+
+#: Why a page ends: the topic does, a bound was reached, or a message is undecided.
+End = Literal["end", "more", "held"]
+
+_LENGTHS: dict[int, bytes] = {}
+
+
+def varint(number: int) -> bytes:
+    """``number`` (not negative) as Avro writes a long: zigzag, seven bits a byte, lowest first."""
+    rest = number << 1
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+def length_prefix(size: int) -> bytes:
+    """``varint`` for lengths that recur: remembered for payloads up to 64 KiB."""
+    known = _LENGTHS.get(size)
+    if known is None:
+        known = varint(size)
+        if size <= 0xFFFF:
+            _LENGTHS[size] = known
+    return known
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The non-negative number that ``varint`` wrote at ``at``, and where the next byte stands.
+
+    Raises:
+      IndexError: the data ends inside the number.
+    """
+    byte = data[at]
+    at += 1
+    number = byte & 0x7F
+    shift = 7
+    while byte & 0x80:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+    return number >> 1, at
+
+
+@dataclass(slots=True)
+class Page:
+    """Messages in topic order and why there are no more.
+
+    ``attributes`` and ``pointers`` are sparse: the index of a message in the page → what it has besides
+    a payload (``pointers``: its write pointer, negative when rolled back).
+    """
+
+    parts: Sequence[bytes] = ()
+    count: int = 0
+    payload_bytes: int = 0
+    last_id: bytes | None = None
+    """The position to resume from, exclusively; None before anything was ever there."""
+    end: End = "end"
+    attributes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    pointers: Mapping[int, int] = field(default_factory=dict)
+
+    def messages(self) -> Iterator[tuple[bytes, bytes]]:
+        """Each message's id (20 bytes) and payload."""
+        for part in self.parts:
+            yield from items_in(part)
+
+
+def item(message_id: bytes, payload: bytes) -> bytes:
+    """One message in wire form."""
+    return b"%b%b%b%b" % (ITEM_START, message_id, length_prefix(len(payload)), payload)
+
+
+def items_in(part: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Take concatenated items apart: ``(id, payload)`` each."""
+    at = 0
+    end = len(part)
+    while at < end:
+        head = at + ITEM_HEAD_BYTES
+        message_id = part[at + 1 : head]
+        size = part[head]
+        if size < 0x80:
+            size >>= 1
+            at = head + 1
+        else:
+            size, at = read_varint(part, head)
+        yield message_id, part[at : at + size]
+        at += size

@@ -1,0 +1,1 @@
+"""Message, payload and metadata tables behind one protocol, and the stores that keep it."""
