@@ -1,0 +1,133 @@
+"""Values of the metadata table: a topic's metadata, its high-water mark, its readers.
+
+Each is one version byte and a msgpack map with one-letter keys; a later version of us may add keys, which
+we keep out of our way, and raises the byte when old readers would go wrong.
+
+    metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
+    high water   t time  s last timestamp and sequence id given  b usage buckets
+    reader       p position  c changed
+
+All times are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from protocol.errors import PlainsongError
+from protocol.keys import DamagedRow
+from protocol.properties import TopicProperties, parse_properties
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A topic as the metadata table knows it; it stays for ever, with ``deleted_ms`` set once it is gone."""
+
+    generation: int
+    properties: TopicProperties
+    created_ms: int
+    updated_ms: int
+    deleted_ms: int | None = None
+    partly_cleaned: bool = False
+    """Rows of this deleted generation may already be gone: it cannot be brought back."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {
+            "g": self.generation if self.deleted_ms is None else -self.generation,
+            "p": self.properties.stored(),
+            "c": self.created_ms,
+            "u": self.updated_ms,
+        }
+        if self.deleted_ms is not None:
+            record["d"] = self.deleted_ms
+        if self.partly_cleaned:
+            record["k"] = True
+        return _pack(record)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Metadata:
+        """Read the row's value. Raises DamagedRow."""
+        record = _unpack(value, "metadata")
+        try:
+            return cls(
+                generation=abs(record["g"]),
+                properties=parse_properties(record["p"]),
+                created_ms=record["c"],
+                updated_ms=record["u"],
+                deleted_ms=record.get("d"),
+                partly_cleaned=record.get("k", False),
+            )
+        except (KeyError, TypeError, PlainsongError) as error:
+            raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error
+
+
+@dataclass(slots=True)
+class HighWater:
+    """How far a generation had come: what must outlive its messages, and where replay begins."""
+
+    time_ms: int = 0
+    """The topic's time: never goes back, whatever the clock does."""
+    last_ts_ms: int = 0
+    last_sequence_id: int = -1
+    """The last position given out; -1 with timestamp 0: none yet."""
+    buckets: list[list[int]] = field(default_factory=list)
+    """What ``Usage`` counted up to that position."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return _pack({"t": self.time_ms, "s": [self.last_ts_ms, self.last_sequence_id], "b": self.buckets})
+
+    @classmethod
+    def decode(cls, value: bytes) -> HighWater:
+        """Read the row's value. Raises DamagedRow."""
+        record = _unpack(value, "high-water")
+        try:
+            last_ts_ms, last_sequence_id = record["s"]
+            return cls(record["t"], last_ts_ms, last_sequence_id, [list(bucket) for bucket in record["b"]])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A position that the daemon keeps for somebody."""
+
+    position: bytes
+    """The id last read, 20 bytes: reading goes on after it."""
+    changed_ms: int
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return _pack({"p": self.position, "c": self.changed_ms})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Reader:
+        """Read the row's value. Raises DamagedRow."""
+        record = _unpack(value, "reader")
+        try:
+            return cls(record["p"], record["c"])
+        except KeyError as error:
+            raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
+
+
+def _pack(record: dict[str, object]) -> bytes:
+    packed: bytes = msgpack.packb(record)
+    return bytes([_VERSION]) + packed
+
+
+def _unpack(value: bytes, what: str) -> dict[str, Any]:
+    if value[:1] != bytes([_VERSION]):
+        raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
+    try:
+        record = msgpack.unpackb(value[1:])
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DamagedRow(f"a {what} row is garbled: {value[:24].hex()}…") from error
+    if not isinstance(record, dict):
+        raise DamagedRow(f"a {what} row is no map")
+    return record

@@ -1,0 +1,130 @@
+"""Values of the message and payload tables, byte for byte.
+
+    value    flags:u8  [pointer:i64]  [ttl_s:u32]  [extras: length:u32, msgpack map]  [payload]
+    payload  length (zigzag varint)  bytes
+
+    flag 01  pointer   the write pointer (column t); negative: rolled back
+    flag 02  ttl       the message's own time to live, in seconds
+    flag 04  extras    columns few rows have, by short names
+    flag 08  no payload: it stands in the payload table under the row's pointer
+    flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
+    80 40 20 must be 0: a reader that finds them set was built before the writer
+
+A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
+first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
+plain rows is a join of bytes and no decoding. Payload rows have the same form.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from protocol.ids import NO_PAYLOAD_PART
+from protocol.keys import DamagedRow
+from protocol.page import length_prefix, read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PLAIN = 0x00
+HAS_POINTER = 0x01
+HAS_TTL = 0x02
+HAS_EXTRAS = 0x04
+NO_PAYLOAD = 0x08
+_KNOWN = HAS_POINTER | HAS_TTL | HAS_EXTRAS | NO_PAYLOAD
+
+_I64 = struct.Struct(">q")
+_U32 = struct.Struct(">I")
+#: What stands in the wire form between a plain row's position and its value: the id's last ten bytes
+#: are zero, and the value brings the tenth.
+PLAIN_GAP = NO_PAYLOAD_PART[:9]
+
+
+@dataclass(slots=True)
+class MessageRow:
+    """A row of the message or payload table, taken apart. ``payload`` None: look in the payload table."""
+
+    payload: bytes | None
+    pointer: int | None = None
+    ttl_s: int | None = None
+    extras: Mapping[str, object] = field(default_factory=dict)
+
+
+def plain_value(payload: bytes) -> bytes:
+    """The value of a plain publish."""
+    return b"\x00%b%b" % (length_prefix(len(payload)), payload)
+
+
+def encode_row(row: MessageRow) -> bytes:
+    """A row's value; any fields."""
+    flags = 0
+    parts = [b""]
+    if row.pointer is not None:
+        flags |= HAS_POINTER
+        parts.append(_I64.pack(row.pointer))
+    if row.ttl_s is not None:
+        flags |= HAS_TTL
+        parts.append(_U32.pack(row.ttl_s))
+    if row.extras:
+        flags |= HAS_EXTRAS
+        packed = msgpack.packb(dict(row.extras))
+        parts += (_U32.pack(len(packed)), packed)
+    if row.payload is None:
+        flags |= NO_PAYLOAD
+    else:
+        parts += (length_prefix(len(row.payload)), row.payload)
+    parts[0] = bytes([flags])
+    return b"".join(parts)
+
+
+def decode_row(value: bytes) -> MessageRow:
+    """Take a row's value apart.
+
+    Raises:
+      DamagedRow: it is none of ours, or of a later format; it stays as it is.
+    """
+    try:
+        return _decoded(value)
+    except (IndexError, struct.error, ValueError, msgpack.UnpackException) as error:
+        raise DamagedRow(f"a row's value ends early or is garbled: {value[:24].hex()}…") from error
+
+
+def _decoded(value: bytes) -> MessageRow:
+    flags = value[0]
+    if flags & ~_KNOWN:
+        raise DamagedRow(f"a row has flags {flags:#04x}, which this version does not know")
+    row = MessageRow(payload=None)
+    at = 1
+    if flags & HAS_POINTER:
+        (row.pointer,) = _I64.unpack_from(value, at)
+        at += 8
+    if flags & HAS_TTL:
+        (row.ttl_s,) = _U32.unpack_from(value, at)
+        at += 4
+    if flags & HAS_EXTRAS:
+        (size,) = _U32.unpack_from(value, at)
+        extras = msgpack.unpackb(value[at + 4 : at + 4 + size], strict_map_key=True)
+        if not isinstance(extras, dict):
+            raise DamagedRow("a row's extras are no map")
+        row.extras = extras
+        at += 4 + size
+    if not flags & NO_PAYLOAD:
+        size, at = read_varint(value, at)
+        row.payload = value[at : at + size]
+        at += size
+    if at != len(value):
+        raise DamagedRow(f"a row's value has {len(value)} bytes, its parts say {at}")
+    return row
+
+
+def own_ttl_s(value: bytes) -> int | None:
+    """The message's own time to live without taking the row apart; None when it has none."""
+    flags = value[0] if value else 0
+    if not flags & HAS_TTL:
+        return None
+    (ttl_s,) = _U32.unpack_from(value, 9 if flags & HAS_POINTER else 1)
+    return int(ttl_s)

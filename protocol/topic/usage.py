@@ -1,0 +1,111 @@
+"""How much a topic holds, counted as it is written, in slices of time that expire as a whole.
+
+Counting rows again would cost a scan; one number could not tell what has expired since. So messages are
+counted in buckets, each for a slice of publish time of about a 128th of the time to live. A bucket is
+dropped when its last message has expired, hence the sums are too high by at most one slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Slices of one time to live.
+SLICES = 128
+#: Buckets a topic may have before neighbours are joined (a shortened ttl leaves many behind).
+MAX_BUCKETS = 4 * SLICES
+#: Bytes a row has beside its value and the topic's prefix: the position.
+ROW_BYTES = 10
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Messages with publish times from ``first_ms`` to ``last_ms``, both included."""
+
+    first_ms: int
+    last_ms: int
+    messages: int
+    bytes: int
+    own_expiry_ms: int = 0
+    """When the first message with a time to live of its own expires; 0: there is none."""
+
+    def join(self, other: Bucket) -> None:
+        """Take in the next bucket."""
+        self.last_ms = other.last_ms
+        self.messages += other.messages
+        self.bytes += other.bytes
+        self.own_expiry_ms = _earlier(self.own_expiry_ms, other.own_expiry_ms)
+
+
+def _earlier(one: int, other: int) -> int:
+    return min(one, other) if one and other else one or other
+
+
+class Usage:
+    """The messages and bytes of one generation that have not been counted out yet."""
+
+    def __init__(self, buckets: Iterable[Iterable[int]] = ()) -> None:
+        self.buckets = [Bucket(*bucket) for bucket in buckets]
+        self.messages = sum(bucket.messages for bucket in self.buckets)
+        self.bytes = sum(bucket.bytes for bucket in self.buckets)
+
+    def __repr__(self) -> str:
+        return f"<Usage {self.messages} messages, {self.bytes} bytes, {len(self.buckets)} buckets>"
+
+    def stored(self) -> list[list[int]]:
+        """For the high-water mark."""
+        return [[b.first_ms, b.last_ms, b.messages, b.bytes, b.own_expiry_ms] for b in self.buckets]
+
+    def add(self, ts_ms: int, messages: int, size: int, ttl_ms: int, own_expiry_ms: int = 0) -> None:
+        """Count messages published at ``ts_ms``, not before any counted earlier."""
+        self.messages += messages
+        self.bytes += size
+        new = Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms)
+        if self.buckets and ts_ms < self.buckets[-1].first_ms + max(1, ttl_ms // SLICES):
+            self.buckets[-1].join(new)
+            return
+        self.buckets.append(new)
+        if len(self.buckets) > MAX_BUCKETS:
+            self._join_neighbours()
+
+    def drop_before(self, oldest_ms: int) -> None:
+        """Count out what was published before ``oldest_ms``, bucket by bucket."""
+        gone = 0
+        while gone < len(self.buckets) and self.buckets[gone].last_ms < oldest_ms:
+            self.messages -= self.buckets[gone].messages
+            self.bytes -= self.buckets[gone].bytes
+            gone += 1
+        if gone:
+            del self.buckets[:gone]
+
+    def own_expiry_ms(self) -> int:
+        """When the next message with a time to live of its own expires; 0: none has one."""
+        return min((b.own_expiry_ms for b in self.buckets if b.own_expiry_ms), default=0)
+
+    def due(self, now_ms: int) -> list[tuple[int, int]]:
+        """Slices ``(first_ms, last_ms)`` in which a message's own time to live has passed."""
+        return [(b.first_ms, b.last_ms) for b in self.buckets if 0 < b.own_expiry_ms < now_ms]
+
+    def cleaned(self, first_ms: int, messages: int, size: int, own_expiry_ms: int) -> None:
+        """Count out rows removed from the slice that begins at ``first_ms``, and set what is next there."""
+        for bucket in self.buckets:
+            if bucket.first_ms <= first_ms <= bucket.last_ms:
+                bucket.messages -= messages
+                bucket.bytes -= size
+                bucket.own_expiry_ms = own_expiry_ms
+                self.messages -= messages
+                self.bytes -= size
+                return
+
+    def _join_neighbours(self) -> None:
+        pairs = zip(self.buckets[::2], self.buckets[1::2], strict=False)
+        joined = []
+        for one, other in pairs:
+            one.join(other)
+            joined.append(one)
+        if len(self.buckets) % 2:
+            joined.append(self.buckets[-1])
+        self.buckets = joined
