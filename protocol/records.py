@@ -4,6 +4,7 @@ Each is one version byte and a msgpack map with one-letter keys; a later version
 we keep out of our way, and raises the byte when old readers would go wrong.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
+                 f floor
     high water   t time  s last timestamp and sequence id given  b usage buckets
     reader       p position  c changed
 
@@ -35,6 +36,8 @@ class Metadata:
     deleted_ms: int | None = None
     partly_cleaned: bool = False
     """Rows of this deleted generation may already be gone: it cannot be brought back."""
+    floor_ms: int = 0
+    """What was published before this had expired under earlier properties, and stays expired."""
 
     def encode(self) -> bytes:
         """The row's value."""
@@ -48,6 +51,8 @@ class Metadata:
             record["d"] = self.deleted_ms
         if self.partly_cleaned:
             record["k"] = True
+        if self.floor_ms:
+            record["f"] = self.floor_ms
         return _pack(record)
 
     @classmethod
@@ -62,6 +67,7 @@ class Metadata:
                 updated_ms=record["u"],
                 deleted_ms=record.get("d"),
                 partly_cleaned=record.get("k", False),
+                floor_ms=record.get("f", 0),
             )
         except (KeyError, TypeError, PlainsongError) as error:
             raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from protocol.ids import before, bound_at
 from protocol.requests import Receipt
 
 if TYPE_CHECKING:
@@ -48,14 +49,20 @@ class Span:
     until: bytes
     """Exclusive; never beyond the read watermark."""
     now_ms: int
-    ttl_ms: int
+    oldest_ms: int
+    """The first publish time that has not expired by the topic's ttl."""
     watermark: bytes | None
     """The highest id the last completed commit can have; None before the first."""
 
     @property
-    def oldest_ms(self) -> int:
-        """The first publish time that has not expired by the topic's ttl."""
-        return max(0, self.now_ms - self.ttl_ms)
+    def start(self) -> bytes:
+        """Where reading begins: ``since``, or the oldest message that lives."""
+        return max(self.since, bound_at(self.oldest_ms))
+
+    @property
+    def resume(self) -> bytes | None:
+        """The id to resume from, exclusively, once all of the span has been read; None: from the start."""
+        return before(max(self.since, self.until))
 
 
 @dataclass(slots=True)
@@ -63,7 +70,7 @@ class Look(Ask[Span]):
     """Find what there is from ``since`` on; with a deadline, wait until there is something."""
 
     since: bytes
-    before: bytes | None = None
+    end_before: bytes | None = None
     """Read no further than this id, exclusive."""
     deadline_s: float | None = None
     """When to answer with an empty span, on the actor's monotonic clock; None: at once."""

@@ -33,8 +33,12 @@ class Roll:
     def __len__(self) -> int:
         return len(self.suffixes)
 
-    def add(self, runs: Iterable[Run], messages: Sequence[bytes], ttls_s: Sequence[int | None] | None) -> None:
-        """Append one request's messages under the positions of ``runs``."""
+    def add(self, runs: Iterable[Run], messages: Sequence[bytes], ttls_s: Sequence[int | None] | None) -> int:
+        """Append one request's messages under the positions of ``runs``.
+
+        Returns when the first of them with a time to live of its own expires (ms), 0 when none has one.
+        """
+        first_expiry_ms = 0
         suffixes = [pack_position(run.ts_ms, seq) for run in runs for seq in range(run.first, run.first + run.length)]
         if ttls_s is None:
             values = [plain_value(message) for message in messages]
@@ -43,8 +47,12 @@ class Roll:
             ]
         else:
             values = self._with_ttls(runs, suffixes, messages, ttls_s)
+            first_item = len(self.items) - len(values)
+            own = [self.expiries[i] for i in range(first_item, len(self.items)) if i in self.expiries]
+            first_expiry_ms = min(own, default=0)
         self.suffixes += suffixes
         self.values += values
+        return first_expiry_ms
 
     def _with_ttls(
         self, runs: Iterable[Run], suffixes: Sequence[bytes], messages: Sequence[bytes], ttls_s: Sequence[int | None]

@@ -1,0 +1,145 @@
+"""The mailbox: how anybody asks an actor, and how everybody is answered in the end.
+
+``ask`` puts a ticket in without waiting (full: Overloaded, nothing happened) and waits for its answer. A
+caller may leave; what the actor has taken still happens. Whoever falls or closes settles every ticket it
+had taken, so nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import outcome
+import trio
+
+from protocol.errors import Overloaded, PlainsongError, ShuttingDown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol.topic.asks import Ask
+
+A = TypeVar("A")
+
+
+class Ticket(Generic[A]):
+    """One ask and whoever waits for its answer."""
+
+    __slots__ = ("_outcome", "_task", "abandoned", "ask", "taken")
+
+    def __init__(self, ask: Ask[A]) -> None:
+        self.ask = ask
+        self.abandoned = False
+        self.taken = False
+        self._outcome: outcome.Outcome[A] | None = None
+        self._task: trio.lowlevel.Task | None = None
+
+    def settle(self, answer: A | PlainsongError) -> None:
+        """Give the answer, or the error instead of one. Only the first counts."""
+        if self._outcome is not None:
+            return
+        self._outcome = outcome.Error(answer) if isinstance(answer, PlainsongError) else outcome.Value(answer)
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task, self._outcome)
+            self._task = None
+
+    async def wait(self, on_leave: Callable[[Ticket[Any]], None]) -> A:
+        """The answer. When cancelled, ``on_leave`` is told, once, and the ticket is abandoned."""
+        if self._outcome is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return self._outcome.unwrap()
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            self.abandoned = True
+            on_leave(self)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast("A", await trio.lowlevel.wait_task_rescheduled(abort))
+
+
+class Mailbox:
+    """A bounded queue of tickets with one receiver, which may fall and come back while it stays open."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._send, self._receive = trio.open_memory_channel[Ticket[Any]](max_requests)
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self.on_leave: Callable[[Ticket[Any]], None] = _nobody_to_tell
+        #: Why nothing is taken just now; None while the receiver is well.
+        self.closed_for: Callable[[], PlainsongError] | None = None
+
+    def __len__(self) -> int:
+        return self._receive.statistics().current_buffer_used
+
+    @property
+    def bytes(self) -> int:
+        """What the waiting tickets hold in memory."""
+        return self._bytes
+
+    async def ask(self, ask: Ask[A]) -> A:
+        """The answer to ``ask``.
+
+        Raises:
+          Overloaded: the mailbox is full; nothing happened.
+          ShuttingDown, Recovering: not taken; nothing happened.
+          OutcomeUnknown: the actor fell while writing; it may have happened.
+          PlainsongError: whatever the rules refuse.
+        """
+        ticket = Ticket(ask)
+        self.put(ticket)
+        return await ticket.wait(self.on_leave)
+
+    def put(self, ticket: Ticket[Any]) -> None:
+        """Queue a ticket, without waiting. Raises as ``ask`` does for what is not taken."""
+        if self.closed_for is not None:
+            raise self.closed_for()
+        size = ticket.ask.size
+        if self._bytes and self._bytes + size > self._max_bytes:
+            raise Overloaded(f"{self._bytes} bytes wait for this topic already")
+        try:
+            self._send.send_nowait(ticket)
+        except trio.WouldBlock:
+            raise Overloaded(f"{len(self)} requests wait for this topic already") from None
+        except trio.ClosedResourceError:
+            raise ShuttingDown("the daemon is shutting down") from None
+        self._bytes += size
+
+    async def receive_batch(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
+        """At least one ticket, and whatever else has arrived, within the bounds.
+
+        Raises:
+          trio.EndOfChannel: closed, and everything that was put in has been received.
+        """
+        tickets = [await self._receive.receive()]
+        size = tickets[0].ask.size
+        try:
+            while len(tickets) < max_requests and size < max_bytes:
+                ticket = self._receive.receive_nowait()
+                tickets.append(ticket)
+                size += ticket.ask.size
+        except (trio.WouldBlock, trio.EndOfChannel):
+            pass
+        self._bytes -= size
+        for ticket in tickets:
+            ticket.taken = True
+        return tickets
+
+    def drain(self, error: Callable[[], PlainsongError]) -> None:
+        """Settle everything that waits, unread."""
+        try:
+            while True:
+                ticket = self._receive.receive_nowait()
+                self._bytes -= ticket.ask.size
+                ticket.settle(error())
+        except (trio.WouldBlock, trio.EndOfChannel):
+            pass
+
+    def close(self) -> None:
+        """Take no more; the receiver gets what is in, then EndOfChannel. Idempotent."""
+        self._send.close()
+
+
+def _nobody_to_tell(ticket: Ticket[Any]) -> None:
+    """No actor is running: the ticket is dropped when it is received."""

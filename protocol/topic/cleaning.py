@@ -1,0 +1,63 @@
+"""What may be removed: planned by the topic, carried out by the janitor, seen by nobody.
+
+A plan is answered after the topic's time is durable, so that what it removes would stay expired after any
+restart; until then nothing is removed, afterwards nothing of it can be read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table, put_one
+from protocol.ids import pack_position
+from protocol.keys import metadata_key
+from protocol.topic.asks import CleaningPlan
+from protocol.topic.readers import drop_expired
+
+if TYPE_CHECKING:
+    from protocol.topic.asks import Cleaned, PlanCleaning
+    from protocol.topic.state import Now, TopicState
+    from protocol.topic.step import Step
+
+
+def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) -> CleaningPlan:
+    """The rows of this topic that nobody can see any more."""
+    del now
+    metadata = state.metadata
+    if metadata is None:
+        return CleaningPlan()
+    if metadata.deleted_ms is not None:
+        return _plan_purge(state, step, ask)
+    drop_expired(state, step)
+    state.usage.drop_before(state.oldest_ms)
+    step.write(state.mark())
+    prefix = state.prefix
+    return CleaningPlan(
+        expired=(prefix, prefix + pack_position(state.oldest_ms, 0)),
+        due=tuple(state.usage.due(state.time_ms)),
+        purge=(1, metadata.generation - 1) if metadata.generation > 1 else None,
+        prefix=prefix,
+        now_ms=state.time_ms,
+        ttl_ms=metadata.properties.ttl_ms,
+    )
+
+
+def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
+    metadata = state.living_or_last()
+    if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
+        return CleaningPlan(purge=(1, metadata.generation - 1) if metadata.generation > 1 else None)
+    if not metadata.partly_cleaned:
+        state.metadata = replace(metadata, partly_cleaned=True)
+        step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
+    return CleaningPlan(purge=(1, metadata.generation))
+
+
+def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
+    """Count out what the janitor removed, unless the topic is another one by now."""
+    del now
+    if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
+        return
+    for done in ask.slices.values():
+        state.usage.cleaned(done.first_ms, done.messages, done.bytes, done.own_expiry_ms)
+    step.write(state.mark())

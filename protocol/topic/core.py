@@ -1,0 +1,161 @@
+"""The topic core: takes what has arrived, decides, and says what to write and whom to answer.
+
+    step(arrivals, now)    decides everything; nothing has happened yet
+    … the actor writes step.operations …
+    settled(step, now)     they are durable: the watermark moves, and these answers are true
+
+It has no clock, disk or loop, never waits, and is driven just as well from a test, power cuts included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import Overloaded, PlainsongError, TopicNotFound
+from protocol.topic import asks
+from protocol.topic.cleaning import cleaned, plan_cleaning
+from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
+from protocol.topic.parking import Parking
+from protocol.topic.publish import publish
+from protocol.topic.readers import list_readers, remove_reader, set_reader
+from protocol.topic.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from protocol.topic.asks import Ask, Look, Span
+    from protocol.topic.state import Now, TopicState
+
+    Answers = list[tuple[Hashable, object | PlainsongError]]
+
+
+def _stats(state: TopicState, step: Step, ask: asks.Stats, now: Now) -> asks.TopicStats:
+    del step, ask, now
+    state.living()
+    state.usage.drop_before(state.oldest_ms)
+    oldest = state.usage.buckets[0] if state.usage.buckets else None
+    return asks.TopicStats(
+        span=span_of(state, asks.Look(since=bytes(20))),
+        messages=state.usage.messages,
+        bytes=state.usage.bytes,
+        oldest_bucket=None if oldest is None else (oldest.first_ms, oldest.last_ms, oldest.messages, oldest.bytes),
+        parked_polls=0,
+    )
+
+
+#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
+    asks.Publish: publish,
+    asks.Describe: describe,
+    asks.Create: create,
+    asks.SetProperties: set_properties,
+    asks.Remove: remove,
+    asks.Undelete: undelete,
+    asks.Stats: _stats,
+    asks.ListReaders: list_readers,
+    asks.SetReader: set_reader,
+    asks.RemoveReader: remove_reader,
+    asks.PlanCleaning: plan_cleaning,
+    asks.Cleaned: cleaned,
+}
+
+
+def span_of(state: TopicState, look: Look) -> Span:
+    """What ``look`` may read now. Raises TopicNotFound."""
+    metadata = state.living()
+    until = state.until
+    if look.end_before is not None:
+        until = min(until, look.end_before)
+    return asks.Span(
+        generation=metadata.generation,
+        prefix=state.prefix,
+        since=look.since,
+        until=until,
+        now_ms=state.time_ms,
+        oldest_ms=state.oldest_ms,
+        watermark=state.watermark,
+    )
+
+
+class TopicCore:
+    """The rules of one topic around its state; tickets are whatever the caller uses to know whom to answer."""
+
+    def __init__(self, state: TopicState) -> None:
+        self.state = state
+        self.parking = Parking()
+
+    def __repr__(self) -> str:
+        return f"<TopicCore {self.state!r} parked={len(self.parking)}>"
+
+    def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
+        """Decide all of ``arrivals``, in their order."""
+        state = self.state
+        state.time_ms = max(state.time_ms, now.wall_ms)
+        step = Step()
+        for ticket, ask in arrivals:
+            if isinstance(ask, asks.Look):
+                step.looks.append((ticket, ask))
+                continue
+            try:
+                answer: object = RULES[type(ask)](state, step, ask, now)
+            except PlainsongError as error:
+                answer = error
+            step.answers.append((ticket, answer))
+        step.flush()
+        if step.operations and state.metadata is not None and state.needs_mark():
+            step.write(state.mark())
+        return step
+
+    def settled(self, step: Step, now: Now) -> Answers:
+        """The step's operations are durable: move the watermark, and answer."""
+        if step.operations:
+            self.state.advance_watermark()
+        answers = step.answers
+        if step.renewed:
+            answers += self._forsake()
+        for ticket, look in step.looks:
+            self._look(ticket, look, now, answers)
+        if len(self.parking):
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.reached(self.state.until)]
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
+        return answers
+
+    def close(self) -> tuple[Step, Answers]:
+        """Nothing comes after this: what is still to be written, and the parked polls, answered empty."""
+        step = Step()
+        if self.state.metadata is not None and self.state.rows_since_mark:
+            step.write(self.state.mark())
+        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+
+    def leave(self, ticket: Hashable) -> bool:
+        """A caller is gone: forget its parked poll, if it has one."""
+        return self.parking.leave(ticket)
+
+    def next_deadline_s(self) -> float | None:
+        """When a step is due although nothing has arrived."""
+        return self.parking.next_deadline_s()
+
+    def _look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
+        span = self._span(look)
+        if not isinstance(span, asks.Span) or not self._waits(look, span, now):
+            answers.append((ticket, span))
+        elif len(self.parking) >= self.state.limits.max_parked_polls:
+            answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
+        else:
+            assert look.deadline_s is not None  # said by _waits
+            self.parking.park(ticket, look, look.deadline_s)
+
+    @staticmethod
+    def _waits(look: Look, span: Span, now: Now) -> bool:
+        bounded = look.end_before is not None and look.end_before <= max(look.since, span.until)
+        return look.since >= span.until and not bounded and look.deadline_s is not None and now.mono_s < look.deadline_s
+
+    def _span(self, look: Look) -> Span | TopicNotFound:
+        try:
+            return span_of(self.state, look)
+        except TopicNotFound as error:
+            return error
+
+    def _forsake(self) -> Answers:
+        """The topic is not the one they waited on: answer every parked poll."""
+        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]

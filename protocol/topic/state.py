@@ -1,0 +1,152 @@
+"""What the actor of a topic knows about it: everything but the messages.
+
+Built from disk by ``actors/load.py``, changed only by the rules of this package, and thrown away when a
+write fails: the disk is then read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.effects import Table, put_one
+from protocol.errors import TopicNotFound
+from protocol.ids import ID_BYTES, after, pack_position
+from protocol.keys import HIGH_WATER, generation_prefix, system_key
+from protocol.records import HighWater, Metadata, Reader
+from protocol.rows import own_ttl_s
+from protocol.topic.sequence import Sequence
+from protocol.topic.usage import ROW_BYTES, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from protocol.effects import Put
+    from protocol.names import TopicName
+
+
+class Now(NamedTuple):
+    """The world at one step, read once."""
+
+    wall_ms: int
+    """The machine's clock; may jump."""
+    mono_s: float
+    """A clock that only goes forward, for deadlines."""
+    low_space: bool = False
+    """The disk is nearly full: publishes are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """Bounds of one topic; settings of the same names say what passing them means."""
+
+    max_message_bytes: int = 8 << 20
+    max_request_messages: int = 1 << 20
+    max_parked_polls: int = 10_000
+    checkpoint_rows: int = 10_000
+    max_readers: int = 1_000
+    readers_retention_ms: int = 90 * 24 * 3600 * 1000
+
+
+@dataclass(slots=True)
+class TopicState:
+    """One name's state: of the living generation, or of the last one that lived."""
+
+    name: TopicName
+    limits: TopicLimits = field(default_factory=TopicLimits)
+    metadata: Metadata | None = None
+    sequence: Sequence = field(default_factory=Sequence)
+    usage: Usage = field(default_factory=Usage)
+    time_ms: int = 0
+    """The topic's time: the clock, but never going back, so that what has expired stays expired."""
+    watermark: bytes | None = None
+    """The position (10 bytes) up to which everybody may read."""
+    readers: dict[str, Reader] = field(default_factory=dict)
+    rows_since_mark: int = 0
+    marked_own_expiry_ms: int = 0
+
+    def __repr__(self) -> str:
+        alive = self.metadata is not None and self.metadata.deleted_ms is None
+        return f"<TopicState {self.name} {'alive' if alive else 'absent'} {self.sequence!r} {self.usage!r}>"
+
+    # --- loading -------------------------------------------------------------------------------
+
+    def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
+        """Take what the metadata table has; returns the message key after which rows are to be replayed."""
+        self.metadata = metadata
+        mark = mark or HighWater()
+        self.sequence = Sequence(mark.last_ts_ms, mark.last_sequence_id)
+        self.usage = Usage(mark.buckets)
+        self.time_ms = max(self.time_ms, mark.time_ms)
+        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
+        if mark.last_sequence_id < 0:
+            return self.prefix
+        return self.prefix + pack_position(mark.last_ts_ms, mark.last_sequence_id) + b"\x00"
+
+    def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Count rows written after the high-water mark, in key order."""
+        ttl_ms = self.living_or_last().properties.ttl_ms
+        for key, value in rows:
+            ts_ms = int.from_bytes(key[-10:-2], "big")
+            own_s = own_ttl_s(value)
+            own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
+            self.sequence.saw(ts_ms, int.from_bytes(key[-2:], "big"))
+            self.usage.add(ts_ms, 1, len(value) + ROW_BYTES, ttl_ms, own_expiry_ms)
+            self.rows_since_mark += 1
+
+    def loaded(self) -> None:
+        """All rows have been replayed: what is on disk is readable."""
+        self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
+        self.advance_watermark()
+
+    # --- what holds now ------------------------------------------------------------------------
+
+    def living(self) -> Metadata:
+        """The topic's metadata. Raises TopicNotFound when it does not exist (any more)."""
+        if self.metadata is None or self.metadata.deleted_ms is not None:
+            raise TopicNotFound(f"topic {self.name} does not exist", hint="create it with PUT, or check the name")
+        return self.metadata
+
+    def living_or_last(self) -> Metadata:
+        """The metadata of the last generation, alive or not; there must have been one."""
+        if self.metadata is None:
+            raise TopicNotFound(f"topic {self.name} has never existed")
+        return self.metadata
+
+    @property
+    def prefix(self) -> bytes:
+        """What message keys of the last generation start with."""
+        return generation_prefix(self.name, self.living_or_last().generation)
+
+    @property
+    def until(self) -> bytes:
+        """The bound after everything readable."""
+        if self.watermark is None:
+            return bytes(ID_BYTES)
+        return after(self.watermark + b"\xff" * (ID_BYTES - len(self.watermark)))
+
+    @property
+    def oldest_ms(self) -> int:
+        """The first publish time that has not expired."""
+        metadata = self.living_or_last()
+        return max(0, metadata.floor_ms, self.time_ms - metadata.properties.ttl_ms)
+
+    def advance_watermark(self) -> None:
+        """Everything that was given a position is durable."""
+        last = self.sequence
+        if last.last_sequence_id >= 0:
+            self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
+
+    def mark(self) -> Put:
+        """The high-water mark as it now has to be written."""
+        self.rows_since_mark = 0
+        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
+        mark = HighWater(self.time_ms, self.sequence.last_ts_ms, self.sequence.last_sequence_id, self.usage.stored())
+        key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
+        return put_one(Table.METADATA, key, mark.encode())
+
+    def needs_mark(self) -> bool:
+        """Whether replaying from the last mark has become too long, or would miss a due expiry."""
+        own = self.usage.own_expiry_ms()
+        earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
+        return earlier or self.rows_since_mark >= self.limits.checkpoint_rows

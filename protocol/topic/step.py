@@ -1,0 +1,58 @@
+"""One step of a topic: what it wants written, and whom to answer once that is durable.
+
+    operations   first, in this order, as one commit
+    answers      then, and only then
+    looks        then too, against the watermark that the commit moved
+
+If the commit fails, none of it is said: the actor falls, and everybody learns that the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.effects import Put, Table
+from protocol.topic.roll import Roll
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from protocol.effects import Operation
+    from protocol.errors import PlainsongError
+    from protocol.topic.asks import Look
+
+
+class Step:
+    """The outcome of one step, in the order in which it has to happen."""
+
+    __slots__ = ("_prefix", "_roll", "answers", "looks", "operations", "renewed", "rolls")
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.answers: list[tuple[Hashable, object | PlainsongError]] = []
+        self.looks: list[tuple[Hashable, Look]] = []
+        #: Messages of the commit in wire form, for the scan cache, with their generation's key prefix.
+        self.rolls: list[tuple[bytes, Roll]] = []
+        #: The topic was created, deleted or brought back: nothing cached before is true any more.
+        self.renewed = False
+        self._roll: Roll | None = None
+        self._prefix = b""
+
+    def roll(self, prefix: bytes) -> Roll:
+        """Where message rows of this commit gather; all of one generation."""
+        if self._roll is None or self._prefix != prefix:
+            self.flush()
+            self._roll, self._prefix = Roll(), prefix
+        return self._roll
+
+    def flush(self) -> None:
+        """Put the gathered message rows in their place among the operations."""
+        if self._roll is not None and len(self._roll):
+            self.operations.append(Put(Table.MESSAGE, self._prefix, self._roll.suffixes, self._roll.values))
+            self.rolls.append((self._prefix, self._roll))
+        self._roll = None
+
+    def write(self, operation: Operation) -> None:
+        """Add an operation after everything gathered so far."""
+        self.flush()
+        self.operations.append(operation)
