@@ -1,0 +1,58 @@
+# Plainsong's chores. Everything happens in .venv, which is made from the lock files, with hashes.
+
+PYTEST := .venv/bin/python -m pytest
+LOCK   := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+          --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
+
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test check quick-tests format bench torture lock etc clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+serve:  ## install what is needed, then run the daemon; options go in ARGS="--bind 127.0.0.1:0"
+	@etc/venv run
+	@exec .venv/bin/plainsong serve $(ARGS)
+
+test: venv  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
+	@$(MAKE) --no-print-directory static
+	$(PYTEST) --durations=5
+
+check: venv  ## the quick half: format, lint, types, floors, and the tests that take milliseconds
+	@$(MAKE) --no-print-directory static
+	$(PYTEST) $(wildcard tests/test_house.py tests/protocol tests/actors)
+
+.PHONY: static
+static:
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+format: venv  ## bring the code into shape
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+bench:  ## the benchmark, with its report and plots in bench/report; options go in ARGS
+	@etc/venv bench
+	.venv/bin/python -m bench $(ARGS)
+
+torture: venv  ## every test with many more rounds: hours, not minutes
+	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture
+
+venv:
+	@etc/venv dev
+
+lock:  ## resolve the dependencies of pyproject.toml anew (the only target that chooses versions)
+	@etc/venv dev
+	.venv/bin/python -m pip install --quiet "uv>=0.8"
+	$(LOCK) --upgrade -o requirements.lock
+	$(LOCK) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
+
+etc: venv  ## write etc/plainsong.toml from the settings in broker/config
+	.venv/bin/python -m broker.config.example > etc/plainsong.toml
+
+clean:  ## remove .venv and all caches; never a data directory
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The daemon: configuration, wiring, HTTP front end, metrics and logs."""

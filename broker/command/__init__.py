@@ -1,0 +1,1 @@
+"""The daemon's own commands; the command line finds them by their entry points."""

@@ -1,0 +1,68 @@
+"""``plainsong config``: what the settings are, where they come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from broker.command.settings import load_settings, setting_options
+from broker.config import every_setting
+from broker.config.values import show_value
+
+if TYPE_CHECKING:
+    from broker.config import LoadedConfig
+
+
+@click.group()
+def config() -> None:
+    """Check and show the daemon's settings.
+
+    The later wins: defaults, the file of --config, the environment
+    (PLAINSONG_HTTP__BIND for http.bind; PORT for its port), flags.
+    """
+
+
+@config.command()
+@setting_options
+def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> None:
+    """Tell everything that is wrong with the settings.
+
+    Exits with 0 when `plainsong serve` would take them, with 2 when not.
+    """
+    load_settings(file, data_dir, bind, sets)
+    click.echo("the settings are fine")
+
+
+@config.command()
+@setting_options
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+def show(
+    file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], origin: bool, as_json: bool
+) -> None:
+    """Show every setting as `plainsong serve` would use it."""
+    loaded = load_settings(file, data_dir, bind, sets)
+    click.echo(_as_json(loaded, origin) if as_json else _as_toml(loaded, origin))
+
+
+def _as_json(loaded: LoadedConfig, origin: bool) -> str:
+    values = {name: loaded.config.value(name) for name in every_setting()}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    if origin:
+        return json.dumps({name: {"value": plain[name], "origin": loaded.origins[name]} for name in plain}, indent=2)
+    return json.dumps(plain, indent=2)
+
+
+def _as_toml(loaded: LoadedConfig, origin: bool) -> str:
+    """Lines that can be a settings file again."""
+    shown = {
+        name: f"{name} = {show_value(setting.meaning, loaded.config.value(name))}"
+        for name, setting in every_setting().items()
+    }
+    if not origin:
+        return "\n".join(shown.values())
+    width = max(map(len, shown.values()))
+    return "\n".join(f"{line:<{width}}  # {loaded.origins[name]}" for name, line in shown.items())

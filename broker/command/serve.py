@@ -1,0 +1,107 @@
+"""``plainsong serve``: loads the settings, sets up the logs, runs the daemon, and says how it ended."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from broker.command.openfiles import allow_open_files
+from broker.command.settings import load_settings, setting_options
+from broker.logs import Logs, setup_logs
+from broker.running import Running, banner
+from plainsong.cli.exits import CommandFailed, Exit
+from storage.base import StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from broker.config import Config
+
+logger = logging.getLogger(__name__)
+
+#: What the system says when an address cannot be listened on, and what that means.
+_BIND_ERRORS = {
+    errno.EADDRINUSE: ("is in use", "another daemon, or another program, listens there; choose a port with --bind"),
+    errno.EADDRNOTAVAIL: ("is no address of this machine", "choose another with --bind"),
+    errno.EACCES: ("may not be listened on", "ports below 1024 need a privilege; choose another with --bind"),
+}
+
+
+@click.command()
+@setting_options
+def serve(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    Without options it listens on 127.0.0.1:7420 and keeps its messages in
+    ./data. The settings are those of `plainsong config show`.
+    """
+    config = load_settings(file, data_dir, bind, sets).config
+    logs = setup_logs(config.log, sys.stdout)
+    try:
+        _run(config, logs)
+    finally:
+        logs.close()
+
+
+def _run(config: Config, logs: Logs) -> None:
+    from broker.main import run_daemon  # here, so that --help needs neither servers nor stores
+
+    # A connection is a descriptor, and so is each of the store's open tables.
+    wanted = config.http.max_connections + 1100
+    if (allowed := allow_open_files(wanted)) < wanted:
+        logger.warning("few open files are allowed", extra={"allowed": allowed, "wanted": wanted})
+
+    def announce(running: Running) -> None:
+        facts = {"addresses": running.addresses, "data_dir": running.data_dir, "store": running.store_kind}
+        logs.say(banner(running), "serving", **facts, durability=running.durability, daemon_version=running.version)
+
+    async def daemon() -> None:
+        await run_daemon(config, announce=announce)
+
+    try:
+        trio.run(daemon)
+    except BaseException as error:
+        for leaf in _leaves(error):
+            if isinstance(leaf, KeyboardInterrupt | SystemExit):
+                raise leaf from None
+        failed = failure_of(error, config)
+        if failed is None:
+            logger.critical("the daemon fell", exc_info=True)
+            failed = CommandFailed(
+                f"the daemon fell: {_last_line(error)}", hint="this is a bug; the log has the traceback"
+            )
+        raise failed from error
+
+
+def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
+    """What to tell whoever started a daemon that ended with ``error``; None if it is a bug of ours."""
+    for leaf in _leaves(error):
+        if isinstance(leaf, StoreUnusable):
+            return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
+        if isinstance(leaf, socket.gaierror):
+            return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
+        if isinstance(leaf, OSError) and leaf.filename is None and leaf.errno in _BIND_ERRORS:
+            what, hint = _BIND_ERRORS[leaf.errno]
+            return CommandFailed(f"http.bind {config.http.bind} {what}", hint=hint)
+    return None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group of groups: nurseries wrap what falls in them."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def _last_line(error: BaseException) -> str:
+    leaf = next(_leaves(error))
+    return f"{type(leaf).__name__}: {leaf}".splitlines()[0]

@@ -1,0 +1,84 @@
+"""All settings together, and how to walk over them by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from broker.config.core import CommitConfig, PollConfig, StorageConfig, TopicConfig
+from broker.config.front import HttpConfig, LogConfig, ShutdownConfig
+from broker.config.keeping import CacheConfig, ReadersConfig, RetentionConfig, TransactionsConfig
+from broker.config.meaning import MEANING, Meaning
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The daemon's settings. ``Config()`` is all defaults."""
+
+    http: HttpConfig = field(default_factory=HttpConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    topic: TopicConfig = field(default_factory=TopicConfig)
+    commit: CommitConfig = field(default_factory=CommitConfig)
+    poll: PollConfig = field(default_factory=PollConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    readers: ReadersConfig = field(default_factory=ReadersConfig)
+    transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
+
+    def value(self, name: str) -> Any:
+        """The value of ``section.key``."""
+        section, key = name.split(".")
+        return getattr(getattr(self, section), key)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its name as ``section.key``, its default and what it means."""
+
+    section: str
+    key: str
+    default: Any
+    meaning: Meaning
+
+    @property
+    def name(self) -> str:
+        """``section.key``."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def variable(self) -> str:
+        """The name of its environment variable."""
+        return f"PLAINSONG_{self.section}__{self.key}".upper()
+
+
+@cache
+def sections() -> Mapping[str, type[Any]]:
+    """The class of each section, in the order of ``Config``."""
+    default = Config()
+    return {part.name: type(getattr(default, part.name)) for part in fields(Config)}
+
+
+@cache
+def every_setting() -> Mapping[str, Setting]:
+    """Every setting by its name, in the order of the classes."""
+    found = (
+        Setting(section, part.name, part.default, part.metadata[MEANING])
+        for section, cls in sections().items()
+        for part in fields(cls)
+    )
+    return {setting.name: setting for setting in found}
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    """The configuration with ``values`` by name, and defaults for the others."""
+    parts: dict[str, Any] = {}
+    for section, cls in sections().items():
+        start = len(section) + 1
+        parts[section] = cls(**{name[start:]: values[name] for name in values if name.startswith(section + ".")})
+    return Config(**parts)

@@ -1,0 +1,117 @@
+"""Loads the settings: file, environment and flags over the defaults, each value with its origin."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.config.config import Config, config_of, every_setting, sections
+from broker.config.problems import ConfigError, Problem
+from broker.config.together import check_together
+from broker.config.values import parse_address, read_value
+from protocol.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+PREFIX = "PLAINSONG_"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The settings and, by name, where each came from: ``default``, a file, a variable, or a flag."""
+
+    config: Config
+    origins: dict[str, str]
+
+
+def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedConfig:
+    """Read and check all settings. Opens nothing but ``file``.
+
+    Args:
+      file: the TOML file; None reads none.
+      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value, ``PORT`` the port of ``http.bind``;
+        other names, also other ``PLAINSONG_`` names, are not the daemon's.
+      flags: values by ``section.key``, as text or as values.
+    Raises:
+      ConfigError: with every problem there is, not only the first.
+    """
+    loading = _Loading()
+    if file is not None:
+        loading.take_file(file)
+    loading.take_environ(environ)
+    for name, raw in flags.items():
+        loading.take(name, raw, "flag", text=True)
+    config = config_of(loading.values)
+    # Values that are wrong one by one say nothing about how they go together.
+    problems = loading.problems or check_together(config, loading.origins)
+    if problems:
+        raise ConfigError(problems)
+    return LoadedConfig(config, loading.origins)
+
+
+class _Loading:
+    """The values so far, later ones over earlier ones, and what was wrong with them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = dict.fromkeys(every_setting(), "default")
+        self.problems: list[Problem] = []
+
+    def take(self, name: str, raw: object, origin: str, *, text: bool) -> None:
+        setting = every_setting().get(name)
+        if setting is None:
+            self.problems.append(Problem(origin, f"there is no setting {name!r}", nearest(name, every_setting())))
+            return
+        try:
+            self.values[name] = read_value(setting.meaning, raw, text=text)
+        except ValueError as error:
+            self.problems.append(Problem(origin, f"{name}: {error}"))
+            return
+        self.origins[name] = origin
+
+    def take_file(self, file: Path) -> None:
+        origin = f"file {file}"
+        try:
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self.problems.append(Problem(origin, "there is no such file"))
+        except OSError as error:
+            self.problems.append(Problem(origin, f"cannot be read: {error.strerror}"))
+        except UnicodeDecodeError as error:
+            self.problems.append(Problem(origin, f"is not UTF-8 text: byte {error.start}"))
+        except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+            self.problems.append(Problem(origin, f"is not TOML: {error}"))
+        else:
+            for section, table in tables.items():
+                self._take_table(section, table, origin)
+
+    def _take_table(self, section: str, table: object, origin: str) -> None:
+        if section not in sections():
+            self.problems.append(Problem(origin, f"there is no section [{section}]", nearest(section, sections())))
+        elif not isinstance(table, dict):
+            self.problems.append(Problem(origin, f"{section!r} is a section", f"write [{section}] and its keys below"))
+        else:
+            for key, raw in table.items():
+                self.take(f"{section}.{key}", raw, origin, text=False)
+
+    def take_environ(self, environ: Mapping[str, str]) -> None:
+        for variable, section, key in _ours(environ):
+            self.take(f"{section}.{key}", environ[variable], f"environment {variable}", text=True)
+        if environ.get("PORT", "").strip():
+            self._take_port(environ["PORT"].strip())
+
+    def _take_port(self, port: str) -> None:
+        """Platforms that start processes say the port, and only that, in ``PORT``."""
+        bound = self.values.get("http.bind", every_setting()["http.bind"].default)
+        self.take("http.bind", str(parse_address(bound)).rpartition(":")[0] + ":" + port, "environment PORT", text=True)
+
+
+def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The variables that mean a setting: those with a double underscore after the prefix."""
+    for variable in sorted(environ):
+        section, separator, key = variable.removeprefix(PREFIX).partition("__")
+        if variable.startswith(PREFIX) and separator:
+            yield variable, section.lower(), key.lower()

@@ -1,0 +1,130 @@
+"""From what was written to a value: one setting at a time, from TOML or from text, and back to text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker.config.meaning import GIB, KIB, MIB, TIB, Kind
+
+if TYPE_CHECKING:
+    from broker.config.meaning import Meaning
+
+_UNITS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
+_SIZE = re.compile(r"(\d+(?:_\d+)*)\s*([A-Za-z]*)\Z")
+_WHOLE = re.compile(r"[+-]?\d+(?:_\d+)*\Z")
+_SWITCHES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
+
+
+class Address(NamedTuple):
+    """A host and a port to listen on."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """The address written as ``host:port`` or ``[host]:port``.
+
+    Raises:
+      ValueError: it is not written so, or the port is not in 0..65535.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not colon or not host or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
+        raise ValueError(f"{text!r} is no address; write {Kind.ADDRESS}")
+    if re.search(r"[\s/@\[\]]", host):
+        raise ValueError(f"{text!r} is no address; write {Kind.ADDRESS}")
+    if int(port) > 65_535:
+        raise ValueError(f"port {port} is over 65535")
+    return Address(host, int(port))
+
+
+def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
+    """The value of a setting.
+
+    Args:
+      meaning: of the setting.
+      raw: what was written: a TOML value, or text.
+      text: it came from the environment or the command line, where everything is text.
+    Raises:
+      ValueError: it is of a wrong type or out of bounds; the text says what is expected.
+    """
+    value = _typed(meaning, _from_text(meaning.kind, raw) if text and isinstance(raw, str) else raw)
+    if meaning.choices and value not in meaning.choices:
+        raise ValueError(f"{value!r} is none of " + ", ".join(meaning.choices))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if meaning.low is not None and not value >= meaning.low:  # a NaN is not in bounds either
+            raise ValueError(f"{raw} is too small; the least is {show_value(meaning, meaning.low)}")
+        if meaning.high is not None and value > meaning.high:
+            raise ValueError(f"{raw} is too large; the most is {show_value(meaning, meaning.high)}")
+    return value
+
+
+def show_value(meaning: Meaning, value: Any) -> str:
+    """A value as it is written in the TOML file, sizes in the largest unit that divides them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if meaning.kind is Kind.BYTES:
+        return _show_size(int(value))
+    if isinstance(value, int | float):
+        return str(int(value)) if value == int(value) else repr(value)
+    # A TOML basic string: what needs escaping in it is what needs escaping here.
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _from_text(kind: Kind, raw: str) -> object:
+    raw = raw.strip()
+    if kind is Kind.SWITCH:
+        return _SWITCHES.get(raw.lower(), raw)
+    if kind in (Kind.COUNT, Kind.WHOLE_SECONDS, Kind.MILLISECONDS):
+        return int(raw) if _WHOLE.match(raw) else raw
+    if kind is Kind.SECONDS:
+        try:
+            return float(raw)
+        except ValueError:
+            return raw
+    return raw
+
+
+def _typed(meaning: Meaning, raw: object) -> Any:
+    """``raw`` if it is what the kind asks for; ``true`` is no number here."""
+    match meaning.kind:
+        case Kind.SWITCH if isinstance(raw, bool):
+            return raw
+        case Kind.COUNT | Kind.WHOLE_SECONDS | Kind.MILLISECONDS if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        case Kind.SECONDS if isinstance(raw, int | float) and not isinstance(raw, bool):
+            return float(raw)
+        case Kind.BYTES if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        case Kind.BYTES if isinstance(raw, str):
+            return _read_size(raw)
+        case Kind.CHOICE if isinstance(raw, str):
+            return raw
+        case Kind.ADDRESS if isinstance(raw, str):
+            return str(parse_address(raw))
+        case Kind.PATH if isinstance(raw, str | Path) and str(raw).strip() and "\0" not in str(raw):
+            return Path(raw)
+    raise ValueError(f"{raw!r} is not {meaning.kind}")
+
+
+def _read_size(text: str) -> int:
+    found = _SIZE.match(text.strip())
+    if not found or found[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not {Kind.BYTES}; the units are B, KiB, MiB, GiB and TiB")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def _show_size(number: int) -> str:
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if number and number % _UNITS[unit.upper()] == 0:
+            return f'"{number // _UNITS[unit.upper()]} {unit}"'
+    return str(number)

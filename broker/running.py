@@ -1,0 +1,38 @@
+"""What the daemon says of itself once it accepts connections: the facts of the banner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that is up."""
+
+    version: str
+    addresses: list[str]
+    """URLs without a path, as ``http://127.0.0.1:7420``, with the port really bound; at least one."""
+    data_dir: Path | None
+    """Where the messages are; None where the store keeps no files."""
+    store_kind: str
+    """``StoreTraits.kind``."""
+    durability: str
+    """``StoreTraits.durability``: what an acknowledged message survives, in one sentence."""
+
+
+def banner(running: Running) -> str:
+    """What a person sees at the start: four lines, the last of which can be pasted into a shell."""
+    first, *others = running.addresses
+    where = "in memory" if running.data_dir is None else str(running.data_dir.absolute())
+    return "\n".join(
+        [
+            f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
+            f"  data        {where} ({running.store_kind})",
+            f"  durability  {running.durability}",
+            "  try         curl -X PUT " + first + "/v1/namespaces/demo/topics/greetings",
+        ]
+    )

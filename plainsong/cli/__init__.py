@@ -1,0 +1,1 @@
+"""The command line ``plainsong``; its commands come from the entry-point group ``plainsong.commands``."""

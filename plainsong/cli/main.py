@@ -1,0 +1,72 @@
+"""The entry of ``plainsong``: one program, one way to report what went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from plainsong import __version__
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+
+
+@click.group(cls=Program, context_settings=SETTINGS)
+@click.version_option(__version__, "--version", message="plainsong %(version)s")
+def program() -> None:
+    """Plainsong: topics of messages in one durable order.
+
+    Start with `plainsong serve`; then open a second terminal and paste the line
+    it prints. Every command explains itself with --help.
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 wrong command line or settings,
+    3 the store cannot be opened, 130 interrupted.
+    """
+
+
+def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
+    """Run a command and report its failure, if any, on standard error.
+
+    Args:
+      command: what to run.
+      arguments: of the command line, without the program's name.
+      name: the program's name, for usage lines.
+    Returns:
+      the exit code.
+    """
+    try:
+        code = command.main(list(arguments), prog_name=name, standalone_mode=False)
+    except CommandFailed as error:
+        return _report(error.message, error.hint, error.code)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else name
+        return _report(error.format_message(), f"{path} --help", Exit.USAGE)
+    except click.ClickException as error:
+        return _report(error.format_message(), "", Exit.FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    return code if isinstance(code, int) else Exit.OK
+
+
+def main() -> None:
+    """``plainsong``, as installed."""
+    sys.exit(run(program, sys.argv[1:], "plainsong"))
+
+
+def _report(message: str, hint: str, code: Exit) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code
