@@ -1,0 +1,175 @@
+"""Whether a request makes sense, as far as that can be told without knowing the topic.
+
+Codecs check the shape of what they decode; these check the sense, after the query parameters (``ttl``,
+``wait_ms``, ``isolation``, ``max_bytes``) have been put in. Nothing has happened when one of them raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol import ids
+from protocol.errors import InvalidParameter, InvalidSequenceIds, NoMessages, TransactionRequired
+from protocol.requests import MAX_TTL_S, MAX_WAIT_MS, bound_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from protocol.requests import PollRequest, PublishRequest, PublishResponse
+
+#: Strings of one message's attributes, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
+MAX_ATTRIBUTE_BYTES = 4096
+MAX_SEGMENT_BYTES = 64
+#: Winners one publish may list: as many as tasks of a very large job.
+MAX_SEGMENTS = 1 << 16
+MAX_PRODUCER_BYTES = 255
+
+
+def check_publish(request: PublishRequest) -> None:
+    """Whether this may be published somewhere.
+
+    Raises:
+      NoMessages: no messages, no write pointer, and nothing staged is asked for.
+      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages).
+      InvalidParameter: another value that is not allowed; the detail names the field.
+    """
+    if request.segment is not None:
+        raise InvalidParameter("segment is for store", hint="a publish lists the winning ones as segments")
+    staged = request.segments is not None and request.producer is not None
+    if not request.messages and request.write_pointer is None and not staged:
+        raise NoMessages(hint="publishing nothing makes sense only with a write pointer or with segments")
+    _check_fields(request)
+
+
+def check_store(request: PublishRequest) -> None:
+    """Whether this may be stored somewhere.
+
+    Raises:
+      NoMessages: there is none.
+      TransactionRequired: no write pointer, and not both a producer and a segment.
+      InvalidSequenceIds, InvalidParameter: as for ``check_publish``.
+    """
+    if request.segments is not None:
+        raise InvalidParameter("segments is for publish", hint="a store names its own one as segment")
+    if not request.messages:
+        raise NoMessages()
+    if request.write_pointer is None and (request.producer is None or request.segment is None):
+        raise TransactionRequired(hint="store needs transactionWritePointer, or producer and segment")
+    _check_fields(request)
+
+
+def check_rollback(response: PublishResponse) -> None:
+    """Whether there is anything to roll back.
+
+    Raises:
+      TransactionRequired: no write pointer.
+      InvalidParameter: it is not above 0.
+    """
+    if response.write_pointer is None:
+        raise TransactionRequired("a rollback without a write pointer touches nothing")
+    _positive("transactionWritePointer", response.write_pointer)
+
+
+def check_poll(request: PollRequest) -> None:
+    """Whether this may be polled.
+
+    Raises:
+      InvalidMessageId: ``startFrom`` or ``endBefore`` are bytes, but not 20.
+      InvalidParameter: another value that is not allowed; the detail names the field.
+    """
+    bound_of(request.start_from, inclusive=request.inclusive)
+    if request.end_before is not None:
+        ids.checked_id(request.end_before)
+    _positive("limit", request.limit)
+    _positive("maxBytes", request.max_bytes)
+    if request.wait_ms is not None and not 0 <= request.wait_ms <= MAX_WAIT_MS:
+        raise InvalidParameter(f"waitMs is {request.wait_ms}", hint=f"use 0 to {MAX_WAIT_MS} milliseconds")
+    if request.transaction is not None and request.isolation is not None:
+        raise InvalidParameter(
+            "transaction and isolation exclude each other",
+            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+        )
+
+
+def _check_fields(request: PublishRequest) -> None:
+    _positive("transactionWritePointer", request.write_pointer)
+    _check_ttl("ttlSeconds", request.ttl_s)
+    _positive("generation", request.generation)
+    _check_producer(request)
+    if request.message_ttls_s is not None:
+        _check_count("messageTtlsSeconds", request.message_ttls_s, request.messages)
+        for index, ttl_s in enumerate(request.message_ttls_s):
+            _check_ttl(f"messageTtlsSeconds[{index}]", ttl_s)
+    if request.attributes is not None:
+        _check_count("attributes", request.attributes, request.messages)
+        for index, attributes in enumerate(request.attributes):
+            _check_attributes(index, attributes)
+    if request.routing_key is not None:
+        _check_bytes("routingKey", request.routing_key, 0, MAX_ATTRIBUTE_BYTES)
+    if request.segment is not None:
+        _check_bytes("segment", request.segment, 1, MAX_SEGMENT_BYTES)
+    if request.segments is not None:
+        if len(request.segments) > MAX_SEGMENTS:
+            raise InvalidParameter(f"{len(request.segments)} segments", hint=f"at most {MAX_SEGMENTS}")
+        for index, segment in enumerate(request.segments):
+            _check_bytes(f"segments[{index}]", segment, 1, MAX_SEGMENT_BYTES)
+
+
+def _check_producer(request: PublishRequest) -> None:
+    if request.producer is not None:
+        _check_bytes("producer", request.producer, 1, MAX_PRODUCER_BYTES)
+    elif request.producer_epoch is not None or request.sequence_ids is not None:
+        # Ignoring them would break a promise the caller believes in.
+        raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="name it as producer")
+    if request.producer_epoch is not None and request.producer_epoch < 0:
+        raise InvalidParameter(f"producerEpoch is {request.producer_epoch}", hint="use the session's own")
+    if request.sequence_ids is not None:
+        check_sequence_ids(request.sequence_ids, len(request.messages))
+
+
+def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
+    """Whether these can be the sequence ids of a request with that many messages.
+
+    Raises:
+      InvalidSequenceIds: negative, not strictly increasing, or not one per message (one without messages).
+    """
+    wanted = messages or 1
+    if len(sequence_ids) != wanted:
+        raise InvalidSequenceIds(f"{len(sequence_ids)} sequence ids for {messages} messages", hint=f"give {wanted}")
+    last = -1
+    for index, sequence_id in enumerate(sequence_ids):
+        if sequence_id < 0:
+            raise InvalidSequenceIds(f"sequence id {index} is {sequence_id}", hint="use 0 or more")
+        if sequence_id <= last:
+            raise InvalidSequenceIds(f"sequence id {index} is {sequence_id} after {last}", hint="they must increase")
+        last = sequence_id
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise InvalidParameter(f"{name} is {value}", hint="use a number above 0")
+
+
+def _check_ttl(name: str, ttl_s: int | None) -> None:
+    if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidParameter(f"{name} is {ttl_s}", hint=f"use 1 to {MAX_TTL_S} seconds")
+
+
+def _check_count(name: str, given: Sequence[object], messages: Sequence[bytes]) -> None:
+    if len(given) != len(messages):
+        raise InvalidParameter(f"{name} has {len(given)} entries for {len(messages)} messages", hint="one per message")
+
+
+def _check_attributes(index: int, attributes: Mapping[str, str]) -> None:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in attributes.items())
+    if size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidParameter(
+            f"the attributes of message {index} are {size} bytes",
+            hint=f"at most {MAX_ATTRIBUTE_BYTES}; use the payload",
+        )
+
+
+def _check_bytes(name: str, text: str, low: int, high: int) -> None:
+    size = len(text.encode())
+    if not low <= size <= high:
+        raise InvalidParameter(f"{name} is {size} bytes long", hint=f"use {low} to {high} bytes of UTF-8")

@@ -1,0 +1,98 @@
+"""Pages as frames: who asks for them, and how they are written. ``protocol.frames`` has the format."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from protocol.codec.items import messages_of
+from protocol.codec.media import parse_accept
+from protocol.errors import InvalidParameter
+from protocol.frames import FRAMES_END, FRAMES_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from protocol.page import Page
+
+_SIZE = struct.Struct(">I")
+_POINTER_AND_SIZE = struct.Struct(">qI")
+#: The length and the bytes of an empty map.
+_NO_ATTRIBUTES = b"\x00\x00\x00\x01\x80"
+
+
+@dataclass(frozen=True, slots=True)
+class FramesOptions:
+    """What frames hold besides ids and payloads."""
+
+    pointers: bool = False
+    """Each message's write pointer (``fields=pointer``)."""
+    attributes: bool = False
+    """Each message's attributes (``version=2``)."""
+
+    @property
+    def content_type(self) -> str:
+        """Exactly what the answer's ``Content-Type`` says."""
+        return FRAMES_TYPE + "; version=2" * self.attributes + "; fields=pointer" * self.pointers
+
+
+def accept_frames(accept: str | None) -> FramesOptions | None:
+    """The frames an ``Accept`` header asks for, wherever they stand in it; None when it does not.
+
+    Raises:
+      InvalidParameter: it asks for frames of no kind we write, and for no other frames.
+    """
+    if not accept or FRAMES_TYPE not in accept.lower():
+        return None
+    refused = None
+    for name, parameters in parse_accept(accept):
+        if name == FRAMES_TYPE:
+            fields, version = parameters.get("fields", ""), parameters.get("version", "1")
+            if fields in ("", "pointer") and version in ("1", "2"):
+                return FramesOptions(pointers=fields == "pointer", attributes=version == "2")
+            refused = f"frames with fields={fields[:40]!r} and version={version[:40]!r} are not written here"
+    if refused:
+        raise InvalidParameter(refused, hint="fields=pointer and version=1 or 2 are")
+    return None
+
+
+def encode_frames(page: Page, options: FramesOptions) -> bytes:
+    """A whole answer."""
+    out: list[bytes] = []
+    if options.pointers or options.attributes:
+        _add_rich(out, page, options)
+    else:
+        _add_plain(out, page)
+    out += (FRAMES_END, _SIZE.pack(page.count))
+    return b"".join(out)
+
+
+def _add_plain(out: list[bytes], page: Page) -> None:
+    last_size = -1
+    head = b""
+    for message_id, payload in messages_of(page):
+        size = len(payload)
+        if size != last_size:  # sizes often repeat
+            head = _SIZE.pack(size)
+            last_size = size
+        out += (message_id, head, payload)
+
+
+def _add_rich(out: list[bytes], page: Page, options: FramesOptions) -> None:
+    pointers = page.pointers
+    for index, (message_id, payload) in enumerate(messages_of(page)):
+        size = len(payload)
+        head = _POINTER_AND_SIZE.pack(pointers.get(index, 0), size) if options.pointers else _SIZE.pack(size)
+        out += (message_id, head, payload)
+        if options.attributes:
+            out.append(_attributes(page.attributes.get(index)))
+
+
+def _attributes(attributes: Mapping[str, str] | None) -> bytes:
+    if not attributes:
+        return _NO_ATTRIBUTES
+    packed: bytes = msgpack.packb(dict(attributes))
+    return _SIZE.pack(len(packed)) + packed
