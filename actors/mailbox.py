@@ -43,7 +43,7 @@ class Ticket(Generic[A]):
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
 
-    async def wait(self, on_leave: Callable[[Ticket[Any]], None]) -> A:
+    async def wait(self, on_leave: Callable[[Ticket[Any]], object]) -> A:
         """The answer. When cancelled, ``on_leave`` is told, once, and the ticket is abandoned."""
         if self._outcome is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -66,7 +66,7 @@ class Mailbox:
         self._send, self._receive = trio.open_memory_channel[Ticket[Any]](max_requests)
         self._max_bytes = max_bytes
         self._bytes = 0
-        self.on_leave: Callable[[Ticket[Any]], None] = _nobody_to_tell
+        self.on_leave: Callable[[Ticket[Any]], object] = _nobody_to_tell
         #: Why nothing is taken just now; None while the receiver is well.
         self.closed_for: Callable[[], PlainsongError] | None = None
 

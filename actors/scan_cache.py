@@ -10,12 +10,12 @@ starts inside touches no disk.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections import OrderedDict, deque
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from protocol.ids import ID_BYTES
+from protocol.ids import FIRST_BOUND, ID_BYTES, after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,16 +136,24 @@ class TopicCache:
     def __init__(self, budget: CacheBudget) -> None:
         self.budget = budget
         self.prefix = b""
-        self.chunks: deque[Chunk] = deque()
+        #: The bound from which on everything is here; counts only while there are chunks.
+        self.since = FIRST_BOUND
+        self.chunks: list[Chunk] = []
 
     def __repr__(self) -> str:
         return f"<TopicCache {sum(map(len, self.chunks))} messages in {len(self.chunks)} chunks>"
 
-    def append(self, prefix: bytes, items: Sequence[bytes], expiries: Mapping[int, int]) -> None:
-        """Add the items of a commit of the generation whose keys start with ``prefix``."""
+    def append(self, prefix: bytes, items: Sequence[bytes], expiries: Mapping[int, int], since: bytes) -> None:
+        """Add the items of a commit of the generation whose keys start with ``prefix``.
+
+        Args:
+          since: the bound from which on these items are all there is; used when nothing else is here.
+        """
         if prefix != self.prefix:
             self.clear()
             self.prefix = prefix
+        if not self.chunks:
+            self.since = since
         if not self.chunks or self.chunks[-1].full:
             chunk = Chunk(items[0][1 : 1 + ID_BYTES])
             self.chunks.append(chunk)
@@ -158,13 +166,23 @@ class TopicCache:
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:
         """Whether everything from ``bound`` on is here."""
-        return prefix == self.prefix and bool(self.chunks) and bound >= self.chunks[0].first
+        return bool(self.chunks) and prefix == self.prefix and bound >= self.since
+
+    def chunks_from(self, bound: bytes) -> list[Chunk]:
+        """The chunks in which messages from ``bound`` on stand."""
+        return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
     def drop_oldest(self) -> None:
         """Give the oldest chunk's memory back."""
-        self.budget.closed(self.chunks.popleft())
+        chunk = self.chunks.pop(0)
+        self.since = after(chunk.id_at(len(chunk) - 1))
+        self.budget.closed(chunk)
 
     def clear(self) -> None:
         """Forget everything: after a fall, a deletion, a re-creation."""
         while self.chunks:
             self.drop_oldest()
+
+
+def _first_of(chunk: Chunk) -> bytes:
+    return chunk.first

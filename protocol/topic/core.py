@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import Overloaded, PlainsongError, TopicNotFound
+from protocol.ids import FIRST_BOUND
 from protocol.topic import asks
 from protocol.topic.cleaning import cleaned, plan_cleaning
 from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
@@ -91,7 +92,7 @@ class TopicCore:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
         state.time_ms = max(state.time_ms, now.wall_ms)
-        step = Step()
+        step = Step(state.until if state.usage.messages else FIRST_BOUND)
         for ticket, ask in arrivals:
             if isinstance(ask, asks.Look):
                 step.looks.append((ticket, ask))
@@ -122,7 +123,7 @@ class TopicCore:
 
     def close(self) -> tuple[Step, Answers]:
         """Nothing comes after this: what is still to be written, and the parked polls, answered empty."""
-        step = Step()
+        step = Step(self.state.until)
         if self.state.metadata is not None and self.state.rows_since_mark:
             step.write(self.state.mark())
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 class Step:
     """The outcome of one step, in the order in which it has to happen."""
 
-    __slots__ = ("_prefix", "_roll", "answers", "looks", "operations", "renewed", "rolls")
+    __slots__ = ("_prefix", "_roll", "answers", "looks", "operations", "renewed", "rolls", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, since: bytes) -> None:
+        #: The bound from which on the messages of this commit are all there is.
+        self.since = since
         self.operations: list[Operation] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.looks: list[tuple[Hashable, Look]] = []

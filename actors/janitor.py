@@ -1,0 +1,158 @@
+"""The janitor: removes what nobody can see any more, in bounded steps, and gives the disk space back.
+
+It looks at every topic in turn, opens only those with something to remove, asks each for a plan (which makes
+sure that what is removed stays invisible after any restart), and removes rows beside the topic's own work. A
+crash in the middle leaves rows that are as invisible as before; the next round goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.sweep import Sweep
+from protocol.effects import Table
+from protocol.errors import PlainsongError
+from protocol.keys import HIGH_WATER, generations_range, parse_message_key, system_key, topic_of
+from protocol.keys import topic_range as all_topics
+from protocol.records import HighWater, Metadata
+from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning, SliceCleaned
+from protocol.topic.usage import Usage
+from storage.base import read_rows
+
+if TYPE_CHECKING:
+    from actors.clock import Clock
+    from actors.directory import Directory
+    from actors.observe import Observer
+    from protocol.names import TopicName
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+
+#: Topics read from the metadata table at a time.
+LIST_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JanitorSettings:
+    """How often, how much, how long after."""
+
+    interval_s: float = 60.0
+    delete_grace_s: float = 3600.0
+    step_rows: int = 2_000
+
+
+class Janitor:
+    """Cleans all topics, one after the other."""
+
+    def __init__(
+        self, store: Store, directory: Directory, clock: Clock, observer: Observer, settings: JanitorSettings
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._clock = clock
+        self._observer = observer
+        self._settings = settings
+        self._sweep = Sweep(store, settings.step_rows)
+        #: Where the first row of a topic was last found, so that a look need not pass what was removed.
+        self._first_keys: dict[TopicName, bytes] = {}
+        self.rounds = 0
+
+    async def run(self) -> None:
+        """Clean, pause, clean again. A failing round is logged; the next one comes."""
+        while True:
+            await trio.sleep(self._settings.interval_s)
+            try:
+                await self.clean_all()
+            except PlainsongError as error:
+                log.warning("cleaning stopped, trying again later", extra={"why": str(error)})
+
+    async def clean_all(self) -> int:
+        """One round over all topics; the number of rows removed."""
+        removed = 0
+        start, stop = all_topics()
+        while True:
+            rows = await read_rows(self._store, Table.METADATA, start, stop, limit=LIST_ROWS)
+            for row in rows:
+                removed += await self._clean_row(row)
+            if len(rows) < LIST_ROWS:
+                break
+            start = rows[-1][0] + b"\x00"
+        self.rounds += 1
+        return removed
+
+    async def _clean_row(self, row: Row) -> int:
+        try:
+            name, _ = topic_of(row[0])
+            metadata = Metadata.decode(row[1])
+            if not await self._is_due(name, metadata):
+                return 0
+            return await self.clean(name)
+        except PlainsongError as error:
+            # One topic that cannot be cleaned must not keep the others from it.
+            log.warning("topic not cleaned", extra={"key": row[0].hex(), "why": str(error)})
+            return 0
+
+    async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
+        """Whether the topic has anything to remove: two reads, without opening it."""
+        now_ms = self._clock.now_ms()
+        start, stop = generations_range(name, 1, metadata.generation)
+        start = max(start, self._first_keys.get(name, start))
+        rows = await read_rows(self._store, Table.MESSAGE, start, stop, limit=1, values=False)
+        if rows:
+            key = parse_message_key(rows[0][0])
+            self._first_keys[name] = rows[0][0]
+            if key.generation < metadata.generation:
+                return True
+            if metadata.deleted_ms is not None:
+                return now_ms > metadata.deleted_ms + self._settings.delete_grace_s * 1000
+            if key.publish_ts_ms < max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms):
+                return True
+        elif metadata.deleted_ms is not None:
+            return False
+        return await self._own_expiry_is_due(name, metadata, now_ms)
+
+    async def _own_expiry_is_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        state = self._directory.peek(name)
+        if state is not None:
+            return 0 < state.usage.own_expiry_ms() < now_ms
+        value = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
+        if value is None:
+            return False
+        return 0 < Usage(HighWater.decode(value).buckets).own_expiry_ms() < now_ms
+
+    async def clean(self, name: TopicName) -> int:
+        """Remove all that one topic has to remove; the number of rows."""
+        plan = await self._directory.ask(name, PlanCleaning(int(self._settings.delete_grace_s * 1000)))
+        expired = purged = 0
+        if plan.purge is not None:
+            purged = await self._purge(name, *plan.purge)
+        if plan.expired is not None:
+            start, stop = plan.expired
+            expired = await self._sweep.remove(Table.MESSAGE, max(start, self._first_keys.get(name, start)), stop)
+            self._first_keys[name] = stop
+        if plan.due:
+            expired += await self._clean_slices(name, plan)
+        if expired or purged:
+            self._observer.cleaned(expired, purged)
+            log.info("topic cleaned", extra={"topic": str(name), "expired": expired, "purged": purged})
+        return expired + purged
+
+    async def _purge(self, name: TopicName, first: int, last: int) -> int:
+        """Remove all rows of generations that are gone: messages, payloads, and what the metadata table has."""
+        start, stop = generations_range(name, first, last)
+        removed = await self._sweep.remove(Table.MESSAGE, start, stop)
+        removed += await self._sweep.remove(Table.PAYLOAD, start, stop)
+        await self._sweep.remove_readers(name, first, last)
+        return removed
+
+    async def _clean_slices(self, name: TopicName, plan: CleaningPlan) -> int:
+        """Remove messages whose own time to live has passed from among living ones."""
+        done: dict[int, SliceCleaned] = {}
+        for first_ms, last_ms in plan.due:
+            done[first_ms] = await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms)
+        await self._directory.ask(name, Cleaned(plan.prefix, done))
+        return sum(slice_.messages for slice_ in done.values())

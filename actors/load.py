@@ -1,0 +1,66 @@
+"""Loading a topic from disk: the same at the first start, after a fall, and after a power cut."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table
+from protocol.keys import HIGH_WATER, READER, DamagedRow, metadata_key, stop_after, system_key
+from protocol.records import HighWater, Metadata, Reader
+from protocol.topic.state import TopicLimits, TopicState
+
+if TYPE_CHECKING:
+    from protocol.names import TopicName
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+
+
+async def load(name: TopicName, store: Store, limits: TopicLimits) -> TopicState:
+    """The topic as the store has it: metadata, high-water mark, what was written since, readers.
+
+    Raises:
+      StoreError: the store cannot be read.
+      DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
+    """
+    state = TopicState(name, limits)
+    value = await store.get(Table.METADATA, metadata_key(name))
+    if value is None:
+        return state
+    metadata = Metadata.decode(value)
+    start = state.begin(metadata, await _mark(name, metadata.generation, store))
+
+    def replay(rows: list[Row]) -> bool:
+        state.replay(rows)
+        return True
+
+    await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
+    await _load_readers(state, metadata.generation, store)
+    state.loaded()
+    return state
+
+
+async def _mark(name: TopicName, generation: int, store: Store) -> HighWater | None:
+    value = await store.get(Table.METADATA, system_key(HIGH_WATER, name, generation))
+    if value is None:
+        return None
+    try:
+        return HighWater.decode(value)
+    except DamagedRow as error:
+        # Everything in it but the topic's time can be had from the rows themselves, only slower.
+        log.warning(
+            "high-water mark unreadable, replaying the whole topic", extra={"topic": str(name), "why": str(error)}
+        )
+        return None
+
+
+async def _load_readers(state: TopicState, generation: int, store: Store) -> None:
+    start = system_key(READER, state.name, generation)
+
+    def take(rows: list[Row]) -> bool:
+        for key, value in rows:
+            state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
+        return True
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)

@@ -1,0 +1,40 @@
+"""What actors tell whoever counts: plain calls that cost nothing when nobody does, and must never fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from protocol.names import TopicName
+
+
+class Observer(Protocol):
+    """Told by the actors, on the event loop; must return at once and not raise."""
+
+    def committed(self, requests: int, messages: int, write_s: float) -> None:
+        """A commit of so many publishes and messages was made durable in ``write_s`` seconds."""
+
+    def fell(self, name: TopicName, error: BaseException) -> None:
+        """An actor fell and will be loaded again."""
+
+    def loaded(self, name: TopicName, load_s: float) -> None:
+        """A topic was loaded from disk in ``load_s`` seconds."""
+
+    def cleaned(self, expired: int, purged: int) -> None:
+        """The janitor removed rows: expired ones, and ones of gone generations."""
+
+
+class Unobserved:
+    """Nobody counts."""
+
+    def committed(self, requests: int, messages: int, write_s: float) -> None:
+        """Nothing."""
+
+    def fell(self, name: TopicName, error: BaseException) -> None:
+        """Nothing."""
+
+    def loaded(self, name: TopicName, load_s: float) -> None:
+        """Nothing."""
+
+    def cleaned(self, expired: int, purged: int) -> None:
+        """Nothing."""

@@ -1,0 +1,168 @@
+"""The topic actor: the one writer of one topic, and its whole life on one screen.
+
+    load ──► wait ──► step ──► commit ──► wait …
+      ▲                          │
+      └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
+
+*wait* on the mailbox or the nearest deadline; *step*: the core decides, without waiting; *commit*: make the
+rows durable, and only then settle the answers. While a commit is in its thread requests gather, and the next
+one carries them all: that is the group commit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.load import load
+from actors.observe import Unobserved
+from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
+from protocol.topic.asks import Look, Publish
+from protocol.topic.core import TopicCore
+from protocol.topic.state import Now, TopicLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from actors.clock import Clock
+    from actors.mailbox import Mailbox, Ticket
+    from actors.observe import Observer
+    from actors.scan_cache import TopicCache
+    from actors.space import SpaceGuard
+    from protocol.names import TopicName
+    from protocol.topic.step import Step
+    from storage.base import Claim, Store
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What every topic actor works with; shared by all of them."""
+
+    store: Store
+    clock: Clock
+    space: SpaceGuard
+    limits: TopicLimits = field(default_factory=TopicLimits)
+    commit_requests: int = 1024
+    """Requests one commit may carry."""
+    commit_bytes: int = 8 << 20
+    """Bytes of requests after which a commit takes no more; a single larger one still goes whole."""
+    observer: Observer = field(default_factory=Unobserved)
+
+
+class TopicActor:
+    """Owns the state of one topic; everybody else holds only its mailbox."""
+
+    def __init__(self, name: TopicName, around: Surroundings, mailbox: Mailbox, cache: TopicCache) -> None:
+        self.name = name
+        self._around = around
+        self._mailbox = mailbox
+        self._cache = cache
+        self._core: TopicCore | None = None
+        self._stepping = False
+
+    def __repr__(self) -> str:
+        return f"<TopicActor {self.name} {self._core!r}>"
+
+    @property
+    def core(self) -> TopicCore | None:
+        """The rules at work, to look at; None while loading."""
+        return self._core
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if it were let go now."""
+        return not (self._stepping or len(self._mailbox) or (self._core and len(self._core.parking)))
+
+    async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
+        """Serve the mailbox until it is closed; ``on_loaded`` is called once the topic is there.
+
+        Raises what the store raises, after everybody whose request was under way has been told.
+        """
+        claim = await self._around.store.claim(self.name)
+        core = TopicCore(await load(self.name, self._around.store, self._around.limits))
+        self._core = core
+        self._mailbox.on_leave = core.leave
+        on_loaded()
+        try:
+            while True:
+                try:
+                    tickets = await self._wait(core)
+                except trio.EndOfChannel:
+                    await self._close(core, claim)
+                    return
+                await self._commit(core, claim, tickets)
+        finally:
+            self._core = None
+            self._cache.clear()
+            _, waiting = core.close()
+            for ticket, _ in waiting:
+                _as_ticket(ticket).settle(StorageFailed("the topic is being loaded again", hint="poll again"))
+
+    async def _wait(self, core: TopicCore) -> Sequence[Ticket[Any]]:
+        """What has arrived, or nothing once a deadline has come."""
+        deadline_s = core.next_deadline_s()
+        with trio.move_on_at(math.inf if deadline_s is None else deadline_s):
+            tickets = await self._mailbox.receive_batch(self._around.commit_requests, self._around.commit_bytes)
+            return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
+        return ()
+
+    async def _commit(self, core: TopicCore, claim: Claim, tickets: Sequence[Ticket[Any]]) -> None:
+        """One step and, if it has something to write, one commit; then, and only then, the answers."""
+        self._stepping = True
+        step: Step | None = None
+        try:
+            step = core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
+            if step.operations:
+                await self._write(step, claim)
+            answers = core.settled(step, self._now())
+        except BaseException as error:
+            _fail(tickets, step, error)
+            raise
+        finally:
+            self._stepping = False
+        for ticket, answer in answers:
+            _as_ticket(ticket).settle(answer)
+
+    async def _write(self, step: Step, claim: Claim) -> None:
+        begun_s = trio.current_time()
+        await self._around.store.write(step.operations, claim=claim)
+        if step.renewed:
+            self._cache.clear()
+        messages = 0
+        for prefix, roll in step.rolls:
+            messages += len(roll)
+            self._cache.append(prefix, roll.items, roll.expiries, step.since)
+        if messages:
+            publishes = sum(1 for ticket, _ in step.answers if isinstance(_as_ticket(ticket).ask, Publish))
+            self._around.observer.committed(publishes, messages, trio.current_time() - begun_s)
+
+    async def _close(self, core: TopicCore, claim: Claim) -> None:
+        """Answer the parked polls, empty; leave a high-water mark, so that the next load is short."""
+        step, answers = core.close()
+        for ticket, answer in answers:
+            _as_ticket(ticket).settle(answer)
+        if step.operations:
+            await self._around.store.write(step.operations, claim=claim)
+
+    def _now(self) -> Now:
+        return Now(self._around.clock.now_ms(), trio.current_time(), self._around.space.low)
+
+
+def _as_ticket(ticket: object) -> Ticket[Any]:
+    return ticket  # type: ignore[return-value]  # the core gives back what it was given
+
+
+def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException) -> None:
+    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was."""
+    for ticket, answer in step.answers if step else ():
+        if isinstance(answer, PlainsongError):
+            _as_ticket(ticket).settle(answer)
+    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
+    for ticket in tickets:
+        if isinstance(ticket.ask, Look):
+            ticket.settle(StorageFailed(why, hint="poll again"))
+        else:
+            ticket.settle(OutcomeUnknown(why, hint="read the topic to see whether it happened, or send it again"))
