@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from protocol.effects import Table
 from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from protocol.effects import Expect, Operation
+    from protocol.effects import Expect, Operation, Table
     from protocol.names import TopicName
 
 #: A row: key and value.

@@ -1,0 +1,158 @@
+"""The data directory's door: one process inside, a format we read, nothing foreign mixed in.
+
+plainsong.lock   locked while a daemon is inside; says who
+FORMAT           the layout's number; written last when a directory is made, so with it all else is there
+rows/            the LevelDB
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from storage import format as format_file
+from storage.base import StoreDamaged, StoreInUse, StoreUnusable
+from storage.refusals import DAMAGED_HINT, opening_failed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK_NAME = "plainsong.lock"
+ROWS_NAME = "rows"
+#: What may stand in a directory that is not ours yet: an unfinished creation, and what mkfs leaves.
+_OURS = {LOCK_NAME, ROWS_NAME, format_file.UNFINISHED_NAME, "lost+found"}
+_MAX_HOLDER_BYTES = 4096
+
+
+@dataclass(slots=True)
+class DataDirectory:
+    """A directory that this process holds."""
+
+    path: Path
+    is_new: bool
+    """No store was here before; ``seal`` makes it one."""
+    lock: int
+    """The descriptor whose lock keeps others out; -1 when let go."""
+
+    @property
+    def rows(self) -> Path:
+        """Where the LevelDB lives."""
+        return self.path / ROWS_NAME
+
+    @classmethod
+    def open(cls, path: Path, *, address: str = "") -> Self:
+        """Enter ``path``, creating it with its parents if it is not there. Blocks; for threads.
+
+        Raises:
+          StoreInUse: another process holds it; the detail says which, since when.
+          StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: see there; nothing was changed.
+        """
+        path = path.absolute()
+        try:
+            _create(path)
+            is_new = format_file.read_format(path) is None
+            if is_new:
+                _refuse_foreign(path)
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                take_lock(lock, path, fcntl.LOCK_EX)
+                # Looked at again under the lock: another process may have made a store here meanwhile.
+                is_new = format_file.read_format(path) is None
+                if is_new:
+                    _refuse_orphans(path / ROWS_NAME)
+                _sign(lock, address)
+            except BaseException:
+                os.close(lock)
+                raise
+        except OSError as error:
+            raise opening_failed(error, path) from error
+        return cls(path, is_new, lock)
+
+    def seal(self) -> None:
+        """Make what was opened survive a power cut; a new directory becomes a store here.
+
+        Raises:
+          StoreReadOnly, StoreFull, StoreUnusable: it could not be written.
+        """
+        try:
+            format_file.sync_directory(self.rows)
+            if self.is_new:
+                format_file.write_format(self.path)
+                self.is_new = False
+        except OSError as error:
+            raise opening_failed(error, self.path) from error
+
+    def close(self) -> None:
+        """Let the directory go. Idempotent."""
+        if self.lock >= 0:
+            # The file stays: removing it would let two processes lock two files of one name.
+            os.ftruncate(self.lock, 0)
+            os.close(self.lock)
+            self.lock = -1
+
+
+def take_lock(descriptor: int, path: Path, kind: int) -> None:
+    """Lock the open lock file of ``path``, exclusively or shared.
+
+    Raises:
+      StoreInUse: somebody else holds it.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreInUse(
+            f"{path} is in use by {_holder(descriptor)}",
+            hint="stop that process first (SIGTERM lets it finish), or name another directory with --data-dir",
+        ) from None
+
+
+def _create(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists():
+        raise StoreUnusable(f"{path} is a file", hint="name a directory with --data-dir")
+    missing = [path, *path.parents]
+    missing = missing[: next(i for i, part in enumerate(missing) if part.exists())]
+    for part in reversed(missing):
+        part.mkdir(mode=0o700 if part == path else 0o755, exist_ok=True)
+        format_file.sync_directory(part.parent)
+
+
+def _refuse_foreign(path: Path) -> None:
+    foreign = sorted(entry.name for entry in os.scandir(path) if entry.name not in _OURS)
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+        raise StoreUnusable(
+            f"{path} holds other files ({shown}) and no FORMAT: it is no store of ours",
+            hint="name an empty directory, or one that does not exist yet, with --data-dir",
+        )
+
+
+def _refuse_orphans(rows: Path) -> None:
+    """Rows without FORMAT: creating a store over them would remove them."""
+    if not rows.is_dir():
+        return
+    for entry in os.scandir(rows):
+        if entry.name.endswith((".ldb", ".sst")) or (entry.name.endswith(".log") and entry.stat().st_size):
+            raise StoreDamaged(f"{rows} holds rows ({entry.name}), but {rows.parent} has no FORMAT", hint=DAMAGED_HINT)
+
+
+def _sign(lock: int, address: str) -> None:
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "address": address, "since_s": int(time.time())}
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(who).encode(), 0)
+
+
+def _holder(lock: int) -> str:
+    try:
+        who = json.loads(os.pread(lock, _MAX_HOLDER_BYTES, 0))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(int(who["since_s"])))
+        serving = f", serving {who['address']}" if who.get("address") else ""
+        return f"process {int(who['pid'])} on {who['host']} since {since}{serving}"
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+        return "another process that has not said who it is"

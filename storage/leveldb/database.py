@@ -1,0 +1,172 @@
+"""One opening of the LevelDB, in blocking calls: tables, batches, scans.
+
+The first byte of a key is the table's number. Nothing here knows of tasks; ``storage.leveldb.store``
+calls it from worker threads and sees to it that one thread writes at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import plyvel
+
+from protocol.effects import Put, Table
+from storage.base import StoreConflict, StoreError
+from storage.chunks import chunks
+from storage.leveldb.failures import FOREIGN, call_failed
+from storage.leveldb.manifest import check_files
+from storage.refusals import opening_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from pathlib import Path
+
+    from protocol.effects import Expect, Operation
+    from storage.base import Row
+    from storage.leveldb.options import LevelDBOptions
+
+_TABLE_BYTE = {table: bytes([table]) for table in Table}
+_AFTER_ALL = b"\xff" * 8
+#: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
+_FEW_ROWS = 8
+_MEASURE_EVERY_S = 5.0
+
+
+class Database:
+    """An open LevelDB. Methods block, are for threads, and raise StoreError."""
+
+    def __init__(self, path: Path, options: LevelDBOptions, *, create: bool) -> None:
+        """Open ``path``, reading the log again.
+
+        Raises:
+          StoreUnusable: one of its kinds; without ``create`` a missing database is StoreDamaged.
+        """
+        if not create:
+            check_files(path)
+        try:
+            self._db: Any = plyvel.DB(
+                str(path),
+                create_if_missing=create,
+                paranoid_checks=options.paranoid_checks,
+                write_buffer_size=options.write_buffer_bytes,
+                max_open_files=options.max_open_files,
+                lru_cache_size=options.block_cache_bytes,
+                max_file_size=options.max_file_bytes,
+                bloom_filter_bits=options.bloom_bits,
+                compression="snappy",
+            )
+        except FOREIGN as error:
+            raise opening_failed(error, path) from error
+        self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
+        self._log_bytes = 0
+        self._max_log_bytes = options.write_buffer_bytes
+        self._measure_at_s = 0.0
+        #: What the rows occupy: table files exactly, the log as what was written, at most a write buffer.
+        self.bytes = 0
+        #: Set before the handle is closed; scans stop at their next list.
+        self.leaving = False
+        self.measure()
+
+    def compare(self, expect: Sequence[Expect]) -> None:
+        """Raise StoreConflict for the first expectation that does not hold."""
+        for wanted in expect:
+            if self.get(wanted.table, wanted.key) != wanted.value:
+                raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
+
+    def write(self, operations: Sequence[Operation], *, sync: bool) -> None:
+        """All operations as one batch: all or nothing. After an exception the handle must not write again."""
+        try:
+            with self._db.write_batch(transaction=True, sync=sync) as batch:
+                for operation in operations:
+                    if isinstance(operation, Put):
+                        _put_rows(batch.put, operation)
+                    else:
+                        byte = _TABLE_BYTE[operation.table]
+                        for key in operation.keys:
+                            batch.delete(byte + key)
+                self._log_bytes += batch.approximate_size()
+        except FOREIGN as error:
+            raise call_failed(error, "writing") from error
+        if time.monotonic() >= self._measure_at_s:
+            self.measure()
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """A row's value, None if there is none."""
+        try:
+            value: bytes | None = self._tables[table].get(key, verify_checksums=True)
+        except FOREIGN as error:
+            raise call_failed(error, "reading a row") from error
+        return value
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool,
+        first_chunk: int,
+        values: bool,
+        between: Callable[[], None],
+    ) -> None:
+        """See ``Store.scan``; ``between`` is called between two lists, and ends the scan by raising."""
+        # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
+        with closing(self._chunks(table, start, stop, reverse, first_chunk, values)) as lists:
+            for chunk in lists:
+                if not feed(chunk):
+                    return
+                between()
+                if self.leaving:
+                    raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+
+    def _chunks(
+        self, table: Table, start: bytes, stop: bytes, reverse: bool, first_chunk: int, values: bool
+    ) -> Generator[list[Row], None, None]:
+        if start >= stop:
+            return
+        try:
+            iterator = self._tables[table].iterator(
+                start=start,
+                stop=stop,
+                reverse=reverse,
+                include_value=values,
+                verify_checksums=True,
+                fill_cache=first_chunk <= _FEW_ROWS,
+            )
+            with closing(iterator):
+                yield from chunks(iterator if values else zip(iterator, repeat(b"")), first_chunk)
+        except FOREIGN as error:
+            raise call_failed(error, "scanning") from error
+
+    def compact(self, table: Table, start: bytes, stop: bytes) -> None:
+        """Rewrite the files of a range without the rows that were removed."""
+        byte = _TABLE_BYTE[table]
+        try:
+            self._db.compact_range(start=byte + start, stop=byte + stop)
+        except FOREIGN as error:
+            raise call_failed(error, "compacting") from error
+        self.measure()
+
+    def measure(self) -> None:
+        """Bring ``bytes`` up to date; LevelDB adds the sizes of its files up in memory, without the disk."""
+        self._measure_at_s = time.monotonic() + _MEASURE_EVERY_S
+        try:
+            files = int(self._db.approximate_size(b"\x00", _AFTER_ALL))
+        except FOREIGN:
+            return
+        self.bytes = files + min(self._log_bytes, self._max_log_bytes)
+
+    def close(self) -> None:
+        """Close; waits for a compaction that is under way. No other thread may be inside."""
+        self._db.close()
+
+
+def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
+    # The hottest loop of the daemon: nothing but the put.
+    prefix = _TABLE_BYTE[operation.table] + operation.prefix
+    for suffix, value in zip(operation.suffixes, operation.values, strict=True):
+        put(prefix + suffix, value)

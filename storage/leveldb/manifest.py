@@ -1,0 +1,119 @@
+"""Before LevelDB is let in: do the files that it would take for granted exist?
+
+LevelDB trusts its manifest. With one that lost its end it opens happily at an older state, and removes
+the newer tables as left-overs. What gives this away is the log file that the older state names and that
+was removed since; LevelDB does not look for it, so we do. Source of the formats: LevelDB's documents
+``log_format.md`` and ``impl.md``, and the tags of ``db/version_edit.cc``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING
+
+from storage.base import StoreDamaged
+from storage.refusals import DAMAGED_HINT, opening_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_BLOCK_BYTES = 32768
+_HEADER = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_CURRENT = re.compile(r"MANIFEST-\d{6,}\n\Z")
+
+# Tags of a version edit, and what follows each: n a number, s a string with its length.
+_LOG_NUMBER = 2
+_FIELDS = {1: "s", 2: "n", 3: "n", 4: "n", 5: "ns", 6: "nn", 7: "nnnss", 9: "n"}
+
+
+def check_files(rows: Path) -> None:
+    """Return when ``rows`` has a database whose manifest, and the log it names, are there.
+
+    Raises:
+      StoreDamaged: something is missing; nothing was touched.
+    """
+    try:
+        current = (rows / "CURRENT").read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        raise _damaged(rows, "its file CURRENT is missing") from None
+    except OSError as error:
+        raise opening_failed(error, rows) from error
+    if not _CURRENT.match(current):
+        raise _damaged(rows, f"its file CURRENT names no manifest, but {current[:40]!r}")
+    name = current.strip()
+    try:
+        manifest = (rows / name).read_bytes()
+    except FileNotFoundError:
+        raise _damaged(rows, f"its file {name} is missing") from None
+    except OSError as error:
+        raise opening_failed(error, rows) from error
+    log = newest_log(manifest)
+    if log and not (rows / f"{log:06d}.log").exists():
+        raise _damaged(rows, f"{log:06d}.log is missing, or {name} has lost its end")
+
+
+def newest_log(manifest: bytes) -> int:
+    """The number of the log that the last readable edit names; 0 if none does."""
+    log = 0
+    for record in _records(manifest):
+        try:
+            for tag, number in _numbers(record):
+                if tag == _LOG_NUMBER:
+                    log = number
+        except (IndexError, KeyError):
+            # LevelDB itself refuses such an edit, with its own words.
+            break
+    return log
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The whole records of a file in log format; an end that was torn off ends the walk."""
+    parts: list[bytes] = []
+    at = 0
+    while at + _HEADER.size <= len(data):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEADER.size:
+            at += left
+            continue
+        _, length, kind = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or at + length > len(data):
+            return
+        parts = [] if kind in (_FULL, _FIRST) else parts
+        parts.append(data[at : at + length])
+        at += length
+        if kind in (_FULL, _LAST):
+            yield b"".join(parts)
+
+
+def _numbers(edit: bytes) -> Iterator[tuple[int, int]]:
+    """``(tag, number)`` of each field of an edit; fields of several numbers give their first."""
+    at = 0
+    while at < len(edit):
+        tag, at = _varint(edit, at)
+        first = 0
+        for index, kind in enumerate(_FIELDS[tag]):
+            number, at = _varint(edit, at)
+            if index == 0:
+                first = number
+            if kind == "s":
+                at += number
+        yield tag, first
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+
+
+def _damaged(rows: Path, what: str) -> StoreDamaged:
+    return StoreDamaged(f"the store in {rows} is damaged: {what}", hint=DAMAGED_HINT)

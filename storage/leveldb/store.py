@@ -1,0 +1,234 @@
+"""The LevelDB store on the event loop: who may be inside the database, and when it is opened again.
+
+    write, discard   one thread, one group at a time         storage.leveldb.joining
+    get, scan        up to ``max_readers`` threads
+    reclaim          one thread of its own, so that it never takes a writer's or a reader's place
+
+Threads are never abandoned: LevelDB must not be closed under one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import trio
+
+from protocol.effects import Delete
+from storage.base import Claim, StoreError, StoreStatistics, StoreTraits, StoreUnusable
+from storage.directory import DataDirectory
+from storage.leveldb.database import Database
+from storage.leveldb.joining import Joining, Work
+from storage.leveldb.options import LevelDBOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from protocol.effects import Expect, Operation, Table
+    from protocol.names import TopicName
+    from storage.base import Row
+
+T = TypeVar("T")
+
+#: Rows of a discard that ride in one group, so that cleaning never makes a publish wait for long.
+DISCARD_ROWS = 500
+
+
+class LevelDBStore:
+    """``storage.base.Store`` on one LevelDB. Every commit is atomic, over all tables."""
+
+    traits = StoreTraits(
+        kind="leveldb",
+        durability="acknowledged messages are synced to the disk: they survive kill -9, and a power cut of an honest disk",
+        # LevelDB's lengths are 32 bits, and a batch is built in memory; far above any message bound.
+        max_row_bytes=1 << 30,
+    )
+
+    def __init__(self, home: DataDirectory, database: Database, options: LevelDBOptions) -> None:
+        """Use ``open``."""
+        self._home = home
+        self._options = options
+        self._db: Database | None = database
+        self._broken = False
+        self._closed = False
+        self._inside = 0
+        self._idle: trio.Event | None = None
+        self._door = trio.Lock()
+        self._joining = Joining(self._write_group)
+        self._writer = trio.CapacityLimiter(1)
+        self._readers = trio.CapacityLimiter(options.max_readers)
+        self._upkeep = trio.CapacityLimiter(1)
+
+    @classmethod
+    async def open(cls, directory: Path, options: LevelDBOptions | None = None, *, address: str = "") -> Self:
+        """Open the store in ``directory``, creating it if nothing is there.
+
+        Use it as ``async with await LevelDBStore.open(directory) as store``.
+
+        Args:
+          address: where this process serves, for the one who finds the directory in use.
+        Raises:
+          StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
+        """
+        chosen = options or LevelDBOptions()
+
+        def enter() -> tuple[DataDirectory, Database]:
+            home = DataDirectory.open(directory, address=address)
+            try:
+                database = Database(home.rows, chosen, create=home.is_new)
+                home.seal()
+            except BaseException:
+                home.close()
+                raise
+            return home, database
+
+        home, database = await trio.to_thread.run_sync(enter)
+        return cls(home, database, chosen)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def claim(self, name: TopicName) -> Claim:
+        """See ``Store.claim``: this process is the one writer; after a failed write the database is opened again."""
+        await trio.lowlevel.checkpoint()
+        async with self._door:
+            self._refuse_if_closed()
+            if self._broken or self._db is None:
+                await self._open_again()
+        return Claim(name, 0)
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        """See ``Store.write``; here all or nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._joining.submit(Work(commit, expect))
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See ``Store.discard``; rides along with commits, a bounded number of rows at a time."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        for at in range(0, len(keys), DISCARD_ROWS):
+            await self._joining.submit(Work([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Store.get``."""
+        return await self._inside_of(lambda database: database.get(table, key), self._readers)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Store.scan``; ``feed`` runs in a worker thread, a cancelled scan ends at its next list."""
+
+        def read(database: Database) -> None:
+            database.scan(
+                table,
+                start,
+                stop,
+                feed,
+                reverse=reverse,
+                first_chunk=first_chunk,
+                values=values,
+                between=trio.from_thread.check_cancelled,
+            )
+
+        await self._inside_of(read, self._readers)
+
+    async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
+        """See ``Store.reclaim``: compacts the range."""
+        await self._inside_of(lambda database: database.compact(table, start, stop), self._upkeep)
+
+    def statistics(self) -> StoreStatistics:
+        """See ``Store.statistics``."""
+        try:
+            free = shutil.disk_usage(self._home.path).free
+        except OSError:
+            free = None
+        return StoreStatistics(bytes=self._db.bytes if self._db is not None else None, free_bytes=free)
+
+    async def aclose(self) -> None:
+        """See ``Store.aclose``; scans end at their next list, writes that wait are refused."""
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            async with self._door:
+                await self._leave()
+                await trio.to_thread.run_sync(self._home.close)
+
+    async def _write_group(self, group: list[Work]) -> None:
+        if self._broken:
+            raise StoreError("a write failed before, and the store was not opened again", hint="claim the topic again")
+        operations = [operation for work in group for operation in work.operations]
+        expect = group[0].expect
+
+        def run(database: Database) -> None:
+            database.compare(expect)
+            try:
+                database.write(operations, sync=any(work.sync for work in group))
+            except BaseException as error:
+                # Whatever it was: the log may now end in a torn record, behind which nothing may be written.
+                self._broken = True
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreError(f"writing: {error!r}") from error
+
+        await self._inside_of(run, self._writer)
+
+    async def _inside_of(self, call: Callable[[Database], T], limiter: trio.CapacityLimiter) -> T:
+        """``call`` in a thread that counts as inside the database."""
+        if self._db is None:
+            # Being opened again: wait for it to come back, or for the news that it does not.
+            async with self._door:
+                pass
+        self._refuse_if_closed()
+        database = self._db
+        if database is None:
+            raise StoreError("the store could not be opened again", hint="claim the topic again")
+        with self._counted():
+            return await trio.to_thread.run_sync(call, database, limiter=limiter)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if self._inside == 0 and self._idle is not None:
+                self._idle.set()
+
+    async def _leave(self) -> None:
+        """Close the database when no thread is inside; new ones find the door closed meanwhile."""
+        database, self._db = self._db, None
+        if database is None:
+            return
+        database.leaving = True
+        if self._inside:
+            self._idle = trio.Event()
+            await self._idle.wait()
+            self._idle = None
+        await trio.to_thread.run_sync(database.close, limiter=self._upkeep)
+
+    async def _open_again(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self._leave()
+            try:
+                self._db = await trio.to_thread.run_sync(
+                    lambda: Database(self._home.rows, self._options, create=False), limiter=self._upkeep
+                )
+            except StoreUnusable as error:
+                raise StoreError(f"the store cannot be opened again: {error.detail}", hint=error.hint) from error
+            self._broken = False
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")

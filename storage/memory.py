@@ -1,0 +1,163 @@
+"""A store in memory: the reference that says what the others do, without threads or disk.
+
+Each table is a dict beside a sorted list of its keys. Rows arrive and leave in runs that are neighbours,
+so a run is one slice of the list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.effects import Delete, Put, Table
+from storage.base import Claim, StoreConflict, StoreError, StoreStatistics, StoreTraits
+from storage.chunks import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from protocol.effects import Expect, Operation
+    from protocol.names import TopicName
+    from storage.base import Row
+
+#: Keys a walk takes at once, so that it need not hold a place in a list that others change.
+_WALK_KEYS = 256
+
+
+class MemoryTable:
+    """One table: an ordered map from key to value."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Store rows whose keys ascend."""
+        new = [key for key in keys if key not in self.rows]
+        self.rows.update(zip(keys, values, strict=True))
+        if not new:
+            return
+        at = bisect_left(self._keys, new[0])
+        if at == len(self._keys) or new[-1] < self._keys[at]:
+            self._keys[at:at] = new
+        else:
+            self._keys += new
+            self._keys.sort()
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove those of ``keys`` that are there."""
+        gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
+        if not gone:
+            return
+        at = bisect_left(self._keys, gone[0])
+        if self._keys[at : at + len(gone)] == gone:
+            del self._keys[at : at + len(gone)]
+        else:
+            self._keys = [key for key in self._keys if key in self.rows]
+
+    def walk(self, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[Row]:
+        """The rows of ``[start, stop)`` in order; rows may come and go between two steps."""
+        while True:
+            low, high = bisect_left(self._keys, start), bisect_left(self._keys, stop)
+            block = self._keys[max(low, high - _WALK_KEYS) : high] if reverse else self._keys[low:high][:_WALK_KEYS]
+            if not block:
+                return
+            if reverse:
+                stop = block[0]
+                block.reverse()
+            else:
+                start = block[-1] + b"\x00"
+            for key in block:
+                value = self.rows.get(key)
+                if value is not None:
+                    yield key, value
+
+
+class MemoryStore:
+    """``storage.base.Store`` in memory: no threads, every await a checkpoint, gone with the process."""
+
+    traits = StoreTraits(
+        kind="memory",
+        durability="acknowledged messages live in this process's memory: they are lost when it ends, however it ends",
+        max_row_bytes=None,
+    )
+
+    def __init__(self) -> None:
+        self.tables = {table: MemoryTable() for table in Table}
+        self._closed = False
+
+    async def claim(self, name: TopicName) -> Claim:
+        """See ``Store.claim``; there is one writer, and nothing to open again."""
+        await self._enter()
+        return Claim(name, 0)
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        """See ``Store.write``; all or nothing, since nothing else runs meanwhile."""
+        await self._enter()
+        self.compare(expect)
+        self.apply(commit)
+
+    def compare(self, expect: Sequence[Expect]) -> None:
+        """Raise StoreConflict for the first expectation that does not hold."""
+        for wanted in expect:
+            if self.tables[wanted.table].rows.get(wanted.key) != wanted.value:
+                raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
+
+    def apply(self, commit: Sequence[Operation]) -> None:
+        """Do the operations, in order."""
+        for operation in commit:
+            rows = self.tables[operation.table]
+            if isinstance(operation, Put):
+                rows.put([operation.prefix + suffix for suffix in operation.suffixes], operation.values)
+            else:
+                rows.remove(operation.keys)
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See ``Store.discard``."""
+        await self._enter()
+        self.apply([Delete(table, keys)])
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Store.get``."""
+        await self._enter()
+        return self.tables[table].rows.get(key)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Store.scan``; ``feed`` runs on the event loop here."""
+        await self._enter()
+        rows = self.tables[table].walk(start, stop, reverse=reverse)
+        for chunk in chunks(rows if values else ((key, b"") for key, _ in rows), first_chunk):
+            if not feed(chunk):
+                return
+            await self._enter()
+
+    async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
+        """See ``Store.reclaim``; memory is given back as rows go."""
+        await self._enter()
+
+    def statistics(self) -> StoreStatistics:
+        """See ``Store.statistics``: a store without a disk has no numbers for it."""
+        return StoreStatistics(bytes=None, free_bytes=None)
+
+    async def aclose(self) -> None:
+        """See ``Store.aclose``; the rows are let go."""
+        await trio.lowlevel.checkpoint()
+        self._closed = True
+        self.tables = {table: MemoryTable() for table in Table}
+
+    async def _enter(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise StoreError("the store is closed")
