@@ -1,0 +1,1 @@
+"""The hot routes: publish and poll, answered the same through both doors."""

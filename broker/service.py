@@ -1,0 +1,40 @@
+"""What handlers and views work with: the actors behind the directory, the store to read from, and the bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from actors.reading import read_page
+
+if TYPE_CHECKING:
+    from actors.clock import Clock
+    from actors.directory import Directory
+    from actors.space import SpaceGuard
+    from broker.config import Config
+    from broker.metrics import Metrics
+    from protocol.names import TopicName
+    from protocol.page import Page
+    from protocol.topic.asks import Span
+    from storage.base import Store
+
+
+@dataclass(slots=True)
+class Service:
+    """The daemon as its front end sees it; one for all connections."""
+
+    config: Config
+    store: Store
+    directory: Directory
+    clock: Clock
+    space: SpaceGuard
+    metrics: Metrics
+    version: str
+    stopping: bool = False
+    """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
+    failing: dict[str, str] = field(default_factory=dict)
+    """Why the daemon is not ready, by part; empty while all is well."""
+
+    async def read(self, name: TopicName, span: Span, *, limit: int, max_bytes: int) -> Page:
+        """The next messages of a span, from the scan cache or the store. Raises StoreError."""
+        return await read_page(self.store, self.directory.cache(name), span, limit=limit, max_bytes=max_bytes)
