@@ -1,7 +1,7 @@
 # Plainsong's chores. Everything happens in .venv, which is made from the lock files, with hashes.
 
 PYTEST := .venv/bin/python -m pytest
-LOCK   := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
 
 .DEFAULT_GOAL := help

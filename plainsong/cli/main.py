@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -48,15 +47,11 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         return _report(error.message, error.hint, error.code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else name
-        return _report(error.format_message(), f"{path} --help", Exit.USAGE)
+        return _report(error.format_message(), f"try {path} --help", Exit.USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), "", Exit.FAILED)
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
     return code if isinstance(code, int) else Exit.OK
 
 

@@ -1,0 +1,144 @@
+"""The command line: help that fits a terminal, one line for each error, and exit codes that mean something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from broker.config import every_setting
+from plainsong import __version__
+from plainsong.cli.exits import Exit
+from plainsong.cli.main import SETTINGS, program, run
+from plainsong.cli.program import Program
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def plainsong(capsys, monkeypatch):
+    for name in ("PORT", *(setting.variable for setting in every_setting().values())):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(program, arguments, "plainsong")
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_installed_program_says_its_version():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("plainsong"), "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"plainsong {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["config"], ["config", "check"], ["config", "show"]])
+def test_help_fits_eighty_columns(plainsong, words):
+    code, out, _ = plainsong(*words, "-h")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert (code, out) == plainsong(*words, "--help")[:2]
+
+
+def test_help_lists_every_command(plainsong):
+    _, out, _ = plainsong("--help")
+    assert {"config", "serve", "store"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
+
+
+def test_a_command_that_cannot_be_loaded_fails_alone(capsys):
+    def found():
+        return [
+            EntryPoint("broken", "broker.no_such_module:x", "plainsong.commands"),
+            EntryPoint("empty", "broker.config:Config", "plainsong.commands"),
+            EntryPoint("config", "broker.command.config:config", "plainsong.commands"),
+        ]
+
+    group = Program("plainsong", found=found, context_settings=SETTINGS)
+    assert run(group, ["--help"], "plainsong") == 0
+    assert "(not available:" in capsys.readouterr().out
+    assert run(group, ["config", "check"], "plainsong") == 0
+    for name in ("broken", "empty"):
+        assert run(group, [name, "dump", "--all"], "plainsong") == Exit.FAILED
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: the command {name!r} cannot be loaded: ")
+        assert "\nhint: " in error
+
+
+def test_a_wrong_command_line_is_an_error_with_a_hint(plainsong):
+    code, out, error = plainsong("serve", "--bnid", "x")
+    assert (code, out) == (Exit.USAGE, "")
+    assert error.startswith("error: No such option")
+    assert error.endswith("hint: try plainsong serve --help\n")
+    assert plainsong("sevre")[0] == Exit.USAGE
+
+
+def test_config_check_is_content_with_the_example(plainsong):
+    assert plainsong("config", "check", "--config", str(ROOT / "etc/plainsong.toml"))[0] == Exit.OK
+
+
+def test_config_check_tells_one_problem_in_a_line(plainsong):
+    assert plainsong("config", "check", "--set", "http.bnid=1") == (
+        Exit.USAGE,
+        "",
+        "error: flag: there is no setting 'http.bnid'\nhint: did you mean 'http.bind'?\n",
+    )
+
+
+def test_config_check_tells_every_problem(plainsong, tmp_path):
+    file = tmp_path / "x.toml"
+    file.write_text("[topic]\nidle_s = true\n[pol]\n")
+    code, _, error = plainsong("config", "check", "--config", str(file), "--bind", "here")
+    assert code == Exit.USAGE
+    first, *others = error.splitlines()
+    assert first == "error: 3 settings are wrong"
+    assert len(others) == 3
+    assert others[0] == f"  file {file}: topic.idle_s: True is not a number of seconds"
+
+
+def test_set_without_a_value_is_refused(plainsong):
+    assert plainsong("config", "check", "--set", "http.lane")[0] == Exit.USAGE
+
+
+def test_config_show_is_a_settings_file_again(plainsong, tmp_path):
+    _, out, _ = plainsong("config", "show", "--set", 'storage.data_dir=a\\b"c', "--set", "http.gzip_min_bytes=1000")
+    tables = tomllib.loads(out)
+    assert tables["storage"]["data_dir"] == 'a\\b"c'
+    file = tmp_path / "again.toml"
+    file.write_text(out)
+    assert plainsong("config", "show", "--config", str(file)) == (0, out, "")
+
+
+def test_config_show_origin_says_where_each_value_comes_from(plainsong, monkeypatch):
+    monkeypatch.setenv("PLAINSONG_HTTP__LANE", "false")
+    monkeypatch.setenv("PORT", "1234")
+    _, out, _ = plainsong("config", "show", "--origin", "--data-dir", "there")
+    origins = {line.split(" = ")[0]: line.rpartition("# ")[2] for line in out.splitlines()}
+    assert set(origins) == set(every_setting())
+    assert origins["http.lane"] == "environment PLAINSONG_HTTP__LANE"
+    assert origins["http.bind"] == "environment PORT"
+    assert origins["storage.data_dir"] == "flag"
+    assert origins["log.level"] == "default"
+
+
+def test_config_show_json_is_for_programs(plainsong):
+    shown = json.loads(plainsong("config", "show", "--json")[1])
+    assert shown["http.max_body_bytes"] == 64 << 20
+    with_origin = json.loads(plainsong("config", "show", "--json", "--origin")[1])
+    assert with_origin["storage.data_dir"] == {"value": "data", "origin": "default"}
+
+
+def test_a_reader_who_has_seen_enough_ends_the_command_in_silence():
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = Path(sys.executable).with_name("plainsong")
+    done = subprocess.run([program, "config", "show"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (Exit.FAILED, b"")

@@ -1,0 +1,163 @@
+"""All settings together: who wins, what is nobody's, and that every problem is told at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker.config import Config, ConfigError, every_setting, load_config
+from broker.config.config import config_of
+
+MIB = 1 << 20
+
+
+def refused(file=None, environ=None, flags=None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ or {}, flags or {})
+    return [str(problem) for problem in caught.value.problems]
+
+
+def toml(tmp_path, text: str) -> Path:
+    file = tmp_path / "plainsong.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_nothing_said_is_all_defaults():
+    loaded = load_config(None, {}, {})
+    assert loaded.config == Config()
+    assert set(loaded.origins) == set(every_setting())
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_the_contract_s_defaults_are_the_defaults():
+    config = Config()
+    assert config.http.bind == "127.0.0.1:7420"
+    assert config.http.max_body_bytes == 64 * MIB
+    assert config.http.keep_alive_s == 75
+    assert config.topic.default_ttl_s == 7 * 86_400
+    assert config.topic.max_message_bytes == 8 * MIB
+    assert config.poll.max_messages == 100_000
+    assert config.poll.max_bytes == 16 * MIB
+    assert config.poll.max_wait_ms == 60_000
+    assert config.retention.interval_s == 60
+    assert config.transactions.max_lifetime_s == 25 * 3600
+    assert config.http.flat_topic_properties is False
+
+
+def test_file_environment_and_flags_win_in_this_order(tmp_path):
+    file = toml(
+        tmp_path, '[http]\nbind = "127.0.0.1:1"\nlane = false\nmax_body_bytes = "32 MiB"\n[log]\nlevel="debug"\n'
+    )
+    environ = {"PLAINSONG_HTTP__BIND": "127.0.0.1:2", "PLAINSONG_HTTP__LANE": "yes"}
+    loaded = load_config(file, environ, {"http.bind": "127.0.0.1:3"})
+    assert loaded.config.http.bind == "127.0.0.1:3"
+    assert loaded.config.http.lane is True
+    assert loaded.config.http.max_body_bytes == 32 * MIB
+    assert loaded.origins["http.bind"] == "flag"
+    assert loaded.origins["http.lane"] == "environment PLAINSONG_HTTP__LANE"
+    assert loaded.origins["log.level"] == f"file {file}"
+    assert loaded.origins["http.keep_alive_s"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("environ", "bind"),
+    [
+        ({"PORT": "8080"}, "127.0.0.1:8080"),
+        ({"PORT": "8080", "PLAINSONG_HTTP__BIND": "0.0.0.0:1"}, "0.0.0.0:8080"),
+        ({"PORT": "8080", "PLAINSONG_HTTP__BIND": "[::1]:1"}, "[::1]:8080"),
+        ({"PORT": ""}, "127.0.0.1:7420"),
+    ],
+)
+def test_port_replaces_the_port_and_nothing_else(environ, bind):
+    assert load_config(None, environ, {}).config.http.bind == bind
+
+
+def test_port_yields_to_a_flag():
+    loaded = load_config(None, {"PORT": "8080"}, {"http.bind": "localhost:0"})
+    assert loaded.config.http.bind == "localhost:0"
+    assert loaded.origins["http.bind"] == "flag"
+
+
+@pytest.mark.parametrize("port", ["http", "65536", "-1"])
+def test_a_port_that_is_none_is_refused_by_its_name(port):
+    assert refused(environ={"PORT": port})[0].startswith("environment PORT: http.bind:")
+
+
+def test_other_names_of_ours_are_not_the_daemon_s():
+    environ = {"PLAINSONG_URL": "http://elsewhere", "PLAINSONG_TOKEN": "x", "PATH": "/bin", "HTTP__BIND": "x"}
+    assert load_config(None, environ, {}).config == Config()
+
+
+def test_unknown_names_are_refused_with_the_nearest_known_one(tmp_path):
+    assert refused(environ={"PLAINSONG_HTTP__BNID": "x"}) == [
+        "environment PLAINSONG_HTTP__BNID: there is no setting 'http.bnid' (did you mean 'http.bind'?)"
+    ]
+    assert "did you mean 'topic.max_message_bytes'?" in refused(flags={"http.max_message_bytes": "1"})[0]
+    assert "did you mean 'storage'?" in refused(toml(tmp_path, "[stroage]\nkind='memory'\n"))[0]
+
+
+def test_a_value_in_the_place_of_a_section_is_refused(tmp_path):
+    assert "'http' is a section (write [http]" in refused(toml(tmp_path, "http = 5\n"))[0]
+
+
+def test_every_problem_is_told_at_once(tmp_path):
+    file = toml(tmp_path, '[topic]\nidle_s = "300"\nidle = 1\n[poll]\nmax_messages = 0\n')
+    problems = refused(file, {"PLAINSONG_LOG__FORMAT": "xml", "PORT": "x"}, {"cache.max_bytes": "1 MB"})
+    assert len(problems) == 6
+    assert f"file {file}: topic.idle_s: '300' is not a number of seconds" in problems
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"[http\n", "is not TOML: .*line 1"),
+        (b"a = '\xff'", "is not UTF-8 text: byte 5"),
+        (b"x = " + b"9" * 5000, "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_says_where(tmp_path, content, says):
+    file = tmp_path / "x.toml"
+    file.write_bytes(content)
+    assert re.search(says, refused(file)[0])
+
+
+def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
+    assert refused(tmp_path / "absent.toml")[0].endswith("there is no such file")
+    assert "cannot be read" in refused(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"http.max_inflight_bytes": "1 MiB"}, 'http.max_inflight_bytes = "1 MiB" is less than http.max_body_bytes'),
+        ({"topic.mailbox_bytes": "1 MiB"}, "would fit into no mailbox"),
+        ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
+    ],
+)
+def test_values_that_cannot_work_together_are_refused(flags, says):
+    assert says in refused(flags=flags)[0]
+
+
+def test_a_smaller_body_alone_needs_a_smaller_message_too():
+    with pytest.raises(ConfigError):
+        load_config(None, {}, {"http.max_body_bytes": "1 MiB"})
+    load_config(None, {}, {"http.max_body_bytes": "1 MiB", "topic.max_message_bytes": "1 MiB"})
+
+
+def test_every_variable_sets_its_setting():
+    for name, setting in every_setting().items():
+        loaded = load_config(None, {setting.variable: str(setting.default)}, {})
+        assert loaded.origins[name] == f"environment {setting.variable}"
+        assert loaded.config == Config()
+
+
+def test_values_by_name_make_the_same_configuration():
+    assert config_of({name: setting.default for name, setting in every_setting().items()}) == Config()
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError):
+        Config().http.bind = "0.0.0.0:1"  # type: ignore[misc]

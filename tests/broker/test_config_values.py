@@ -1,0 +1,134 @@
+"""One value at a time: what is read, what is refused and how it is said, and that showing it reads back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.config import every_setting
+from broker.config.meaning import Kind, Meaning
+from broker.config.values import Address, parse_address, read_value, show_value
+
+BYTES = Meaning(Kind.BYTES, "", low=0, high=2**62)
+COUNT = Meaning(Kind.COUNT, "", low=1, high=1000)
+SECONDS = Meaning(Kind.SECONDS, "", low=0.5, high=60)
+SWITCH = Meaning(Kind.SWITCH, "")
+CHOICE = Meaning(Kind.CHOICE, "", choices=("text", "json"))
+PATH = Meaning(Kind.PATH, "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (5, 5),
+        ("5", 5),
+        ("64 MiB", 64 << 20),
+        ("64mib", 64 << 20),
+        ("1_024 B", 1024),
+        ("2 GiB", 2 << 30),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes_are_bytes_or_have_a_binary_unit(raw, value):
+    assert read_value(BYTES, raw, text=False) == value
+
+
+@pytest.mark.parametrize("raw", ["64 MB", "1.5 MiB", "-1", "MiB", "", "1 MiB 2", True, 1.5, None, [1]])
+def test_other_sizes_are_refused(raw):
+    with pytest.raises(ValueError, match="a number of bytes"):
+        read_value(BYTES, raw, text=False)
+
+
+def test_text_becomes_a_number_only_where_everything_is_text():
+    assert read_value(COUNT, "12", text=True) == 12
+    assert read_value(SECONDS, "0.5", text=True) == 0.5
+    with pytest.raises(ValueError, match="'12' is not a whole number"):
+        read_value(COUNT, "12", text=False)
+
+
+@pytest.mark.parametrize("raw", [True, 1.5, "many", None])
+def test_a_count_is_a_whole_number_and_true_is_none(raw):
+    with pytest.raises(ValueError, match="is not a whole number"):
+        read_value(COUNT, raw, text=False)
+
+
+@pytest.mark.parametrize(("raw", "word"), [(0, "the least is 1"), (1001, "the most is 1000")])
+def test_bounds_are_told(raw, word):
+    with pytest.raises(ValueError, match=word):
+        read_value(COUNT, raw, text=False)
+
+
+@pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf, "nan", "inf", 0.49, 60.1])
+def test_seconds_out_of_bounds_are_refused_also_when_they_are_no_number(raw):
+    with pytest.raises(ValueError, match="is too"):
+        read_value(SECONDS, raw, text=True)
+
+
+@pytest.mark.parametrize(("raw", "value"), [("true", True), ("ON", True), ("0", False), ("no", False), (True, True)])
+def test_switches_understand_the_usual_words(raw, value):
+    assert read_value(SWITCH, raw, text=True) is value
+
+
+@pytest.mark.parametrize("raw", ["maybe", "", 1, "2"])
+def test_switches_refuse_the_rest(raw):
+    with pytest.raises(ValueError, match="true or false"):
+        read_value(SWITCH, raw, text=True)
+
+
+def test_a_choice_names_what_there_is():
+    with pytest.raises(ValueError, match="'xml' is none of text, json"):
+        read_value(CHOICE, "xml", text=True)
+
+
+@pytest.mark.parametrize("raw", ["", "  ", "a\0b", 3])
+def test_a_path_is_text_that_can_be_one(raw):
+    with pytest.raises(ValueError, match="a path"):
+        read_value(PATH, raw, text=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7420", Address("127.0.0.1", 7420)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::1]:80", Address("::1", 80)),
+        ("0.0.0.0:65535", Address("0.0.0.0", 65535)),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text, address):
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":80", "host", "host:", "host:http", "::1:80", "host:65536", "host:-1", "[a]b:1", "ho st:1", "a/b:1", "h:²"],
+)
+def test_anything_else_is_no_address(text):
+    with pytest.raises(ValueError, match=r"address|65535"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("setting", every_setting().values(), ids=lambda setting: setting.name)
+def test_every_default_is_allowed_and_reads_back_as_it_is_shown(setting):
+    shown = tomllib.loads("x = " + show_value(setting.meaning, setting.default))["x"]
+    value = read_value(setting.meaning, shown, text=False)
+    assert value == setting.default
+    assert type(value) is type(setting.default)
+
+
+@given(st.integers(0, 2**62))
+def test_every_size_reads_back_as_it_is_shown(number):
+    assert read_value(BYTES, tomllib.loads("x = " + show_value(BYTES, number))["x"], text=False) == number
+
+
+@given(st.text())
+def test_no_text_does_more_than_be_refused(text):
+    for setting in every_setting().values():
+        with contextlib.suppress(ValueError):
+            read_value(setting.meaning, text, text=True)

@@ -1,0 +1,27 @@
+"""What all rings share: the order they run in, how hypothesis searches, and quiet logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+#: Inner rings first: what they find explains what the outer ones would show. Others follow.
+RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "daemon")
+
+_HERE = Path(__file__).parent
+
+# Time limits on an example would measure the machine's other guests.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("torture", settings.get_profile("house"), max_examples=5_000)
+settings.load_profile("house")
+
+
+def _ring(item: pytest.Item) -> int:
+    first = item.path.relative_to(_HERE).parts[0] if item.path.is_relative_to(_HERE) else ""
+    return RINGS.index(first) if first in RINGS else len(RINGS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_ring)

@@ -1,0 +1,109 @@
+"""The house itself: floors, files that open with a sentence and fit an eye, and an example that tells the truth."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from broker.config import every_setting
+from broker.config.example import example_toml
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ("protocol", "storage", "actors", "broker", "plainsong")
+MAX_LINES = 300
+#: Each a list of the same shape from end to end, which reads worse in two files.
+LONGER = {"protocol/errors.py": 420}
+
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+SOURCES = sorted(path for floor in (*FLOORS, "bench", "tests") for path in (ROOT / floor).rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_imports_keep_to_the_floors_and_libraries_to_their_homes():
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_opens_with_a_sentence():
+    bare = [named(path) for path in SOURCES if not opens_with_a_sentence(path)]
+    assert not bare
+
+
+def opens_with_a_sentence(path: Path) -> bool:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return bool(re.search(r"[.:?!]$", docstring.split("\n\n")[0].rstrip()))
+
+
+def test_every_file_of_the_floors_fits_a_reader():
+    lines = {named(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    floors = {name: count for name, count in lines.items() if name.split("/")[0] in FLOORS}
+    assert not {name: count for name, count in floors.items() if count > LONGER.get(name, MAX_LINES)}
+
+
+def test_no_module_is_called_manager_helper_or_util():
+    assert not [named(path) for path in SOURCES if re.search(r"manager|helper|util", path.stem)]
+
+
+def test_the_example_file_says_exactly_the_defaults():
+    assert (ROOT / "etc/plainsong.toml").read_text(encoding="utf-8") == example_toml(), "run: make etc"
+
+
+def test_the_example_file_names_every_setting_and_nothing_else():
+    tables = tomllib.loads((ROOT / "etc/plainsong.toml").read_text(encoding="utf-8"))
+    assert {f"{section}.{key}" for section, table in tables.items() for key in table} == set(every_setting())
+
+
+def test_every_setting_explains_itself():
+    for name, setting in every_setting().items():
+        assert setting.meaning.says.endswith("."), name
+        if setting.meaning.low is not None and name != "http.bind":
+            assert setting.meaning.small, name
+            assert setting.meaning.large, name
+
+
+def test_lock_files_name_hashes_and_no_host():
+    locks = sorted(ROOT.glob("requirements*.lock"))
+    assert len(locks) == 3
+    for lock in locks:
+        text = lock.read_text(encoding="utf-8")
+        assert "--hash=sha256:" in text
+        assert "://" not in text, lock.name
+        assert not re.search(r"^\s*(-i|-f|--index|--extra-index|--find-links|--trusted)", text, re.MULTILINE), lock.name
+
+
+def test_lock_files_hold_what_the_project_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = {
+        "requirements.lock": project["project"]["dependencies"] + project["dependency-groups"]["build"],
+        "requirements-dev.lock": project["project"]["dependencies"] + project["dependency-groups"]["dev"],
+        "requirements-bench.lock": project["dependency-groups"]["bench"],
+    }
+    for lock, requirements in wanted.items():
+        locked = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE))
+        assert {re.split(r"[<>=!~ \[]", each)[0].lower() for each in requirements} <= locked, lock
+
+
+def test_all_lock_files_agree():
+    versions: dict[str, set[str]] = {}
+    for lock in ROOT.glob("requirements*.lock"):
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE):
+            versions.setdefault(name, set()).add(version)
+    assert not {name: found for name, found in versions.items() if len(found) > 1}
+
+
+def test_nothing_names_a_place_on_the_machine_it_was_written_on():
+    places = {f"{path}/" for path in (ROOT, Path.home()) if len(path.parts) > 1}
+    for name in TRACKED:
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        text = path.read_bytes().decode("utf-8", "replace")
+        assert not [place for place in places if place in text], name
