@@ -1,0 +1,266 @@
+"""A store that fails, stalls, loses what was not synced and tears commits: as told, and only then.
+
+    store = FaultyStore(MemoryStore())
+    store.fail_next("write", applied=2)      the next write leaves two rows and fails
+    store.stall("write")                     writes stop before they do anything, until release("write")
+    store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
+
+It is part of the package, for the tests of whoever builds on it. Faults are told synchronously, so a
+hypothesis machine can tell them between its steps. ``crash`` and torn commits need a MemoryStore inside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from protocol.effects import Delete, Put, Table, put_one
+from storage.base import StoreError
+from storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from protocol.effects import Expect, Operation
+    from protocol.names import TopicName
+    from storage.base import Claim, Row, Store, StoreStatistics
+
+Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]
+
+
+@dataclass(slots=True)
+class _Fault:
+    after: int
+    applied: bool | int
+
+
+@dataclass(slots=True)
+class _Gate:
+    opened: trio.Event = field(default_factory=trio.Event)
+    reached: trio.Event = field(default_factory=trio.Event)
+
+
+class FaultyStore:
+    """``storage.base.Store`` around another one, with faults on demand."""
+
+    def __init__(self, inner: Store) -> None:
+        self.traits = inner.traits
+        self.inner = inner
+        #: How often each operation was called.
+        self.calls: Counter[Op] = Counter()
+        self._faults: defaultdict[Op, list[_Fault]] = defaultdict(list)
+        self._gates: dict[Op, _Gate] = {}
+        self._broken = False
+        self._closed = False
+        self._crashes = 0
+        self._under_way: list[Sequence[Operation]] = []
+        #: Discarded rows that no completed write has made durable yet, oldest first.
+        self._unsynced: list[tuple[Table, bytes, bytes]] = []
+
+    # --- what a test tells it ---
+
+    def fail_next(self, op: Op, *, applied: bool | int = False, after: int = 0) -> None:
+        """Let a call of ``op`` raise StoreError; a write or discard also leaves the store to be claimed again.
+
+        Args:
+          applied: whether it happened all the same; a number: so many rows of it.
+          after: calls of ``op`` to let pass first.
+        """
+        self._faults[op].append(_Fault(after, applied))
+
+    def stall(self, op: Op) -> None:
+        """Let calls of ``op`` wait, before they do anything, until ``release``."""
+        self._gates.setdefault(op, _Gate())
+
+    async def stalled(self, op: Op) -> None:
+        """Return when a call of ``op`` waits; ``stall`` was called before."""
+        await self._gates[op].reached.wait()
+
+    def release(self, op: Op) -> None:
+        """Let the stalled calls of ``op`` go on."""
+        gate = self._gates.pop(op, None)
+        if gate is not None:
+            gate.opened.set()
+
+    def crash(self, *, keep_rows: int = 0, keep_discards: int = 0) -> None:
+        """Cut the power: every call under way raises StoreError, and the store is to be claimed again.
+
+        Args:
+          keep_rows: rows of the writes under way that reached the disk, in order.
+          keep_discards: rows removed by ``discard`` since the last completed write that stay removed. The disk
+            keeps the order: when a later write left rows, all of them stay removed.
+        Raises:
+          TypeError: the store inside is no MemoryStore.
+        """
+        memory = self._memory()
+        self._crashes += 1
+        self._broken = True
+        if not keep_rows:
+            for table, key, value in reversed(self._unsynced[keep_discards:]):
+                memory.apply([put_one(table, key, value)])
+        self._unsynced.clear()
+        torn = [operation for commit in self._under_way for operation in commit]
+        self._apply_rows(torn, keep_rows)
+        for op in list(self._gates):
+            self.release(op)
+
+    # --- what a store does ---
+
+    async def claim(self, name: TopicName) -> Claim:
+        """See ``Store.claim``; makes a broken store serve again."""
+        fault = await self._begin("claim")
+        if fault is not None and not fault.applied:
+            raise _failed("claim")
+        claim = await self.inner.claim(name)
+        self._broken = False
+        if fault is not None:
+            raise _failed("claim")
+        return claim
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        """See ``Store.write``."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._under_way.append(commit)
+        try:
+            with trio.CancelScope(shield=True):
+                fault = await self._begin("write")
+                self._refuse_if_broken()
+                if fault is not None:
+                    self._tear(commit, fault)
+                if isinstance(self.inner, MemoryStore):
+                    # No checkpoint from here on: a crash comes before the commit or after it.
+                    self.inner.compare(expect)
+                    self.inner.apply(commit)
+                else:
+                    await self.inner.write(commit, claim=claim, expect=expect)
+            self._unsynced.clear()
+        finally:
+            self._under_way = [other for other in self._under_way if other is not commit]
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See ``Store.discard``; what it removes comes back in a crash, unless a write completed since."""
+        fault = await self._begin("discard")
+        self._refuse_if_broken()
+        if isinstance(self.inner, MemoryStore):
+            rows = self.inner.tables[table].rows
+            self._unsynced += [(table, key, rows[key]) for key in keys if key in rows]
+        if fault is not None:
+            self._tear([Delete(table, keys)], fault)
+        await self.inner.discard(table, keys)
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Store.get``."""
+        if await self._begin("get") is not None:
+            raise _failed("get")
+        return await self.inner.get(table, key)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Store.scan``; a fault with ``applied`` lets that many rows through, True all of them."""
+        fault = await self._begin("scan")
+        left = -1 if fault is None or fault.applied is True else int(fault.applied)
+
+        def counted(rows: list[Row]) -> bool:
+            nonlocal left
+            if left < 0:
+                return feed(rows)
+            good, left = rows[:left], left - min(left, len(rows))
+            return (not good or feed(good)) and left > 0
+
+        if left != 0:
+            await self.inner.scan(table, start, stop, counted, reverse=reverse, first_chunk=first_chunk, values=values)
+        if fault is not None:
+            raise _failed("scan")
+
+    async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
+        """See ``Store.reclaim``."""
+        if await self._begin("reclaim") is not None:
+            raise _failed("reclaim")
+        await self.inner.reclaim(table, start, stop)
+
+    def statistics(self) -> StoreStatistics:
+        """See ``Store.statistics``."""
+        return self.inner.statistics()
+
+    async def aclose(self) -> None:
+        """See ``Store.aclose``."""
+        self._closed = True
+        await self.inner.aclose()
+
+    # --- inside ---
+
+    async def _begin(self, op: Op) -> _Fault | None:
+        """Count the call, wait at the gate, and give the fault that is due."""
+        self.calls[op] += 1
+        crashes = self._crashes
+        fault = self._due(op)
+        await trio.lowlevel.checkpoint()
+        gate = self._gates.get(op)
+        if gate is not None:
+            gate.reached.set()
+            await gate.opened.wait()
+        if crashes != self._crashes:
+            raise StoreError(f"the power was cut during a {op}")
+        return fault
+
+    def _due(self, op: Op) -> _Fault | None:
+        due = None
+        for fault in list(self._faults[op]):
+            if fault.after == 0 and due is None:
+                due = fault
+                self._faults[op].remove(fault)
+            elif fault.after > 0:
+                fault.after -= 1
+        return due
+
+    def _tear(self, commit: Sequence[Operation], fault: _Fault) -> None:
+        self._broken = True
+        total = sum(1 for _ in _single_rows(commit))
+        keep = total if fault.applied is True else int(fault.applied)
+        if keep:
+            self._apply_rows(commit, keep)
+            if any(isinstance(operation, Put) for operation in commit):
+                # What reached the disk did so behind the discards before it.
+                self._unsynced.clear()
+        raise _failed("write")
+
+    def _apply_rows(self, commit: Sequence[Operation], count: int) -> None:
+        for _, row in zip(range(count), _single_rows(commit), strict=False):
+            self._memory().apply([row])
+
+    def _memory(self) -> MemoryStore:
+        if not isinstance(self.inner, MemoryStore):
+            raise TypeError("a crash and a torn commit need FaultyStore(MemoryStore())")
+        return self.inner
+
+    def _refuse_if_broken(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._broken:
+            raise StoreError("a write failed before, and the topic was not claimed since")
+
+
+def _single_rows(commit: Sequence[Operation]) -> Iterator[Operation]:
+    for operation in commit:
+        if isinstance(operation, Put):
+            for suffix, value in zip(operation.suffixes, operation.values, strict=True):
+                yield put_one(operation.table, operation.prefix + suffix, value)
+        else:
+            for key in operation.keys:
+                yield Delete(operation.table, [key])
+
+
+def _failed(op: Op) -> StoreError:
+    return StoreError(f"this {op} was told to fail")

@@ -1,0 +1,5 @@
+"""The contract's assertions explain themselves like those of any test file."""
+
+import pytest
+
+pytest.register_assert_rewrite("contract")
