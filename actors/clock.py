@@ -9,6 +9,9 @@ from typing import Protocol
 class Clock(Protocol):
     """Tells the time in milliseconds since 1970; may jump either way."""
 
+    regressions: int
+    """How often it was seen to go back."""
+
     def now_ms(self) -> int:
         """The time now."""
         ...

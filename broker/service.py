@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import trio
+
 from actors.reading import read_page
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ class Service:
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
     failing: dict[str, str] = field(default_factory=dict)
     """Why the daemon is not ready, by part; empty while all is well."""
+
+    served: trio.Event = field(default_factory=trio.Event)
+    """Set once the server has stopped and its last answers have left."""
 
     async def read(self, name: TopicName, span: Span, *, limit: int, max_bytes: int) -> Page:
         """The next messages of a span, from the scan cache or the store. Raises StoreError."""

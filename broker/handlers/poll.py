@@ -20,7 +20,7 @@ from protocol.names import topic_name
 from protocol.topic.asks import Describe, Look
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from broker.http.exchange import HotRequest
     from broker.service import Service
@@ -116,13 +116,15 @@ async def _look(service: Service, name: TopicName, body: PollRequest, bounds: _B
 
 
 def _position(page: Page) -> list[tuple[str, str]]:
-    headers = [("Plainsong-End", page.end)]
+    headers: list[tuple[str, str]] = [("Plainsong-End", page.end)]
     if page.last_id is not None:
         headers.append(("Plainsong-Last-Id", page.last_id.hex()))
     return headers
 
 
-async def _stream(service: Service, name: TopicName, span: Span, page: Page, limit: int | None) -> AsyncIterator[bytes]:
+async def _stream(
+    service: Service, name: TopicName, span: Span, page: Page, limit: int | None
+) -> AsyncGenerator[bytes, None]:
     """A version 1 answer of any length, block by block, from the watermark and the clock of its start.
 
     When something fails it breaks off without its end, which the client takes for an error, never for the

@@ -1,0 +1,76 @@
+"""What a scrape reads off the daemon: one line for each gauge, and where its value comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.logs import counters as log_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actors.clock import Clock
+    from actors.directory import Directory
+    from actors.space import SpaceGuard
+    from broker.http.bodies import BodyBudget
+    from broker.metrics import Metrics
+    from storage.base import Store
+
+
+def add_gauges(
+    metrics: Metrics, directory: Directory, store: Store, clock: Clock, space: SpaceGuard, bodies: BodyBudget
+) -> None:
+    """Register everything that is read at a scrape."""
+    budget = directory.budget
+
+    def stored(what: str) -> Callable[[], float | None]:
+        return lambda: getattr(store.statistics(), what)
+
+    for name, text, read in (
+        ("plainsong_topics_open", "Topics that have an actor now.", lambda: len(directory)),
+        ("plainsong_parked_polls", "Polls that wait for a message.", lambda: _parked(directory)),
+        ("plainsong_queue_requests", "Requests that wait in mailboxes.", lambda: _queued(directory)),
+        ("plainsong_queue_bytes", "Bytes of requests that wait in mailboxes.", lambda: _queued_bytes(directory)),
+        (
+            "plainsong_oldest_message_age_seconds",
+            "Age of the oldest message of all open topics.",
+            lambda: _oldest(directory, clock),
+        ),
+        ("plainsong_cache_bytes", "Memory of the scan cache.", lambda: budget.bytes),
+        ("plainsong_cache_hits", "Pages served from the scan cache since the start.", lambda: budget.hits),
+        ("plainsong_cache_misses", "Pages read from the store since the start.", lambda: budget.misses),
+        ("plainsong_store_bytes", "What the store occupies on its disk.", stored("bytes")),
+        ("plainsong_disk_free_bytes", "What is left on the store's disk.", stored("free_bytes")),
+        ("plainsong_low_space", "1 while publishes are refused for want of disk space.", lambda: space.low),
+        (
+            "plainsong_clock_regressions",
+            "Times the clock was seen to go back since the start.",
+            lambda: clock.regressions,
+        ),
+        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
+        (
+            "plainsong_log_lines_dropped",
+            "Log lines dropped because their queue was full.",
+            lambda: log_counters().dropped,
+        ),
+        ("plainsong_log_lines_failed", "Log lines that could not be written.", lambda: log_counters().failed),
+    ):
+        metrics.reads(name, text, read)
+
+
+def _parked(directory: Directory) -> int:
+    return sum(len(entry.actor.core.parking) for entry in directory if entry.actor.core is not None)
+
+
+def _queued(directory: Directory) -> int:
+    return sum(len(entry.mailbox) for entry in directory)
+
+
+def _queued_bytes(directory: Directory) -> int:
+    return sum(entry.mailbox.bytes for entry in directory)
+
+
+def _oldest(directory: Directory, clock: Clock) -> float:
+    cores = [entry.actor.core for entry in directory if entry.actor.core is not None]
+    firsts = [core.state.usage.buckets[0].first_ms for core in cores if core.state.usage.buckets]
+    return max(0, clock.now_ms() - min(firsts)) / 1000 if firsts else 0.0

@@ -1,0 +1,151 @@
+"""The daemon's metrics, in Prometheus text with base units and bounded label sets.
+
+Counters and histograms are touched where things happen; everything that can be read off the actors, the
+store or the cache is read when somebody scrapes. No label is a topic, a client or a path: their number is
+not ours to choose. What fails here is counted, and never fails a message.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol.names import TopicName
+
+log = logging.getLogger(__name__)
+
+#: Seconds: from a cached answer to a disk that stalls.
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
+
+
+class Metrics:
+    """All metrics of one daemon; implements ``actors.observe.Observer``."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._counters()
+        self._histograms()
+        build = Gauge("plainsong_build_info", "The running version.", ["version"], registry=self.registry)
+        build.labels(version).set(1)
+        self._readings: list[tuple[Gauge, Callable[[], float | None]]] = []
+        self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+
+    def _counters(self) -> None:
+        registry = self.registry
+        self._requests = Counter(
+            "plainsong_requests_total",
+            "Requests answered, by route and status.",
+            ["route", "status"],
+            registry=registry,
+        )
+        self._messages = Counter("plainsong_published_messages_total", "Messages made durable.", registry=registry)
+        self._falls = Counter(
+            "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
+        )
+        self._expired = Counter("plainsong_expired_rows_total", "Expired rows removed.", registry=registry)
+        self._purged = Counter(
+            "plainsong_purged_rows_total", "Rows of deleted topics and older generations removed.", registry=registry
+        )
+        self._scrape_errors = Counter(
+            "plainsong_metric_errors_total", "Metrics that could not be read at a scrape.", registry=registry
+        )
+
+    def _histograms(self) -> None:
+        registry = self.registry
+        self._latency = Histogram(
+            "plainsong_request_duration_seconds",
+            "Time from the whole request to its answer, by route; polls that wait included.",
+            ["route"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._commit_messages = Histogram(
+            "plainsong_commit_messages", "Messages in one commit.", buckets=SIZE_BUCKETS, registry=registry
+        )
+        self._commit_requests = Histogram(
+            "plainsong_commit_requests", "Publishes that shared one commit.", buckets=SIZE_BUCKETS, registry=registry
+        )
+        self._sync = Histogram(
+            "plainsong_sync_duration_seconds",
+            "Time to make one commit durable.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._load = Histogram(
+            "plainsong_topic_load_duration_seconds",
+            "Time to load one topic from disk.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._loop_lag = Histogram(
+            "plainsong_loop_lag_seconds",
+            "How much later than asked the event loop woke a task.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+
+    # --- told by the front end -----------------------------------------------------------------
+
+    def requested(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered; ``route`` is the name of a rule, never what the client wrote."""
+        key = (route, status)
+        children = self._children.get(key)
+        if children is None:
+            children = self._requests.labels(route, str(status)), self._latency.labels(route)
+            self._children[key] = children
+        children[0].inc()
+        children[1].observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop was late by so much."""
+        self._loop_lag.observe(seconds)
+
+    # --- told by the actors (Observer) ---------------------------------------------------------
+
+    def committed(self, requests: int, messages: int, write_s: float) -> None:
+        """A commit was made durable."""
+        self._messages.inc(messages)
+        self._commit_requests.observe(requests)
+        self._commit_messages.observe(messages)
+        self._sync.observe(write_s)
+
+    def fell(self, name: TopicName, error: BaseException) -> None:
+        """An actor fell."""
+        del name, error
+        self._falls.inc()
+
+    def loaded(self, name: TopicName, load_s: float) -> None:
+        """A topic was loaded."""
+        del name
+        self._load.observe(load_s)
+
+    def cleaned(self, expired: int, purged: int) -> None:
+        """The janitor removed rows."""
+        self._expired.inc(expired)
+        self._purged.inc(purged)
+
+    # --- read when scraped ---------------------------------------------------------------------
+
+    def reads(self, name: str, text: str, read: Callable[[], float | None]) -> None:
+        """Add a gauge that is read at each scrape; None leaves it as it was."""
+        self._readings.append((Gauge(name, text, registry=self.registry), read))
+
+    def render(self) -> tuple[bytes, str]:
+        """The text for a scrape, and its content type."""
+        for gauge, read in self._readings:
+            try:
+                value = read()
+            except Exception:  # a metric that cannot be read must not hide the others
+                log.exception("a metric cannot be read")
+                self._scrape_errors.inc()
+                continue
+            if value is not None:
+                gauge.set(value)
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
