@@ -53,8 +53,8 @@ def serve(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple
 def _run(config: Config, logs: Logs) -> None:
     from broker.main import run_daemon  # here, so that --help needs neither servers nor stores
 
-    # A connection is a descriptor, and so is each of the store's open tables.
-    wanted = config.http.max_connections + 1100
+    # A connection is a descriptor, and so is each of the store's open tables, of which it holds 500.
+    wanted = config.http.max_connections + 600
     if (allowed := allow_open_files(wanted)) < wanted:
         logger.warning("few open files are allowed", extra={"allowed": allowed, "wanted": wanted})
 

@@ -39,7 +39,7 @@ class StorageConfig:
         high=1024 * TIB,
     )
     write_buffer_bytes: int = size(
-        16 * MIB,
+        8 * MIB,
         "What LevelDB gathers in memory before it writes a sorted table; up to two of these are held.",
         small="many small tables, and more work merging them",
         large="more memory, and a longer start after a crash",
@@ -47,9 +47,9 @@ class StorageConfig:
         high=1 * GIB,
     )
     block_cache_bytes: int = size(
-        32 * MIB,
-        "What LevelDB keeps of the blocks it read.",
-        small="readers far behind read the same blocks from disk again",
+        8 * MIB,
+        "What LevelDB keeps of the blocks that point reads needed; scans do not fill it.",
+        small="loading topics reads the same blocks from disk again",
         large="memory that cache.max_bytes would use better",
         low=0,
         high=64 * GIB,

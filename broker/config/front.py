@@ -24,15 +24,15 @@ class HttpConfig:
         high=1 * GIB,
     )
     max_connections: int = count(
-        4096,
-        "Connections held at once; further ones wait in the system's backlog.",
-        small="waiting clients time out while the daemon is idle",
+        10_000,
+        "Connections held at once; a further one is answered 503 overloaded and closed.",
+        small="clients are sent away while the daemon is idle",
         large="the limit on open files is reached first, or memory runs out",
         high=1_000_000,
     )
     max_inflight_bytes: int = size(
         256 * MIB,
-        "Bodies held in memory at once, over all connections; beyond it the answer is 503 overloaded.",
+        "Bodies held in memory at once, over all connections, compressed and not; beyond it the answer is 503 overloaded.",
         small="parallel large publishes are sent away",
         large="the daemon's memory grows by as much under load",
         low=KIB,
@@ -47,7 +47,7 @@ class HttpConfig:
         high=86_400.0,
     )
     header_timeout_s: float = seconds(
-        20.0,
+        10.0,
         "How long the head of a request may take from its first byte to its last.",
         small="clients on slow lines are cut off",
         large="clients that send nothing more hold their connections",
@@ -55,8 +55,8 @@ class HttpConfig:
         high=3_600.0,
     )
     body_timeout_s: float = seconds(
-        60.0,
-        "How long the body of a request may take from the end of its head to its last byte.",
+        30.0,
+        "How long the body of a request may take from the end of its head; each 16 KiB received give a second more.",
         small="large bodies over slow lines are cut off",
         large="clients that stall hold memory against http.max_inflight_bytes",
         low=0.1,

@@ -36,15 +36,15 @@ class RetentionConfig:
         high=86_400.0,
     )
     delete_grace_s: int = whole_seconds(
-        86_400,
-        "How long the rows of a deleted topic are kept, so that it can be undeleted; a day by default.",
+        3_600,
+        "How long the rows of a deleted topic are kept, so that it can be undeleted; an hour by default.",
         small="a deletion by mistake is final",
         large="deleted topics take disk space for longer",
         low=0,
         high=_CENTURY_S,
     )
     step_rows: int = count(
-        1_000,
+        2_000,
         "Rows the janitor removes in one step, between which publishes and polls go first.",
         small="cleaning falls behind a busy topic's expiry",
         large="publishes wait longer while it cleans",
@@ -57,8 +57,8 @@ class ReadersConfig:
     """The positions that readers let the daemon keep."""
 
     retention_s: int = whole_seconds(
-        2_592_000,
-        "How long a reader's position is kept after its last change; 30 days by default.",
+        7_776_000,
+        "How long a reader's position is kept after its last change; 90 days by default.",
         small="a reader that pauses starts anew",
         large="positions of readers that are gone stay",
         low=1,

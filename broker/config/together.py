@@ -13,25 +13,27 @@ if TYPE_CHECKING:
 
     from broker.config.config import Config
 
-#: The first must be at least the second, else what the third says.
+#: The first must be at least so many times the third, else what the fourth says.
 _AT_LEAST = (
-    ("http.max_inflight_bytes", "http.max_body_bytes", "the largest body allowed would never be taken"),
-    ("http.max_body_bytes", "topic.max_message_bytes", "the largest message allowed would fit into no body"),
-    ("topic.mailbox_bytes", "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
+    # A compressed body is held beside what it decompresses to.
+    ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
+    ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
+    ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
 )
 
 
 def check_together(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """Every pair of settings that cannot work together."""
     return [
-        Problem(
-            _both(origins[larger], origins[smaller]),
-            f"{_shown(config, larger)} is less than {_shown(config, smaller)}",
-            why,
-        )
-        for larger, smaller, why in _AT_LEAST
-        if config.value(larger) < config.value(smaller)
+        Problem(_both(origins[larger], origins[smaller]), _is_less(config, larger, times, smaller), why)
+        for larger, times, smaller, why in _AT_LEAST
+        if config.value(larger) < times * config.value(smaller)
     ]
+
+
+def _is_less(config: Config, larger: str, times: int, smaller: str) -> str:
+    least = "" if times == 1 else f"{times} times "
+    return f"{_shown(config, larger)} is less than {least}{_shown(config, smaller)}"
 
 
 def _both(first: str, second: str) -> str:

@@ -132,7 +132,10 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"http.max_inflight_bytes": "1 MiB"}, 'http.max_inflight_bytes = "1 MiB" is less than http.max_body_bytes'),
+        (
+            {"http.max_inflight_bytes": "127 MiB"},
+            'http.max_inflight_bytes = "127 MiB" is less than 2 times http.max_body_bytes',
+        ),
         ({"topic.mailbox_bytes": "1 MiB"}, "would fit into no mailbox"),
         ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
     ],

@@ -244,3 +244,11 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
     os.close(output)
     assert done.returncode == 0
     assert re.search(rb"failed=[1-9]", done.stderr)
+
+
+def test_the_output_stays_open_though_nobody_else_holds_it(tmp_path):
+    logs = setup_logs(LogConfig(), open(tmp_path / "log", "w"))  # noqa: SIM115
+    logger.info("still here")
+    logs.close(10)
+    assert "still here" in (tmp_path / "log").read_text()
+    logs._stream.close()
