@@ -54,9 +54,9 @@ class MessageRow:
     extras: Mapping[str, object] = field(default_factory=dict)
 
 
-def plain_value(payload: bytes) -> bytes:
-    """The value of a plain publish."""
-    return b"\x00%b%b" % (length_prefix(len(payload)), payload)
+def plain_head(size: int) -> bytes:
+    """What stands before a payload of ``size`` bytes in the value of a plain publish."""
+    return b"\x00" + length_prefix(size)
 
 
 def encode_row(row: MessageRow) -> bytes:
