@@ -1,4 +1,4 @@
-"""``python -m broker``: the same as ``plainsong serve``, also where nothing is installed."""
+"""``python -m broker``: the same as ``plainsong serve``."""
 
 import sys
 
