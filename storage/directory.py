@@ -124,7 +124,7 @@ def _create(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    foreign = sorted(entry.name for entry in os.scandir(path) if entry.name not in _OURS)
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if foreign:
         shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise StoreUnusable(
@@ -137,7 +137,7 @@ def _refuse_orphans(rows: Path) -> None:
     """Rows without FORMAT: creating a store over them would remove them."""
     if not rows.is_dir():
         return
-    for entry in os.scandir(rows):
+    for entry in rows.iterdir():
         if entry.name.endswith((".ldb", ".sst")) or (entry.name.endswith(".log") and entry.stat().st_size):
             raise StoreDamaged(f"{rows} holds rows ({entry.name}), but {rows.parent} has no FORMAT", hint=DAMAGED_HINT)
 

@@ -38,13 +38,17 @@ _MEASURE_EVERY_S = 5.0
 class Database:
     """An open LevelDB. Methods block, are for threads, and raise StoreError."""
 
-    def __init__(self, path: Path, options: LevelDBOptions, *, create: bool) -> None:
+    def __init__(self, path: Path, options: LevelDBOptions, *, create: bool, check: bool = True) -> None:
         """Open ``path``, reading the log again.
+
+        Args:
+          create: make a database where none is.
+          check: look for missing files first, which LevelDB would not miss.
 
         Raises:
           StoreUnusable: one of its kinds; without ``create`` a missing database is StoreDamaged.
         """
-        if not create:
+        if check and not create:
             check_files(path)
         try:
             self._db: Any = plyvel.DB(

@@ -1,0 +1,60 @@
+"""Small real file systems to fill up or to make read-only, where mounting is permitted."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protocol.effects import Put, Table
+from protocol.names import TopicName
+from storage.base import Store
+
+NAME = TopicName("ns", "topic")
+
+
+@contextmanager
+def small_disk(mount_point: Path, size_mib: int):
+    """A tmpfs of ``size_mib`` at ``mount_point``; the test is skipped, saying so, where that is not permitted."""
+    mount_point.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(mount_point)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: a full or read-only disk, since mounting is not permitted: {done.stderr.strip()}")
+    try:
+        yield mount_point
+    finally:
+        subprocess.run(["umount", "-l", str(mount_point)], check=True)
+
+
+def make_read_only(mount_point: Path) -> None:
+    """Remount a disk of ``small_disk`` read-only."""
+    subprocess.run(["mount", "-o", "remount,ro", str(mount_point)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """Write a file until the disk is full, to the last byte; removing it frees the space."""
+    ballast = directory / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
+    return ballast
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory and its bytes."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+async def write_commits(store: Store, count: int, *, rows: int = 10, value: bytes = bytes(100), first: int = 0) -> None:
+    """Commits ``first`` to ``first + count``: each puts ``rows`` rows whose key starts with the commit's number."""
+    claim = await store.claim(NAME)
+    suffixes = [i.to_bytes(4, "big") for i in range(rows)]
+    for number in range(first, first + count):
+        await store.write([Put(Table.MESSAGE, number.to_bytes(4, "big"), suffixes, [value] * rows)], claim=claim)

@@ -1,0 +1,212 @@
+"""Damaged files: said so, never repaired, nothing removed, and never a wrong row."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+from contract import LAST, everything
+from disks import snapshot, write_commits
+
+from protocol.effects import Table
+from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.manifest import newest_log
+from storage.readonly import open_stopped
+
+SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, max_file_bytes=1 << 20)
+
+
+@pytest.fixture
+async def stopped(tmp_path):
+    """A stopped store with tables, a log with rows in it, and a manifest of several edits; and its rows."""
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        await write_commits(store, 40, rows=50, value=Random(1).randbytes(200))
+        rows = await everything(store)
+    files = {path.suffix for path in (tmp_path / "data" / "rows").iterdir()}
+    assert {".ldb", ".log"} <= files
+    return tmp_path / "data", rows
+
+
+def only(directory: Path, pattern: str) -> Path:
+    return max((directory / "rows").glob(pattern), key=lambda path: path.stat().st_size)
+
+
+def kept(directory: Path) -> dict[str, bytes]:
+    """Everything except LevelDB's own diary and the lock."""
+    return {
+        name: data
+        for name, data in snapshot(directory).items()
+        if not name.endswith((".lock", "LOG", "LOG.old", "/LOCK"))
+    }
+
+
+async def refused(directory: Path) -> StoreUnusable:
+    before = kept(directory)
+    with pytest.raises(StoreDamaged) as caught:
+        await LevelDBStore.open(directory)
+    assert kept(directory) == before
+    assert "plainsong store explain" in caught.value.hint
+    return caught.value
+
+
+async def test_without_current_nothing_is_created_over_the_tables(stopped):
+    directory, _ = stopped
+    (directory / "rows" / "CURRENT").unlink()
+    assert "CURRENT is missing" in (await refused(directory)).detail
+
+
+@pytest.mark.parametrize("said", ["", "MANIFEST-000002", "../../etc/passwd\n", "MANIFEST-999999\n"])
+async def test_a_current_that_leads_nowhere_is_damage(stopped, said):
+    directory, _ = stopped
+    (directory / "rows" / "CURRENT").write_text(said)
+    await refused(directory)
+
+
+async def test_a_missing_manifest_is_damage(stopped):
+    directory, _ = stopped
+    only(directory, "MANIFEST-*").unlink()
+    assert "MANIFEST" in (await refused(directory)).detail
+
+
+async def test_a_missing_table_is_damage(stopped):
+    directory, _ = stopped
+    only(directory, "*.ldb").unlink()
+    await refused(directory)
+
+
+async def test_a_missing_log_is_damage(stopped):
+    directory, _ = stopped
+    only(directory, "*.log").unlink()
+    await refused(directory)
+
+
+async def test_a_rows_directory_that_is_gone_is_damage(stopped):
+    directory, _ = stopped
+    shutil.rmtree(directory / "rows")
+    await refused(directory)
+
+
+async def test_a_manifest_cut_anywhere_is_damage_or_loses_no_row(stopped, tmp_path):
+    directory, rows = stopped
+    manifest = only(directory, "MANIFEST-*")
+    size = manifest.stat().st_size
+    outcomes = set()
+    for length in sorted({*range(0, size, max(1, size // 40)), size - 1}):
+        copy = tmp_path / f"cut{length}"
+        shutil.copytree(directory, copy)
+        with (copy / "rows" / manifest.name).open("r+b") as file:
+            file.truncate(length)
+        before = kept(copy)
+        try:
+            async with await LevelDBStore.open(copy, SMALL) as store:
+                assert await everything(store) == rows
+                outcomes.add("whole")
+        except StoreDamaged:
+            assert kept(copy) == before
+            outcomes.add("damaged")
+        shutil.rmtree(copy)
+    assert "damaged" in outcomes
+
+
+def scanned(directory: Path) -> tuple[list[Row], str]:
+    """What can be read of a stopped store's messages, and what was said."""
+    fed: list[Row] = []
+
+    def feed(chunk: list[Row]) -> bool:
+        fed.extend(chunk)
+        return True
+
+    with open_stopped(directory) as (database, complaint):
+        try:
+            database.scan(
+                Table.MESSAGE, b"", LAST, feed, reverse=False, first_chunk=64, values=True, between=lambda: None
+            )
+        except StoreError as error:
+            return fed, error.detail + error.hint
+    return fed, complaint
+
+
+async def test_flipped_bytes_of_a_table_are_an_error_and_never_a_wrong_row(stopped):
+    directory, rows = stopped
+    table = only(directory, "*.ldb")
+    whole = table.read_bytes()
+    answers = set()
+    for at in range(0, len(whole), max(1, len(whole) // 25)):
+        table.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        fed, said = scanned(directory)
+        assert fed == rows[: len(fed)]
+        assert said or fed == rows
+        answers.add(said)
+    assert any("store explain" in said for said in answers)
+
+
+async def test_a_flipped_byte_in_the_log_is_damage_and_the_log_is_kept(stopped):
+    directory, _ = stopped
+    log = only(directory, "*.log")
+    whole = bytearray(log.read_bytes())
+    whole[40] ^= 0x55
+    log.write_bytes(whole)
+    assert "orruption" in (await refused(directory)).detail
+
+
+async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
+    directory, rows = stopped
+    log = only(directory, "*.log")
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 5)
+    async with await LevelDBStore.open(directory) as store:
+        assert await everything(store) == rows[:-50]
+
+
+async def test_a_flipped_table_read_through_the_store_is_a_store_error(stopped):
+    directory, _ = stopped
+    table = only(directory, "*.ldb")
+    whole = bytearray(table.read_bytes())
+    whole[100] ^= 0x55
+    table.write_bytes(whole)
+    async with await LevelDBStore.open(directory, SMALL) as store:
+        with pytest.raises(StoreError, match="scanning"):
+            await everything(store)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"\xff" * 100, bytes(range(256)) * 200])
+def test_a_manifest_that_is_none_names_no_log(data):
+    assert newest_log(data) == 0
+
+
+# --- looking at a stopped store ---
+
+
+async def test_looking_at_a_stopped_store_leaves_every_byte_as_it_was(stopped):
+    directory, rows = stopped
+    before = snapshot(directory)
+    with open_stopped(directory) as (database, complaint):
+        assert database.get(Table.MESSAGE, rows[0][0]) == rows[0][1]
+        assert complaint == ""
+    assert snapshot(directory) == before
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+
+
+async def test_looking_at_a_damaged_store_shows_what_is_left_and_says_what_is_wrong(stopped):
+    directory, rows = stopped
+    log = only(directory, "*.log")
+    whole = bytearray(log.read_bytes())
+    whole[40] ^= 0x55
+    log.write_bytes(whole)
+    before = snapshot(directory)
+    with open_stopped(directory) as (database, complaint):
+        assert "orruption" in complaint
+        assert str(directory) in complaint
+        assert database.get(Table.MESSAGE, rows[0][0]) == rows[0][1]
+    assert snapshot(directory) == before
+
+
+async def test_looking_into_nothing_or_into_a_held_directory_is_refused(tmp_path):
+    with pytest.raises(StoreUnusable, match="no store"), open_stopped(tmp_path):
+        pass
+    async with await LevelDBStore.open(tmp_path / "data"):
+        with pytest.raises(StoreUnusable, match="is in use by process"), open_stopped(tmp_path / "data"):
+            pass
