@@ -1,0 +1,110 @@
+"""A store as three dicts, and a topic loaded from it: the synchronous twin of ``actors/load.py``."""
+
+from __future__ import annotations
+
+from protocol.effects import Delete, Put, Table, put_one
+from protocol.ids import after
+from protocol.keys import HIGH_WATER, READER, metadata_key, stop_after, system_key
+from protocol.names import TopicName
+from protocol.records import HighWater, Metadata, Reader
+from protocol.topic.paging import Paging, key_range
+from protocol.topic.state import TopicLimits, TopicState
+
+NAME = TopicName("default", "t1")
+
+
+def single_rows(operations):
+    """A commit, row by row, in the order in which a power cut may leave it."""
+    for operation in operations:
+        if isinstance(operation, Put):
+            for suffix, value in zip(operation.suffixes, operation.values, strict=True):
+                yield put_one(operation.table, operation.prefix + suffix, value)
+        else:
+            for key in operation.keys:
+                yield Delete(operation.table, [key])
+
+
+class ModelStore:
+    """Applies commits whole or up to any row, and refuses to write a message key twice."""
+
+    def __init__(self):
+        self.tables = {table: {} for table in Table}
+        #: Every message row there has ever been, over all generations.
+        self.ever = {}
+        self._unsynced = []
+
+    def write(self, operations, rows=None):
+        """Apply ``operations``, or their first ``rows`` rows; the rows that were applied."""
+        applied = []
+        for index, row in enumerate(single_rows(operations)):
+            if rows is not None and index >= rows:
+                return applied
+            self._apply(row)
+            applied.append(row)
+        self._unsynced.clear()
+        return applied
+
+    def _apply(self, row):
+        table = self.tables[row.table]
+        if isinstance(row, Delete):
+            table.pop(row.keys[0], None)
+            return
+        if row.table is Table.MESSAGE:
+            assert row.prefix not in self.ever, f"{row.prefix.hex()} is written twice"
+            assert all(row.prefix > key for key in table if key[:-10] == row.prefix[:-10]), "written behind another"
+            self.ever[row.prefix] = row.values[0]
+        table[row.prefix] = row.values[0]
+
+    def discard(self, table, keys):
+        """Remove rows; a power cut brings them back unless a write comes first."""
+        for key in keys:
+            if key in self.tables[table]:
+                self._unsynced.append((table, key, self.tables[table].pop(key)))
+
+    def power_cut(self):
+        """Bring back what was discarded since the last write."""
+        for table, key, value in self._unsynced:
+            self.tables[table][key] = value
+        self._unsynced.clear()
+
+    def scan(self, table, start, stop):
+        """The rows of a range, in order."""
+        return sorted((key, value) for key, value in self.tables[table].items() if start <= key < stop)
+
+
+def loaded_state(store, name=NAME, limits=None):
+    """The topic as the store has it."""
+    state = TopicState(name, limits or TopicLimits())
+    value = store.tables[Table.METADATA].get(metadata_key(name))
+    if value is None:
+        return state
+    metadata = Metadata.decode(value)
+    mark = store.tables[Table.METADATA].get(system_key(HIGH_WATER, name, metadata.generation))
+    start = state.begin(metadata, None if mark is None else HighWater.decode(mark))
+    state.replay(store.scan(Table.MESSAGE, start, stop_after(state.prefix)))
+    readers = system_key(READER, name, metadata.generation)
+    for key, value in store.scan(Table.METADATA, readers, stop_after(readers)):
+        state.readers[key[len(readers) :].decode("ascii")] = Reader.decode(value)
+    state.loaded()
+    return state
+
+
+def page_of(rows, span, limit=1000, max_bytes=1 << 20, chunk=3):
+    """The page that ``span`` gives from ``rows``, fed a few at a time as stores do."""
+    paging = Paging(span, limit, max_bytes)
+    start, stop = key_range(span)
+    wanted = [row for row in rows if start <= row[0] < stop] if span.start < span.until else []
+    for at in range(0, len(wanted), chunk):
+        if not paging.feed_rows(wanted[at : at + chunk]):
+            break
+    return paging.page()
+
+
+def pages_of(rows, span, limit, max_bytes=1 << 20):
+    """Page after page until the end."""
+    while True:
+        page = page_of(rows, span, limit, max_bytes)
+        yield page
+        if page.end == "end":
+            return
+        span.since = after(page.last_id)
