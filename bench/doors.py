@@ -1,0 +1,134 @@
+"""What the doors themselves cost: the lane's empty answer beside a bare ASGI application on hypercorn, in one run.
+
+    python -m bench.doors [--requests 20000] [--connections 1,16,64]
+
+Prints one JSON object per line and a ratio per number of connections. Each server is a process of its own, so is
+the load generator (``bench/load.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
+
+from broker.http.bodies import BodyBudget
+from broker.http.exchange import HotRequest, HttpAnswer
+from broker.http.listen import serve_http
+from broker.http.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+LOAD = Path(__file__).with_name("load.py")
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """The least an ASGI application can do: read the body, answer 200 with nothing."""
+    if scope["type"] == "lifespan":
+        for step in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{step}.complete"})
+        return
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def empty(request: HotRequest) -> HttpAnswer:
+    """The handler of the lane's empty answer."""
+    return HttpAnswer(200)
+
+
+def serve_lane(told: Connection) -> None:
+    """Serves the lane with ``empty`` behind it, on a free port that it tells."""
+
+    async def main() -> None:
+        settings = HttpSettings()
+        budget = BodyBudget(settings.max_inflight_bytes)
+        async with trio.open_nursery() as nursery:
+
+            async def server(task_status: trio.TaskStatus[list[str]]) -> None:
+                await serve_http(
+                    settings,
+                    {"publish": empty},
+                    bare,
+                    binds=["127.0.0.1:0"],
+                    budget=budget,
+                    stop=trio.Event(),
+                    grace_s=1,
+                    task_status=task_status,
+                )
+
+            addresses = await nursery.start(server)
+            told.send(int(addresses[0].rpartition(":")[2]))
+
+    trio.run(main)
+
+
+def serve_bare(told: Connection) -> None:
+    """Serves ``bare`` on hypercorn's trio worker as it comes, on a free port that it tells."""
+
+    async def main() -> None:
+        config = Config()
+        config.bind = ["127.0.0.1:0"]
+        config.errorlog = None
+        config.keep_alive_max_requests = 1 << 30
+        async with trio.open_nursery() as nursery:
+
+            async def server(task_status: trio.TaskStatus[list[str]]) -> None:
+                await hypercorn_serve(bare, config, task_status=task_status)  # type: ignore[arg-type]
+
+            addresses = await nursery.start(server)
+            told.send(int(addresses[0].rpartition(":")[2]))
+
+    trio.run(main)
+
+
+def measure(port: int, connections: int, requests: int, *more: str) -> dict[str, Any]:
+    """One run of the load generator."""
+    command = [sys.executable, str(LOAD), "--port", str(port), "--connections", str(connections)]
+    command += ["--requests", str(requests), "--warm-up", str(max(100, requests // 10)), *more]
+    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return result
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="The lane's empty answer beside a bare ASGI application.")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--connections", default="1,16,64")
+    args = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    ports = {}
+    processes = []
+    for name, target in (("lane", serve_lane), ("bare", serve_bare)):
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=target, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()  # so that a server that fails to start ends our wait
+        processes.append(process)
+        ports[name] = ours.recv()
+    for connections in map(int, args.connections.split(",")):
+        lane = measure(ports["lane"], connections, args.requests, "--body-size", "100")
+        bare_rate = measure(ports["bare"], connections, max(1000, args.requests // 8), "--body-size", "100")
+        ratio = lane["requests_per_s"] / bare_rate["requests_per_s"]
+        for name, result in (("lane", lane), ("bare", bare_rate)):
+            print(json.dumps({"server": name, **result}))
+        print(json.dumps({"connections": connections, "lane_over_bare": round(ratio, 2)}))
+    for process in processes:
+        process.terminate()
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The request and the answer of a hot route, free of any server: what both doors and all handlers speak of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, get_args
+
+#: The four verbs that have a route of their own in the lane.
+Verb = Literal["publish", "store", "rollback", "poll"]
+VERBS: frozenset[str] = frozenset(get_args(Verb))
+
+
+class BodyStream(Protocol):
+    """A body that is made while it is sent, such as an async generator of bytes. Whoever holds one closes it."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None:
+        """Ends it, and frees what it holds; a second call does nothing."""
+
+
+@dataclass(slots=True)
+class HotRequest:
+    """One request of a hot route, its body read, decompressed and within bounds."""
+
+    verb: Verb
+    #: Percent-decoded, but not validated.
+    namespace: str
+    topic: str
+    #: The raw query string, without its question mark.
+    query: str
+    #: Lower-case names; a repeated header's values are joined by a comma and a space.
+    headers: Mapping[str, str]
+    body: bytes
+    #: The client's ``X-Request-Id``, or one made here.
+    request_id: str
+
+
+@dataclass(slots=True)
+class HttpAnswer:
+    """What goes back. The doors add ``Date``, ``X-Request-Id`` and the framing."""
+
+    status: int
+    #: All of it, or a stream, which is sent chunked and always closed.
+    body: bytes | BodyStream = b""
+    content_type: str | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+#: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.
+HotHandler: TypeAlias = Callable[[HotRequest], Awaitable[HttpAnswer]]
+HotHandlers: TypeAlias = Mapping[Verb, HotHandler]

@@ -1,0 +1,186 @@
+"""Hypercorn for everything that is not the lane's: its trio server on a connection that may have been begun already.
+
+Three things differ from hypercorn's own ``TCPServer`` (0.18): sends have a deadline and can be cut (its own are
+shielded for ever, so that a reader who went to sleep holds the exit), a head has a time-out of its own, and refusals
+of its parser are problems like all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from broker.http.gate import Gate
+from broker.http.refusals import RefusingH11
+from broker.http.streams import ResumedStream, with_certificate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hypercorn.typing import ASGIFramework, LifespanState
+
+    from broker.http.bodies import BodyBudget
+    from broker.http.settings import HttpSettings
+
+#: Answers are sent in pieces of this size, each with a deadline of its own: a slow reader is served, a stopped one cut.
+SEND_BYTES = 64 << 10
+#: Connections are long-lived here; hypercorn's default of 1000 requests would close them under publishers.
+KEEP_ALIVE_MAX_REQUESTS = 1 << 62
+
+
+class HandedOver(TCPServer):
+    """One connection served by hypercorn."""
+
+    def __init__(self, door: HypercornDoor, stream: Any) -> None:
+        super().__init__(door.app, door.config, door.context, door.state, stream)
+        self._send_timeout_s = door.settings.send_timeout_s
+        self._header_timeout_s = door.settings.header_timeout_s
+        self._idle = True
+        self._life = trio.CancelScope()
+        self._sending: trio.CancelScope | None = None
+
+    async def run(self) -> None:
+        """Serves the connection to its end."""
+        with self._life:
+            try:
+                await self._serve(*await self._shake_hands())
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # the client is gone, or was never there
+            finally:
+                await trio.aclose_forcefully(self.stream)
+
+    def cut(self) -> None:
+        """Ends the connection now, also in the middle of a send."""
+        self._life.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _shake_hands(self) -> tuple[str, Any, bool]:
+        """The protocol that was agreed on, the socket, and whether it is TLS."""
+        if not isinstance(self.stream, trio.SSLStream):
+            return "http/1.1", self.stream.socket, False
+        with trio.fail_after(self._header_timeout_s):
+            await self.stream.do_handshake()
+        self.app = with_certificate(self.app, self.stream)
+        return self.stream.selected_alpn_protocol() or "http/1.1", self.stream.transport_stream.socket, True
+
+    async def _serve(self, alpn_protocol: str, socket: Any, tls: bool) -> None:
+        client = parse_socket_addr(socket.family, socket.getpeername())
+        server = parse_socket_addr(socket.family, socket.getsockname())
+        state = ConnectionState(self.state)
+        async with TaskGroup() as tasks:
+            self._task_group = tasks
+            ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
+            self.protocol = ProtocolWrapper(*ends, alpn_protocol)
+            if isinstance(self.protocol.protocol, H11Protocol):
+                self.protocol.protocol = RefusingH11(*ends)
+            await self.protocol.initiate()
+            await self.idle_task.restart(tasks, self._idle_timeout)
+            await self._read_data()
+        await self._close()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Sends bytes, with a deadline for each piece; shielded, since half a frame would spoil the connection."""
+        if isinstance(event, Updated):
+            self._idle = event.idle
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+            return
+        async with self.send_lock:
+            rest = memoryview(event.data)
+            try:
+                while rest:
+                    with trio.CancelScope(shield=True) as self._sending:
+                        self._sending.deadline = trio.current_time() + self._send_timeout_s
+                        await self.stream.send_all(rest[:SEND_BYTES])
+                    if self._sending.cancelled_caught:
+                        raise trio.BrokenResourceError("the reader takes nothing")
+                    rest = rest[SEND_BYTES:]
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._life.cancel()
+                await self.protocol.handle(Closed())
+
+    async def _read_data(self) -> None:
+        """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
+        deadline = inf
+        while True:
+            with trio.CancelScope(deadline=deadline) as wait:
+                try:
+                    data = await self.stream.receive_some(MAX_RECV)
+                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                    break
+            if wait.cancelled_caught:
+                break
+            await self.protocol.handle(RawData(bytes(data)))
+            if not data:
+                break
+            if not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
+                deadline = inf
+            elif deadline == inf:
+                deadline = trio.current_time() + self._header_timeout_s
+        await self.protocol.handle(Closed())
+
+
+class HypercornDoor:
+    """Hypercorn and the application behind it, for as long as the server lives."""
+
+    def __init__(self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget) -> None:
+        self.settings = settings
+        self.config = Config()
+        self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
+        self.config.accesslog = None
+        self.config.include_server_header = False
+        self.config.keep_alive_timeout = settings.keep_alive_s
+        self.config.keep_alive_max_requests = KEEP_ALIVE_MAX_REQUESTS
+        self.context = WorkerContext(None)
+        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set))
+        self.state: LifespanState = {}
+        self._connections: set[HandedOver] = set()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The application's lifespan: started on entry, shut down on exit."""
+        lifespan = Lifespan(self.app, self.config, self.state)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await lifespan.wait_for_shutdown()
+                nursery.cancel_scope.cancel()
+
+    async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
+        """Serves one connection, whose first bytes have been read already, to its end."""
+        whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
+        connection = HandedOver(self, whole)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    async def stop(self) -> None:
+        """Closes connections that rest, and the others after their current answer."""
+        await self.context.terminated.set()
+
+    def cut(self) -> None:
+        """Ends all connections now."""
+        for connection in self._connections:
+            connection.cut()

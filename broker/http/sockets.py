@@ -1,0 +1,82 @@
+"""Listening sockets: from ``host:port`` to sockets that accept, or an error that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+BACKLOG = 1024
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """``(host, port)`` of ``host:port`` or ``[v6 address]:port``.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    host, colon, port = bind.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{bind!r} is not host:port (an IPv6 address stands in brackets)")
+    return host.strip("[]"), int(port)
+
+
+def listen_on(bind: str) -> list[socket.socket]:
+    """Sockets that listen on every address of ``bind``; port 0 takes a free one, the same on all of them.
+
+    Raises:
+      ValueError: ``bind`` is not host:port.
+      OSError: no address could be bound; the message says which and why.
+    """
+    host, port = split_bind(bind)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            if port == 0 and listeners:
+                address = (address[0], listeners[0].getsockname()[1], *address[2:])
+            # A name such as localhost may have addresses this machine lacks; one that works is enough.
+            with suppress(_Unavailable):
+                listeners.append(_listener(family, address))
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise _explained(error, bind) from None
+    if not listeners:
+        raise _explained(OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)), bind)
+    return listeners
+
+
+def shown(listener: socket.socket) -> str:
+    """Where it listens, as ``host:port``."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Unavailable(Exception):
+    """The machine does not have this address."""
+
+
+def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _Unavailable from None
+        raise
+    return sock
+
+
+def _explained(error: OSError, bind: str) -> OSError:
+    if error.errno == errno.EADDRINUSE:
+        return OSError(error.errno, f"{bind} is in use by another process; stop it, or choose another address")
+    return OSError(error.errno, f"cannot listen on {bind}: {error.strerror}")
