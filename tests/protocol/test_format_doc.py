@@ -1,0 +1,176 @@
+"""docs/format.md is true: its worked example is decoded from the page and compared with what the code writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import plyvel
+import pytest
+
+from protocol import keys, rows
+from protocol.codec import AVRO
+from protocol.effects import Table
+from protocol.ids import ID_BYTES
+from protocol.names import TopicName
+from protocol.page import Page
+from protocol.properties import TopicProperties
+from protocol.records import HighWater, Metadata, Reader
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
+from protocol.topic.core import TopicCore
+from protocol.topic.paging import Paging, key_range
+from protocol.topic.state import Now, TopicState
+from storage.format import FILE_NAME, read_format, write_format
+from storage.leveldb import LevelDBStore
+from storage.memory import MemoryStore
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "format.md").read_text(encoding="utf-8")
+
+CLOCK_MS = 1_700_000_000_000
+NAME = TopicName("shop", "orders")
+#: A line of a dump: an optional label, bytes, and after two spaces what they are.
+DUMP_LINE = re.compile(r"(?P<label>\w+)?\s+(?P<hex>[0-9a-f]{2}(?: [0-9a-f]{2})*)\s{2,}(?P<words>\S.*)")
+
+
+def dumps(name: str) -> list[dict[str, bytes]]:
+    """The blocks fenced as ``hex name``: label → bytes of each."""
+    found = []
+    for block in re.findall(rf"^```hex {name}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        parts: dict[str, bytes] = {}
+        label = ""
+        for line in block.splitlines():
+            said = DUMP_LINE.fullmatch(line)
+            assert said, line
+            label = said["label"] or label
+            parts[label] = parts.get(label, b"") + bytes.fromhex(said["hex"])
+        found.append(parts)
+    return found
+
+
+def documented_rows() -> list[tuple[bytes, bytes]]:
+    """Key and value of each row of the example, as LevelDB has them."""
+    return [(row["key"], row["value"]) for row in dumps(r"[a-z -]+") if "key" in row]
+
+
+class Example:
+    """The three steps of the example, on a clock that says what it is told."""
+
+    def __init__(self) -> None:
+        self.core = TopicCore(TopicState(NAME))
+        self.commits: list[Any] = []
+        self.do(Create(TopicProperties(ttl_s=3600)), CLOCK_MS)
+        request = PublishRequest([b"paid 17", b"hurry"], message_ttls_s=[None, 60])
+        receipt = self.do(Publish(request, 32), CLOCK_MS + 5)
+        self.do(SetReader("billing", receipt.first_id), CLOCK_MS + 9)
+
+    def do(self, ask: Ask[Any], at_ms: int) -> Any:
+        now = Now(at_ms, 0.0)
+        step = self.core.step([("ticket", ask)], now)
+        if step.operations:
+            self.commits.append(step.operations)
+        ((_, answer),) = self.core.settled(step, now)
+        assert not isinstance(answer, Exception), answer
+        return answer
+
+    def page(self, at_ms: int) -> Page:
+        """All there is to read, from the rows."""
+        store = MemoryStore()
+        for operations in self.commits:
+            store.apply(operations)
+        span = self.do(Look(bytes(ID_BYTES)), at_ms)
+        paging = Paging(span, 100, 1 << 20)
+        paging.feed_rows(list(store.tables[Table.MESSAGE].walk(*key_range(span), reverse=False)))
+        return paging.page()
+
+
+async def test_the_example_is_what_leveldb_holds(tmp_path: Path):
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        claim = await store.claim(NAME)
+        for operations in Example().commits:
+            await store.write(operations, claim=claim)
+    with plyvel.DB(str(tmp_path / "data" / "rows")) as database:
+        assert documented_rows() == list(database)
+    table = re.findall(r"^\| `([\w.]+/?)` \|", TEXT.split("## Three tables")[0], re.MULTILINE)
+    there = {path.name + ("/" if path.is_dir() else "") for path in (tmp_path / "data").iterdir()}
+    assert there == set(table) - {"FORMAT.tmp"}
+
+
+def test_the_example_can_be_read_by_the_page_alone():
+    high_water, reader, metadata, first, second = documented_rows()
+    topic = b"shop:orders:" + struct.pack(">i", 1)
+    assert high_water[0] == b"\x01\x00h" + topic
+    assert reader[0] == b"\x01\x00r" + topic + b"billing"
+    assert metadata[0] == b"\x01shop:orders:"
+    at_ms = CLOCK_MS + 5
+    assert first[0] == b"\x02" + topic + struct.pack(">qH", at_ms, 0)
+    assert second[0] == b"\x02" + topic + struct.pack(">qH", at_ms, 1)
+    assert first[1] == bytes([0x00, 2 * 7]) + b"paid 17"
+    assert second[1] == bytes([0x02]) + struct.pack(">I", 60) + bytes([2 * 5]) + b"hurry"
+    slices = [[at_ms, at_ms, 2, len(first[1]) + len(second[1]) + 20, at_ms + 60_000]]
+    assert unpacked(high_water[1]) == {"t": at_ms, "s": [at_ms, 1], "b": slices}
+    assert unpacked(reader[1]) == {"p": first[0][-10:] + bytes(10), "c": CLOCK_MS + 9}
+    assert unpacked(metadata[1])["p"]["ttl"] == 3600
+
+
+def unpacked(value: bytes) -> Any:
+    assert value[0] == 1
+    return msgpack.unpackb(value[1:])
+
+
+def test_the_example_is_read_by_the_code_too():
+    high_water, reader, metadata, first, second = documented_rows()
+    assert keys.parse_system_key(high_water[0][1:]) == (b"h", NAME, 1, b"")
+    assert keys.parse_system_key(reader[0][1:]) == (b"r", NAME, 1, b"billing")
+    assert keys.topic_of(metadata[0][1:]) == (NAME, b"")
+    assert keys.parse_message_key(second[0][1:]) == (NAME, 1, CLOCK_MS + 5, 1)
+    assert HighWater.decode(high_water[1]).last_sequence_id == 1
+    assert Reader.decode(reader[1]).changed_ms == CLOCK_MS + 9
+    assert Metadata.decode(metadata[1]).properties.ttl_s == 3600
+    assert rows.decode_row(first[1]).payload == b"paid 17"
+    assert rows.decode_row(second[1]).ttl_s == 60
+
+
+def test_the_answer_is_what_a_poll_gives_until_the_second_message_expires():
+    (answer,) = dumps("answer")
+    at_its_end_ms = CLOCK_MS + 60_005
+    assert AVRO.encode_page(Example().page(at_its_end_ms)) == answer["body"]
+    left = Example().page(at_its_end_ms + 1)
+    assert [payload for _, payload in left.messages()] == [b"paid 17"]
+
+
+def test_the_format_file_is_as_shown(tmp_path: Path):
+    write_format(tmp_path)
+    (shown,) = re.findall(r"^```json FORMAT\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    written = (tmp_path / FILE_NAME).read_text(encoding="ascii")
+    assert list(json.loads(shown)) == list(json.loads(written))
+    assert json.loads(shown)["format"] == read_format(tmp_path)
+    assert shown.count("\n") == written.count("\n")
+
+
+def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
+    flags = {name: int(number, 16) for number, name in re.findall(r"^\| `(\w\w)` \| ([A-Z_]+) \|", TEXT, re.MULTILINE)}
+    in_code = {name: value for name, value in vars(rows).items() if name in flags or name.startswith("HAS_")}
+    assert flags == in_code
+    tables = re.findall(r"^\| `(\d\d)` \| ([a-z]+) \|", TEXT, re.MULTILINE)
+    assert {(int(number), name.upper()) for number, name in tables} == {(table.value, table.name) for table in Table}
+    kinds = {letter.encode() for letter in re.findall(r"^\| [\w -]+ \| `(\w)` \| ", TEXT, re.MULTILINE)}
+    assert kinds == {value for value in vars(keys).values() if isinstance(value, bytes) and value.isalpha()}
+
+
+@pytest.mark.parametrize(
+    ("title", "record"),
+    [
+        ("Metadata", Metadata(3, TopicProperties(max_bytes=9), 1, 2, deleted_ms=3, partly_cleaned=True, floor_ms=4)),
+        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]])),
+        ("Reader", Reader(bytes(ID_BYTES), 1)),
+    ],
+)
+def test_every_key_of_a_record_is_on_the_page(title: str, record: Metadata | HighWater | Reader):
+    section = re.split(rf"^\*\*{title}\*\*", TEXT, flags=re.MULTILINE)[1].split("\n\n")[1]
+    assert set(re.findall(r"^\| `(\w)` \|", section, re.MULTILINE)) == set(unpacked(record.encode()))
