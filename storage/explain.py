@@ -1,0 +1,187 @@
+"""What a stopped store holds: a walk over its rows, by choice or summed up by topic and generation.
+
+Reads everything once, in key order, and keeps numbers only: memory grows with topics, not with messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table
+from storage.base import StoreError
+from storage.describe import Described, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol.names import TopicName
+    from protocol.records import Metadata
+    from storage.base import Row
+    from storage.leveldb.database import Database
+
+#: After every key: names are ASCII, and system keys start with 00.
+_AFTER_ALL = b"\xff" * 8
+#: Unreadable rows shown of each table; all are counted.
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which rows to show; None: no matter. Unreadable rows are shown unless they are of another topic."""
+
+    namespace: str | None = None
+    topic: str | None = None
+    generation: int | None = None
+    first: bytes | None = None
+    """The first position (ten bytes) of messages; payload rows go by its time. Other rows have none."""
+    stop: bytes | None = None
+    """The position before which to stop."""
+    tables: frozenset[Table] = frozenset(Table)
+
+    def takes(self, row: Described) -> bool:
+        """Whether ``row`` is chosen."""
+        if row.name is not None and (
+            self.namespace not in (None, row.name.namespace) or self.topic not in (None, row.name.topic)
+        ):
+            return False
+        if row.generation is not None and self.generation not in (None, row.generation):
+            return False
+        at = row.position
+        if at is None and row.time_ms is not None:
+            at = row.key[-10:]
+        if at is None:
+            return True
+        return (self.first is None or at >= self.first) and (self.stop is None or at < self.stop)
+
+
+def walk(database: Database, table: Table, take: Callable[[Described], bool]) -> str:
+    """Give every row of ``table`` to ``take`` until it says False. Blocks.
+
+    Returns what the store said when it could not read on, else an empty string.
+    """
+
+    def feed(rows: list[Row]) -> bool:
+        return all(take(describe(table, key, value)) for key, value in rows)
+
+    try:
+        database.scan(table, b"", _AFTER_ALL, feed, reverse=False, first_chunk=64, values=True, between=lambda: None)
+    except StoreError as error:
+        return error.detail
+    return ""
+
+
+@dataclass(slots=True)
+class GenerationSummary:
+    """The rows of one generation of a topic."""
+
+    messages: int = 0
+    payload_rows: int = 0
+    bytes: int = 0
+    """Keys and values, before compression."""
+    first_ms: int | None = None
+    last_ms: int | None = None
+    rolled_back: int = 0
+    expired: int = 0
+    readers: int = 0
+
+    def add(self, row: Described, metadata: Metadata | None, now_ms: int) -> None:
+        """Count a message, payload or reader row."""
+        self.bytes += len(row.key) + len(row.value)
+        if row.kind == "reader":
+            self.readers += 1
+        elif row.kind == "payload":
+            self.payload_rows += 1
+        elif row.kind == "message":
+            self.messages += 1
+            self.rolled_back += bool(row.fields.get("rolled_back"))
+            self.expired += _expired(row, metadata, now_ms)
+        if row.time_ms is not None:
+            self.first_ms = row.time_ms if self.first_ms is None else min(self.first_ms, row.time_ms)
+            self.last_ms = row.time_ms if self.last_ms is None else max(self.last_ms, row.time_ms)
+
+
+@dataclass(slots=True)
+class TopicSummary:
+    """A topic: what its metadata row says, and its rows by generation."""
+
+    metadata: Metadata | None = None
+    """None: there are rows, but no metadata row that can be read."""
+    generations: dict[int, GenerationSummary] = field(default_factory=dict)
+
+    def cleaned(self, generation: int) -> int:
+        """How many messages of a generation the janitor would remove, now or after the grace of a deletion."""
+        summary = self.generations[generation]
+        if self.metadata is None:
+            return 0
+        if generation < self.metadata.generation or self.metadata.deleted_ms is not None:
+            return summary.messages
+        return summary.expired
+
+
+@dataclass(slots=True)
+class TableSummary:
+    """A table: its rows, those that do not parse, and where reading stopped."""
+
+    rows: int = 0
+    bytes: int = 0
+    unparseable: int = 0
+    examples: list[Described] = field(default_factory=list)
+    stopped: str = ""
+    """What the store said when it could not read on: there are more rows than were counted."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """All that a store holds."""
+
+    topics: dict[TopicName, TopicSummary] = field(default_factory=dict)
+    tables: dict[Table, TableSummary] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row could be read."""
+        return not any(table.unparseable or table.stopped for table in self.tables.values())
+
+
+def explain(database: Database, *, now_ms: int) -> Summary:
+    """Sum a store up. Blocks, and reads all of it.
+
+    Args:
+      now_ms: what has expired is counted as of this time.
+    """
+    summary = Summary()
+    # Metadata first: it says what the ttl of the messages is.
+    for table in Table:
+        counted = summary.tables[table] = TableSummary()
+        counted.stopped = walk(database, table, partial(_count, summary, counted, now_ms))
+    return summary
+
+
+def _count(summary: Summary, table: TableSummary, now_ms: int, row: Described) -> bool:
+    table.rows += 1
+    table.bytes += len(row.key) + len(row.value)
+    if row.problem:
+        table.unparseable += 1
+        if len(table.examples) < MAX_EXAMPLES:
+            table.examples.append(row)
+    if row.name is None:
+        return True
+    topic = summary.topics.setdefault(row.name, TopicSummary())
+    if row.metadata is not None:
+        topic.metadata = row.metadata
+    if row.generation is not None:
+        generation = topic.generations.setdefault(row.generation, GenerationSummary())
+        if row.kind != "metadata":
+            generation.add(row, topic.metadata, now_ms)
+    return True
+
+
+def _expired(row: Described, metadata: Metadata | None, now_ms: int) -> bool:
+    if metadata is None or row.message is None or row.time_ms is None:
+        return False
+    ttl_ms = metadata.properties.ttl_ms
+    if row.message.ttl_s is not None:
+        ttl_ms = min(ttl_ms, row.message.ttl_s * 1000)
+    return now_ms > row.time_ms + ttl_ms or row.time_ms < metadata.floor_ms

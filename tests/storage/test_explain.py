@@ -1,0 +1,99 @@
+"""A stopped store explained: every row decoded, counted by topic and generation, and what does not parse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from disks import snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from rows_of_all_kinds import GONE, NOW_MS, ORDERS, make_store, rows_of_all_kinds, rows_that_do_not_parse
+
+from protocol.effects import Table
+from protocol.ids import pack_position
+from storage.describe import Described, describe
+from storage.explain import MAX_EXAMPLES, Choice, explain, walk
+from storage.readonly import open_stopped
+
+
+def described(operations) -> list[Described]:
+    return [describe(op.table, op.prefix + op.suffixes[0], op.values[0]) for op in operations]
+
+
+def test_every_row_the_daemon_writes_is_decoded():
+    rows = described(rows_of_all_kinds())
+    assert [row.problem for row in rows] == [""] * len(rows)
+    assert [row.kind for row in rows] == ["metadata"] * 2 + ["high-water", "reader"] + ["message"] * 7 + ["payload"]
+    for row in rows:
+        json.dumps(row.shown())
+
+
+def test_a_row_that_does_not_parse_says_why_and_shows_its_bytes():
+    for row in described(rows_that_do_not_parse()):
+        assert row.kind == "unparseable"
+        assert row.shown()["problem"]
+        assert bytes.fromhex(row.shown()["value"]) == row.value
+        assert bytes.fromhex(row.shown()["key"]) == row.key
+
+
+@given(st.sampled_from(list(Table)), st.binary(max_size=60), st.binary(max_size=60))
+def test_whatever_bytes_a_row_has_describing_it_never_fails(table, key, value):
+    json.dumps(describe(table, key, value).shown())
+
+
+@given(st.sampled_from(rows_of_all_kinds()), st.data())
+def test_whatever_byte_of_a_row_is_changed_describing_it_never_fails(operation, data):
+    key, value = bytearray(operation.prefix + operation.suffixes[0]), bytearray(operation.values[0])
+    for garbled in (key, value):
+        at = data.draw(st.integers(0, len(garbled) - 1))
+        garbled[at] = data.draw(st.integers(0, 255))
+        json.dumps(describe(operation.table, bytes(key), bytes(value)).shown())
+
+
+async def test_a_summary_counts_by_topic_and_generation_and_what_would_be_cleaned(tmp_path):
+    with open_stopped(await make_store(tmp_path / "data")) as (database, _):
+        summary = explain(database, now_ms=NOW_MS)
+    assert summary.whole
+    assert set(summary.topics) == {ORDERS, GONE}
+    orders = summary.topics[ORDERS]
+    assert {number: rows.messages for number, rows in orders.generations.items()} == {1: 1, 2: 5}
+    second = orders.generations[2]
+    assert (second.payload_rows, second.readers, second.rolled_back, second.expired) == (1, 1, 1, 2)
+    assert (second.first_ms, second.last_ms) == (NOW_MS - 3_600_001, NOW_MS)
+    assert orders.cleaned(1) == 1
+    assert orders.cleaned(2) == 2
+    assert summary.topics[GONE].cleaned(1) == 1
+    assert [summary.tables[table].rows for table in Table] == [4, 7, 1]
+
+
+async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path):
+    directory = await make_store(tmp_path / "data", damaged=True)
+    before = snapshot(directory)
+    with open_stopped(directory) as (database, _):
+        summary = explain(database, now_ms=NOW_MS)
+    assert not summary.whole
+    assert [summary.tables[table].unparseable for table in Table] == [3, 3, 1]
+    assert all(len(counted.examples) <= MAX_EXAMPLES for counted in summary.tables.values())
+    assert snapshot(directory) == before
+
+
+@pytest.mark.parametrize(
+    ("choice", "count"),
+    [
+        (Choice(), 7),
+        (Choice(namespace="shop"), 7),
+        (Choice(namespace="other"), 0),
+        (Choice(topic="gone"), 1),
+        (Choice(topic="orders", generation=2), 5),
+        (Choice(generation=1), 2),
+        (Choice(first=pack_position(NOW_MS, 0)), 3),
+        (Choice(first=pack_position(NOW_MS, 0), stop=pack_position(NOW_MS, 1)), 2),
+        (Choice(stop=pack_position(NOW_MS - 3_600_000, 0)), 1),
+    ],
+)
+async def test_rows_are_chosen_by_name_generation_and_position(tmp_path, choice, count):
+    rows = []
+    with open_stopped(await make_store(tmp_path / "data")) as (database, _):
+        assert walk(database, Table.MESSAGE, lambda row: rows.append(row) or True) == ""
+    assert sum(map(choice.takes, rows)) == count
