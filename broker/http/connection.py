@@ -86,18 +86,19 @@ class Connection:
         with trio.CancelScope() as watching:
             self._watching = watching
             while len(self.pending) < MAX_PIPELINED_BYTES:
+                await wait_readable(self._sock)
+                if watching.cancel_called:
+                    return  # the owner reads again; to wait here once more would be in its way
                 try:
-                    data = await self._receive_unless_cancelled(watching)
-                except (PeerLeft, OSError):
+                    data = self._sock.recv(RECEIVE_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                if not data:
                     self.scope.cancel()
                     return
                 self.pending += data
-
-    async def _receive_unless_cancelled(self, watching: trio.CancelScope) -> bytes:
-        await wait_readable(self._sock)
-        if watching.cancel_called:
-            return b""  # the bytes are the owner's, who may be reading them already
-        return await self.receive()
 
     def unwatch(self) -> None:
         """Ends ``watch``; the socket is free for our own reading at once, before its task has ended."""

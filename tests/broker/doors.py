@@ -1,0 +1,257 @@
+"""Servers with toy handlers for the tests of both doors, and clients that speak raw bytes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+from quart_trio import QuartTrio
+
+from broker.http.bodies import BodyBudget
+from broker.http.exchange import HotRequest, HttpAnswer
+from broker.http.listen import serve_http
+from broker.http.quart_door import HOT_ROUTE, hot_view, install_errors
+from broker.http.settings import HttpSettings
+from protocol.errors import Overloaded, TopicNotFound
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+SETTINGS = HttpSettings(
+    max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5
+)
+
+
+@dataclass
+class Toys:
+    """The toy handlers, and what they saw."""
+
+    release: trio.Event = field(default_factory=trio.Event)
+    parked: int = 0
+    cancelled: trio.Event = field(default_factory=trio.Event)
+    closed: trio.Event = field(default_factory=trio.Event)
+
+    async def publish(self, request: HotRequest) -> HttpAnswer:
+        if request.topic == "missing":
+            raise TopicNotFound("no topic 'missing'", hint="create it")
+        if request.topic == "bug":
+            raise ZeroDivisionError("a secret")
+        if request.topic == "full":
+            raise Overloaded
+        if request.topic == "injection":
+            return HttpAnswer(200, b"", None, [("Plainsong-Last-Id", request.query + "\r\nX-Evil: 1")])
+        return HttpAnswer(200)
+
+    async def store(self, request: HotRequest) -> HttpAnswer:
+        """Echoes what arrived."""
+        seen = {
+            "namespace": request.namespace,
+            "topic": request.topic,
+            "query": request.query,
+            "headers": {name: request.headers[name] for name in sorted(request.headers) if name.startswith("x-echo")},
+            "body": request.body.hex(),
+        }
+        return HttpAnswer(200, json.dumps(seen).encode(), "application/json", [("Plainsong-End", "end")])
+
+    async def rollback(self, request: HotRequest) -> HttpAnswer:
+        """Streams; the topic says how much."""
+        return HttpAnswer(200, self._stream(request.topic), "avro/binary")
+
+    async def _stream(self, topic: str) -> AsyncGenerator[bytes, None]:
+        try:
+            if topic == "broken-at-once":
+                raise TopicNotFound("gone before the first byte")
+            for number in range(1_000_000 if topic == "endless" else 3):
+                yield b"%d;" % number * (20_000 if topic == "endless" else 1)
+                await trio.lowlevel.checkpoint()
+                if topic == "broken":
+                    raise ZeroDivisionError("in the middle")
+        finally:
+            self.closed.set()
+
+    async def poll(self, request: HotRequest) -> HttpAnswer:
+        """Parks until released."""
+        self.parked += 1
+        try:
+            await self.release.wait()
+        except trio.Cancelled:
+            self.cancelled.set()
+            raise
+        finally:
+            self.parked -= 1
+        return HttpAnswer(200, b"\0", "avro/binary")
+
+
+@dataclass
+class Door:
+    """A running server."""
+
+    port: int
+    toys: Toys
+    budget: BodyBudget
+    stop: trio.Event
+    ended: trio.Event
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+
+def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
+    app = QuartTrio("toys")
+    install_errors(app, settings)
+    for verb in ("publish", "store", "rollback", "poll"):
+        view = hot_view(verb, getattr(toys, verb), settings)
+        app.add_url_rule(HOT_ROUTE + verb, verb, view, methods=["POST"])
+
+    @app.get("/ping")
+    async def ping() -> str:
+        return "OK"
+
+    @app.get("/tls")
+    async def tls() -> dict[str, Any]:
+        from quart import request
+
+        return request.scope["extensions"].get("tls", {})
+
+    return app
+
+
+@asynccontextmanager
+async def running(
+    settings: HttpSettings = SETTINGS,
+    *,
+    bind: str = "127.0.0.1:0",
+    grace_s: float = 5,
+    tls: ssl.SSLContext | None = None,
+    **changes: Any,
+) -> AsyncIterator[Door]:
+    """A server with toy handlers, stopped at the end."""
+    settings = replace(settings, **changes)
+    toys = Toys()
+    budget = BodyBudget(settings.max_inflight_bytes)
+    handlers = {"publish": toys.publish, "store": toys.store, "rollback": toys.rollback, "poll": toys.poll}
+    stop, ended = trio.Event(), trio.Event()
+    app = toy_app(toys, settings)
+
+    async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
+        await serve_http(
+            settings,
+            handlers,
+            app,
+            binds=[bind],
+            budget=budget,
+            stop=stop,
+            grace_s=grace_s,
+            tls=tls,
+            task_status=task_status,
+        )
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(serve)
+        yield Door(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
+        toys.release.set()
+        stop.set()
+        with trio.fail_after(5):
+            await ended.wait()
+
+
+def post(path: str, body: bytes = b"", *headers: str) -> bytes:
+    """The bytes of a POST; ``path`` is ``topic/verb`` under a namespace, or begins with a slash."""
+    whole = path if path.startswith("/") else f"/v1/namespaces/ns/topics/{path}"
+    lines = [f"POST {whole} HTTP/1.1", "Host: localhost", *headers]
+    if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@dataclass
+class Reply:
+    """One answer, taken apart."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        return json.loads(self.body)["code"]
+
+
+class Reader:
+    """Reads answers off a stream, one after the other."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self.stream = stream
+        self.rest = b""
+
+    async def reply(self) -> Reply:
+        with trio.fail_after(5):
+            return await self._reply()
+
+    async def _reply(self) -> Reply:
+        head = await self._until(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")[:-2]
+        headers = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            name, value = name.lower(), value.strip()
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        status = int(lines[0].split(" ")[1])
+        if status == 100:
+            return Reply(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            return Reply(status, headers, await self._chunks())
+        if "content-length" in headers:
+            return Reply(status, headers, await self._exactly(int(headers["content-length"])))
+        return Reply(status, headers, await self._to_end())
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self._until(b"\r\n"), 16):
+            body += await self._exactly(size)
+            await self._exactly(2)
+        await self._exactly(2)
+        return body
+
+    async def _until(self, mark: bytes) -> bytes:
+        while mark not in self.rest:
+            await self._more()
+        found, _, self.rest = self.rest.partition(mark)
+        return found + mark
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self.rest) < size:
+            await self._more()
+        found, self.rest = self.rest[:size], self.rest[size:]
+        return found
+
+    async def _to_end(self) -> bytes:
+        while data := await self.stream.receive_some():
+            self.rest += data
+        return self.rest
+
+    async def _more(self) -> None:
+        data = await self.stream.receive_some()
+        if not data:
+            raise EOFError(f"closed after {self.rest!r}")
+        self.rest += data
+
+    async def at_end(self) -> bool:
+        """Whether the server closes the connection, with nothing more on it."""
+        with trio.fail_after(5):
+            try:
+                return not self.rest and await self.stream.receive_some() == b""
+            except trio.BrokenResourceError:
+                return True
+
+
+async def ask(door: Door, request: bytes) -> Reply:
+    """One request on a connection of its own."""
+    async with await door.connect() as stream:
+        await stream.send_all(request)
+        return await Reader(stream).reply()

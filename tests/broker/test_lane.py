@@ -1,0 +1,206 @@
+"""The lane: what it serves, in which order, and what it hands over."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import trio
+
+from tests.broker.doors import Reader, ask, post, running
+
+
+async def test_an_empty_publish_is_answered_with_id_date_and_length() -> None:
+    async with running() as door:
+        reply = await ask(door, post("t/publish"))
+        assert (reply.status, reply.body) == (200, b"")
+        assert reply.headers["content-length"] == "0"
+        assert "date" in reply.headers
+        assert reply.headers["x-request-id"]
+
+
+async def test_a_handler_sees_path_query_headers_and_body() -> None:
+    async with running() as door:
+        request = post("t%2d1/store?ttl=5", b"\x00\xff", "X-Echo-A: 1", "x-echo-a:  2 ")
+        seen = json.loads((await ask(door, request)).body)
+        assert seen == {
+            "namespace": "ns",
+            "topic": "t-1",
+            "query": "ttl=5",
+            "headers": {"x-echo-a": "1, 2"},
+            "body": "00ff",
+        }
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async with running() as door, await door.connect() as stream:
+        await stream.send_all(b"".join(post("t/store", b"%d" % number) for number in range(50)))
+        reader = Reader(stream)
+        bodies = [bytes.fromhex(json.loads((await reader.reply()).body)["body"]) for _ in range(50)]
+        assert bodies == [b"%d" % number for number in range(50)]
+
+
+async def test_requests_sent_while_one_is_parked_are_answered_after_it() -> None:
+    async with running() as door, await door.connect() as stream:
+        await stream.send_all(post("t/poll"))
+        while not door.toys.parked:
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(0.03)  # long enough to be watched: the watcher is what must keep the bytes
+        await stream.send_all(post("t/store", b"next"))
+        door.toys.release.set()
+        reader = Reader(stream)
+        assert (await reader.reply()).body == b"\0"
+        assert json.loads((await reader.reply()).body)["body"] == b"next".hex()
+
+
+async def test_a_request_split_at_every_byte_is_the_same_request() -> None:
+    request = post("t/store", b"hello")
+    async with running() as door, await door.connect() as stream:
+        reader = Reader(stream)
+        for at in range(1, len(request)):
+            await stream.send_all(request[:at])
+            await trio.lowlevel.checkpoint()
+            await stream.send_all(request[at:])
+            assert json.loads((await reader.reply()).body)["body"] == b"hello".hex()
+
+
+async def test_a_chunked_body_split_at_every_byte_is_the_same_body() -> None:
+    head = post("t/store", b"", "Transfer-Encoding: chunked")
+    chunks = b"3\r\nabc\r\n1;x=y\r\nd\r\n0\r\nTrailer: 1\r\n\r\n"
+    async with running() as door, await door.connect() as stream:
+        reader = Reader(stream)
+        for at in range(len(chunks)):
+            await stream.send_all(head + chunks[:at])
+            await trio.lowlevel.checkpoint()
+            await stream.send_all(chunks[at:])
+            assert json.loads((await reader.reply()).body)["body"] == b"abcd".hex()
+
+
+async def test_a_stream_is_sent_in_chunks_and_closed() -> None:
+    async with running() as door:
+        reply = await ask(door, post("t/rollback"))
+        assert (reply.headers["transfer-encoding"], reply.body) == ("chunked", b"0;1;2;")
+        assert door.toys.closed.is_set()
+
+
+async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
+    async with running() as door:
+        reply = await ask(door, post("t/rollback").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert "transfer-encoding" not in reply.headers
+        assert (reply.headers["connection"], reply.body) == ("close", b"0;1;2;")
+
+
+async def test_a_stream_that_breaks_is_never_ended_properly() -> None:
+    async with running() as door, await door.connect() as stream:
+        await stream.send_all(post("broken/rollback"))
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await Reader(stream).reply()
+
+
+async def test_a_stream_that_fails_before_its_first_byte_is_an_error_of_its_own() -> None:
+    async with running() as door:
+        reply = await ask(door, post("broken-at-once/rollback"))
+        assert (reply.status, reply.code) == (404, "topic_not_found")
+
+
+async def test_connection_close_is_honoured() -> None:
+    async with running() as door, await door.connect() as stream:
+        await stream.send_all(post("t/publish", b"", "Connection: close"))
+        reader = Reader(stream)
+        assert (await reader.reply()).headers["connection"] == "close"
+        assert await reader.at_end()
+
+
+async def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
+    async with running() as door, await door.connect() as stream:
+        request = post("t/store", b"hello", "Expect: 100-continue")
+        await stream.send_all(request[:-5])
+        reader = Reader(stream)
+        assert (await reader.reply()).status == 100
+        await stream.send_all(request[-5:])
+        assert json.loads((await reader.reply()).body)["body"] == b"hello".hex()
+
+
+async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hypercorn() -> None:
+    async with running() as door, await door.connect() as stream:
+        reader = Reader(stream)
+        ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        await stream.send_all(post("t/publish") + post("t/store", b"a") + ping + post("t/store", b"b"))
+        assert (await reader.reply()).status == 200
+        assert json.loads((await reader.reply()).body)["body"] == b"a".hex()
+        assert (await reader.reply()).body == b"OK"
+        assert json.loads((await reader.reply()).body)["body"] == b"b".hex()
+        await stream.send_all(post("t/rollback"))
+        assert (await reader.reply()).body == b"0;1;2;"
+
+
+async def test_a_client_that_goes_away_cancels_its_parked_request() -> None:
+    async with running() as door:
+        async with await door.connect() as stream:
+            await stream.send_all(post("t/poll", b"abc"))
+            while not door.toys.parked:
+                await trio.lowlevel.checkpoint()
+        with trio.fail_after(1):
+            await door.toys.cancelled.wait()
+        while door.budget.held_bytes:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:
+    async with running() as door:
+        streams = [await door.connect() for _ in range(1000)]
+        for stream in streams:
+            await stream.send_all(post("t/poll"))
+        while door.toys.parked < 1000:
+            await trio.sleep(0.005)
+        await trio.sleep(0.1)  # until each has its watcher
+        used = time.process_time()
+        await trio.sleep(0.25)
+        assert time.process_time() - used < 0.02
+        started = time.perf_counter()
+        door.toys.release.set()
+        for stream in streams:
+            assert (await Reader(stream).reply()).body == b"\0"
+        assert time.perf_counter() - started < 1.0
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_an_error_is_a_problem_with_code_hint_and_outcome() -> None:
+    async with running() as door:
+        reply = await ask(door, post("missing/publish", b"", "X-Request-Id: abc.1"))
+        assert reply.status == 404
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.headers["x-request-id"] == "abc.1"
+        assert json.loads(reply.body) == {
+            "type": "/errors/topic_not_found",
+            "title": "There is no such topic",
+            "status": 404,
+            "detail": "no topic 'missing'",
+            "code": "topic_not_found",
+            "hint": "create it",
+            "outcome": "not-applied",
+        }
+        assert (await ask(door, post("full/publish"))).headers["retry-after"] == "1"
+
+
+async def test_a_bug_is_internal_and_tells_nothing_of_itself() -> None:
+    async with running() as door:
+        reply = await ask(door, post("bug/publish"))
+        assert (reply.status, reply.code) == (500, "internal")
+        assert b"secret" not in reply.body
+
+
+async def test_a_header_value_of_two_lines_is_never_sent() -> None:
+    async with running() as door:
+        reply = await ask(door, post("injection/publish?x"))
+        assert reply.status == 500
+        assert "x-evil" not in reply.headers
+
+
+@pytest.mark.parametrize("sent", ["a" * 129, "with space", ""])
+async def test_a_request_id_that_a_log_could_choke_on_is_replaced(sent: str) -> None:
+    async with running() as door:
+        reply = await ask(door, post("t/publish", b"", f"X-Request-Id: {sent}"))
+        assert reply.headers["x-request-id"] != sent
