@@ -9,7 +9,7 @@ from fastavro import schemaless_writer
 
 from protocol.codec import schemas
 from protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
-from protocol.codec.cursor import Cursor
+from protocol.codec.cursor import NO_BOUND, Cursor
 from protocol.page import varint
 from protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
 
@@ -68,7 +68,7 @@ class AvroCodec:
 
     def decode_page(self, body: bytes) -> list[Message]:
         """The answer to a poll; its end is the array's end."""
-        cursor = Cursor(body, room=len(body))
+        cursor = Cursor(body, room=NO_BOUND)
         found = cursor.array(lambda: Message(cursor.octets(), cursor.octets()))
         cursor.finish()
         return found

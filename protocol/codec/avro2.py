@@ -17,7 +17,7 @@ from protocol.codec.avro import (
     written,
 )
 from protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
-from protocol.codec.cursor import Cursor
+from protocol.codec.cursor import NO_BOUND, Cursor
 from protocol.page import ITEM_HEAD_BYTES, read_varint, varint
 from protocol.requests import Isolation, PollRequest, PublishRequest, PublishResponse, Receipt
 
@@ -83,7 +83,7 @@ class Avro2Codec:
 
     def decode_page(self, body: bytes) -> list[Message]:
         """The answer to a poll."""
-        cursor = Cursor(body, room=len(body))
+        cursor = Cursor(body, room=NO_BOUND)
         octets, strings = cursor.octets, cursor.strings
         found = cursor.array(lambda: Message(octets(), octets(), strings()))
         cursor.finish()

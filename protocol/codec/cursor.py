@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: For answers, which are read by whoever asked for them.
+NO_BOUND = 1 << 62
 #: Shorter blocks are walked at once: looking for equal lengths would cost more.
 _MIN_EQUAL = 8
 

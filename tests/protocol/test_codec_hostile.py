@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 
 import pytest
@@ -91,8 +92,6 @@ def test_damaged_json_is_decoded_or_refused(method, data):
     )
 )
 def test_any_values_in_known_fields_are_decoded_or_refused(body):
-    import json
-
     for method in ("decode_publish", "decode_poll"):
         decode_or_refuse(JSON, method, json.dumps(body).encode())
 
@@ -196,6 +195,26 @@ def test_large_json_of_very_many_values_is_too_large_but_commas_in_text_are_no_v
     assert len(JSON.decode_publish(b'{"messages":["' + b"," * 60 + b'\\",[[["]}').messages[0]) == 65
     with pytest.raises(RequestTooLarge):
         JSON.decode_publish(b'{"messages":[' + b",".join([b'""'] * 50) + b"]}")
+
+
+@given(texts=st.lists(st.text(st.sampled_from('a,[{"\\\n'), max_size=9), min_size=1), piece_bytes=st.integers(1, 9))
+def test_values_are_counted_outside_of_strings_however_the_body_is_cut(texts, piece_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "_PIECE_BYTES", piece_bytes)
+        assert json_values._values(json.dumps({"messages": texts}).encode()) == 1 + len(texts)
+
+
+def test_a_string_that_never_ends_is_read_once(monkeypatch):
+    # Looking for its end anew from every quote would take hours.
+    monkeypatch.setattr(json_values, "MAX_VALUES", 50)
+    with pytest.raises(MalformedBody, match="Unterminated string"):
+        JSON.decode_publish(b'{"messages":["' + b',\\"' * 1_000_000)
+
+
+def test_a_damaged_answer_is_malformed_however_many_items_it_claims():
+    inner = b"\x00\x00" + long(8) + b"\x00\x00" * 4
+    with pytest.raises(MalformedBody):
+        AVRO_2.decode_page(long(10) + inner)
 
 
 @pytest.mark.parametrize(
