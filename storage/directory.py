@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -91,7 +92,8 @@ class DataDirectory:
         """Let the directory go. Idempotent."""
         if self.lock >= 0:
             # The file stays: removing it would let two processes lock two files of one name.
-            os.ftruncate(self.lock, 0)
+            with suppress(OSError):
+                os.ftruncate(self.lock, 0)
             os.close(self.lock)
             self.lock = -1
 

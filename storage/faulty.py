@@ -5,20 +5,18 @@
     store.stall("write")                     writes stop before they do anything, until release("write")
     store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
 
-It is part of the package, for the tests of whoever builds on it. Faults are told synchronously, so a
-hypothesis machine can tell them between its steps. ``crash`` and torn commits need a MemoryStore inside.
+It is part of the package, for the tests of whoever builds on it. ``crash`` and torn commits need a MemoryStore inside.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.effects import Delete, Put, Table, put_one
 from storage.base import StoreError
+from storage.faults import Faults
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -27,32 +25,16 @@ if TYPE_CHECKING:
     from protocol.effects import Expect, Operation
     from protocol.names import TopicName
     from storage.base import Claim, Row, Store, StoreStatistics
-
-Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]
-
-
-@dataclass(slots=True)
-class _Fault:
-    after: int
-    applied: bool | int
+    from storage.faults import Fault, Op
 
 
-@dataclass(slots=True)
-class _Gate:
-    opened: trio.Event = field(default_factory=trio.Event)
-    reached: trio.Event = field(default_factory=trio.Event)
-
-
-class FaultyStore:
-    """``storage.base.Store`` around another one, with faults on demand."""
+class FaultyStore(Faults):
+    """``storage.base.Store`` around another one, with the faults of ``storage.faults`` and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:
+        super().__init__()
         self.traits = inner.traits
         self.inner = inner
-        #: How often each operation was called.
-        self.calls: Counter[Op] = Counter()
-        self._faults: defaultdict[Op, list[_Fault]] = defaultdict(list)
-        self._gates: dict[Op, _Gate] = {}
         self._broken = False
         self._closed = False
         self._crashes = 0
@@ -61,29 +43,6 @@ class FaultyStore:
         self._unsynced: list[tuple[Table, bytes, bytes]] = []
 
     # --- what a test tells it ---
-
-    def fail_next(self, op: Op, *, applied: bool | int = False, after: int = 0) -> None:
-        """Let a call of ``op`` raise StoreError; a write or discard also leaves the store to be claimed again.
-
-        Args:
-          applied: whether it happened all the same; a number: so many rows of it.
-          after: calls of ``op`` to let pass first.
-        """
-        self._faults[op].append(_Fault(after, applied))
-
-    def stall(self, op: Op) -> None:
-        """Let calls of ``op`` wait, before they do anything, until ``release``."""
-        self._gates.setdefault(op, _Gate())
-
-    async def stalled(self, op: Op) -> None:
-        """Return when a call of ``op`` waits; ``stall`` was called before."""
-        await self._gates[op].reached.wait()
-
-    def release(self, op: Op) -> None:
-        """Let the stalled calls of ``op`` go on."""
-        gate = self._gates.pop(op, None)
-        if gate is not None:
-            gate.opened.set()
 
     def crash(self, *, keep_rows: int = 0, keep_discards: int = 0) -> None:
         """Cut the power: every call under way raises StoreError, and the store is to be claimed again.
@@ -104,8 +63,7 @@ class FaultyStore:
         self._unsynced.clear()
         torn = [operation for commit in self._under_way for operation in commit]
         self._apply_rows(torn, keep_rows)
-        for op in list(self._gates):
-            self.release(op)
+        self.release_all()
 
     # --- what a store does ---
 
@@ -201,31 +159,15 @@ class FaultyStore:
 
     # --- inside ---
 
-    async def _begin(self, op: Op) -> _Fault | None:
-        """Count the call, wait at the gate, and give the fault that is due."""
-        self.calls[op] += 1
+    async def _begin(self, op: Op) -> Fault | None:
+        """Arrive at the call; raises when the power was cut while it waited."""
         crashes = self._crashes
-        fault = self._due(op)
-        await trio.lowlevel.checkpoint()
-        gate = self._gates.get(op)
-        if gate is not None:
-            gate.reached.set()
-            await gate.opened.wait()
+        fault = await self.arrive(op)
         if crashes != self._crashes:
             raise StoreError(f"the power was cut during a {op}")
         return fault
 
-    def _due(self, op: Op) -> _Fault | None:
-        due = None
-        for fault in list(self._faults[op]):
-            if fault.after == 0 and due is None:
-                due = fault
-                self._faults[op].remove(fault)
-            elif fault.after > 0:
-                fault.after -= 1
-        return due
-
-    def _tear(self, commit: Sequence[Operation], fault: _Fault) -> None:
+    def _tear(self, commit: Sequence[Operation], fault: Fault) -> None:
         self._broken = True
         total = sum(1 for _ in _single_rows(commit))
         keep = total if fault.applied is True else int(fault.applied)

@@ -32,7 +32,7 @@ _TABLE_BYTE = {table: bytes([table]) for table in Table}
 _AFTER_ALL = b"\xff" * 8
 #: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
 _FEW_ROWS = 8
-_MEASURE_EVERY_S = 5.0
+_MEASURE_EVERY_S = 1.0
 
 
 class Database:
@@ -149,6 +149,8 @@ class Database:
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""
         byte = _TABLE_BYTE[table]
+        # LevelDB begins with writing its memory to a table file, and a new log.
+        self._log_bytes = 0
         try:
             self._db.compact_range(start=byte + start, stop=byte + stop)
         except FOREIGN as error:

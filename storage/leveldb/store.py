@@ -109,8 +109,9 @@ class LevelDBStore:
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``; rides along with commits, a bounded number of rows at a time."""
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
+            await trio.lowlevel.checkpoint_if_cancelled()
             await self._joining.submit(Work([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
 
     async def get(self, table: Table, key: bytes) -> bytes | None:

@@ -1,0 +1,29 @@
+"""Stands between our code and plyvel, to see batches, hold them up and let them fail."""
+
+from __future__ import annotations
+
+import threading
+
+from storage.leveldb import LevelDBStore
+
+
+class Spy:
+    """Stands before a plyvel database and notes its batches; can let the next one fail."""
+
+    def __init__(self, store: LevelDBStore) -> None:
+        self.batches: list[dict[str, bool]] = []
+        self.fail: Exception | None = None
+        self.hold: threading.Event | None = None
+        self._real = store._db._db
+        store._db._db = self
+
+    def write_batch(self, **options: bool) -> object:
+        self.batches.append(options)
+        if self.hold is not None:
+            self.hold.wait()
+        if self.fail is not None:
+            raise self.fail
+        return self._real.write_batch(**options)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
