@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model_store import NAME, ModelStore, loaded_state, page_of, single_rows
 
 from protocol.effects import Put, Table
@@ -33,7 +33,7 @@ from protocol.properties import TopicProperties
 from protocol.requests import PublishRequest
 from protocol.rows import own_ttl_s
 from protocol.topic import asks
-from protocol.topic.core import TopicCore
+from protocol.topic.core import TopicCore, span_of
 from protocol.topic.state import Now, TopicLimits
 from protocol.topic.usage import ROW_BYTES
 
@@ -46,14 +46,17 @@ requests = st.builds(
     lambda messages, ttl_s, own: PublishRequest(
         messages, ttl_s=ttl_s, message_ttls_s=None if own is None else (own * 5)[: len(messages)]
     ),
-    st.lists(st.binary(max_size=3), max_size=4),
-    st.none() | ttls_s,
-    st.none() | st.lists(st.none() | ttls_s, min_size=1, max_size=3).map(lambda own: own * 4),
+    st.sampled_from([1, 1, 1, 2, 3, 4, 0]).flatmap(
+        lambda count: st.lists(st.binary(max_size=3), min_size=count, max_size=count)
+    ),
+    st.sampled_from([None, None, 1, 2, 3600]),
+    st.none() | st.none() | st.lists(st.none() | ttls_s, min_size=1, max_size=3).map(lambda own: own * 4),
 )
 #: What is asked, as functions of the machine that make the ask.
 publishing = requests.map(lambda request: lambda machine: asks.Publish(request, 1))
-lifecycle = st.one_of(
+changing = st.one_of(
     ttls_s.map(lambda ttl_s: lambda machine: asks.Create(TopicProperties(ttl_s=ttl_s))),
+    ttls_s.map(lambda ttl_s: lambda machine: asks.SetProperties({"ttl": ttl_s})),
     ttls_s.map(lambda ttl_s: lambda machine: asks.SetProperties({"ttl": ttl_s})),
     st.sampled_from([lambda machine: asks.Remove(), lambda machine: asks.Undelete()]),
 )
@@ -75,7 +78,8 @@ reading = st.one_of(
 others = st.sampled_from(
     [lambda machine: asks.Describe(), lambda machine: asks.Stats(), lambda machine: asks.ListReaders()]
 )
-groups = st.lists(st.one_of(publishing, publishing, publishing, lifecycle, looking, looking, reading, others), max_size=5)
+kinds = {"p": publishing, "c": changing, "l": looking, "r": reading, "o": others}
+groups = st.lists(st.sampled_from("ppppppcllro").flatmap(kinds.get), min_size=1, max_size=6)
 
 
 @dataclass
@@ -142,9 +146,15 @@ class TopicMachine(RuleBasedStateMachine):
 
     # --- the world ---
 
-    @rule(by_ms=st.sampled_from([0, 1, 2, 999, 1000, 1001, 3000, HOUR_MS, -HOUR_MS, 24 * HOUR_MS]))
+    @initialize(ttl_s=st.sampled_from([None, 1, 2, 3600, 24 * 3600]))
+    def there_may_be_a_topic(self, ttl_s):
+        if ttl_s is not None:
+            self.a_commit_succeeds([lambda machine: asks.Create(TopicProperties(ttl_s=ttl_s))], low_space=False)
+
+    @rule(by_ms=st.sampled_from([1, 2, 500, 999, 1000, 1001, 2001, HOUR_MS, HOUR_MS + 1, -HOUR_MS, 24 * HOUR_MS]))
     def the_clock_moves(self, by_ms):
         self.wall_ms += by_ms
+        self.a_commit_succeeds([], low_space=False)
 
     @rule(by_s=st.sampled_from([0.5, 1.0, 6000.0]))
     def time_passes(self, by_s):
@@ -203,6 +213,12 @@ class TopicMachine(RuleBasedStateMachine):
         for change in changes:
             self.happen(change)
         self.plan = dict(self.core.settled(step, self.now()))[self.numbers]
+
+    @rule(share=st.sampled_from([0.5, 1.0]), by_ms=st.sampled_from([0, 1001, 2 * GRACE_MS]))
+    def the_janitor_comes_round(self, share, by_ms):
+        self.the_clock_moves(by_ms)
+        self.the_janitor_plans()
+        self.the_janitor_removes(share)
 
     @precondition(lambda self: self.plan is not None)
     @rule(share=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
@@ -460,6 +476,13 @@ class TopicMachine(RuleBasedStateMachine):
         assert not self.core.leave(ticket)
 
     @invariant()
+    def everything_that_lives_is_shown_and_nothing_else(self):
+        if self.facts.alive:
+            span = span_of(self.core.state, asks.Look(bytes(20)))
+            shown = list(page_of(self.rows(span), span).messages())
+            assert shown == [(message.id, message.payload) for message in self.visible()]
+
+    @invariant()
     def the_count_is_a_recount_within_one_slice(self):
         state = self.core.state
         if state.metadata is None or not self.facts.alive:
@@ -478,4 +501,4 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestTopicMachine.settings = settings(max_examples=150, stateful_step_count=40, derandomize=True, database=None)
+    TestTopicMachine.settings = settings(max_examples=200, stateful_step_count=50, derandomize=True, database=None)
