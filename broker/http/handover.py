@@ -92,28 +92,45 @@ class HandedOver(TCPServer):
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
+            await self.idle_task.stop()  # it would hold a connection that is over until the end of its rest
         await self._close()
 
     async def protocol_send(self, event: Event) -> None:
-        """Sends bytes, with a deadline for each piece; shielded, since half a frame would spoil the connection."""
-        if isinstance(event, Updated):
-            self._idle = event.idle
-        if not isinstance(event, RawData):
-            await super().protocol_send(event)
-            return
-        async with self.send_lock:
-            rest = memoryview(event.data)
-            try:
-                while rest:
-                    with trio.CancelScope(shield=True) as self._sending:
-                        self._sending.deadline = trio.current_time() + self._send_timeout_s
-                        await self.stream.send_all(rest[:SEND_BYTES])
-                    if self._sending.cancelled_caught:
-                        raise trio.BrokenResourceError("the reader takes nothing")
-                    rest = rest[SEND_BYTES:]
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+        """Sends bytes, each piece with its deadline, or follows the connection's state.
+
+        All of it is shielded: half a frame would spoil the connection, and hypercorn tells of a connection at rest
+        from the very task that quart-trio cancels when it has answered (the time-out would never start again).
+        """
+        if isinstance(event, RawData):
+            if not await self._send_pieces(event.data):
                 self._life.cancel()
                 await self.protocol.handle(Closed())
+            return
+        if isinstance(event, Updated):
+            self._idle = event.idle
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
+            await super().protocol_send(event)
+
+    async def _send_pieces(self, data: bytes) -> bool:
+        """Sends ``data``; false when the reader has gone, or takes nothing any more."""
+        rest = memoryview(data)
+        async with self.send_lock:
+            while rest:
+                with trio.CancelScope(shield=True) as self._sending:
+                    self._sending.deadline = trio.current_time() + self._send_timeout_s
+                    try:
+                        await self.stream.send_all(rest[:SEND_BYTES])
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        return False
+                if self._sending.cancelled_caught:
+                    return False
+                rest = rest[SEND_BYTES:]
+        return True
+
+    async def _close(self) -> None:
+        """Closes when nothing is being sent: hypercorn may end a connection from two tasks at a time."""
+        async with self.send_lock:
+            await super()._close()
 
     async def _read_data(self) -> None:
         """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
@@ -159,12 +176,9 @@ class HypercornDoor:
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
             await lifespan.wait_for_startup()
-            try:
-                yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    await lifespan.wait_for_shutdown()
-                nursery.cancel_scope.cancel()
+            yield
+            await lifespan.wait_for_shutdown()
+            nursery.cancel_scope.cancel()
 
     async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
