@@ -6,7 +6,7 @@ LevelDB would join concurrent writers by itself, but two things speak for doing 
   writer that succeeds behind it is acknowledged, and gone at the next opening (with a full disk that
   was freed in between: tried, and a test). So no write may begin before the last one is known to be good.
 * A hop into a thread per group costs less than one per commit: single-row commits of 16 tasks went from
-  9 000 to 30 000 a second, those of 64 tasks from 9 500 to 79 000.
+  9 000 to 26 000 a second, those of 64 tasks from 9 500 to 55 000.
 """
 
 from __future__ import annotations
