@@ -19,10 +19,13 @@ from typing import Any
 import msgpack
 
 from protocol.errors import PlainsongError
+from protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id
 from protocol.keys import DamagedRow
 from protocol.properties import TopicProperties, parse_properties
 
 _VERSION = 1
+_MAX_GENERATION = (1 << 31) - 1
+_BUCKET_NUMBERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,17 @@ class Metadata:
         """Read the row's value. Raises DamagedRow."""
         record = _unpack(value, "metadata")
         try:
+            deleted = "d" in record
             return cls(
-                generation=abs(record["g"]),
+                generation=_number(-record["g"] if deleted else record["g"], 1, _MAX_GENERATION),
                 properties=parse_properties(record["p"]),
-                created_ms=record["c"],
-                updated_ms=record["u"],
-                deleted_ms=record.get("d"),
-                partly_cleaned=record.get("k", False),
-                floor_ms=record.get("f", 0),
+                created_ms=_number(record["c"]),
+                updated_ms=_number(record["u"]),
+                deleted_ms=_number(record["d"]) if deleted else None,
+                partly_cleaned=record.get("k", False) is True,
+                floor_ms=_number(record.get("f", 0)),
             )
-        except (KeyError, TypeError, PlainsongError) as error:
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error
 
 
@@ -95,7 +99,12 @@ class HighWater:
         record = _unpack(value, "high-water")
         try:
             last_ts_ms, last_sequence_id = record["s"]
-            return cls(record["t"], last_ts_ms, last_sequence_id, [list(bucket) for bucket in record["b"]])
+            return cls(
+                _number(record["t"]),
+                _number(last_ts_ms),
+                _number(last_sequence_id, -1, SEQUENCES_PER_MS - 1),
+                [_bucket(bucket) for bucket in record["b"]],
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
 
@@ -117,9 +126,21 @@ class Reader:
         """Read the row's value. Raises DamagedRow."""
         record = _unpack(value, "reader")
         try:
-            return cls(record["p"], record["c"])
-        except KeyError as error:
+            return cls(checked_id(record["p"]), _number(record["c"]))
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
+
+
+def _number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
+    return value
+
+
+def _bucket(value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) != _BUCKET_NUMBERS:
+        raise ValueError(f"a bucket is {_BUCKET_NUMBERS} numbers")
+    return [_number(number) for number in value]
 
 
 def _pack(record: dict[str, object]) -> bytes:

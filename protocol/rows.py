@@ -122,9 +122,9 @@ def _decoded(value: bytes) -> MessageRow:
 
 
 def own_ttl_s(value: bytes) -> int | None:
-    """The message's own time to live without taking the row apart; None when it has none."""
+    """The message's own time to live without taking the row apart; None when it has none, or cannot be read."""
     flags = value[0] if value else 0
-    if not flags & HAS_TTL:
+    at = 9 if flags & HAS_POINTER else 1
+    if not flags & HAS_TTL or flags & ~_KNOWN or len(value) < at + 4:
         return None
-    (ttl_s,) = _U32.unpack_from(value, 9 if flags & HAS_POINTER else 1)
-    return int(ttl_s)
+    return int.from_bytes(value[at : at + 4], "big")

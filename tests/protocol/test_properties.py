@@ -1,0 +1,101 @@
+"""Topic properties: each rule, each default, and a hint with each refusal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import InvalidProperty
+from protocol.properties import DEFAULT_TTL_S, TopicProperties, parse_properties
+
+values = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+)
+
+
+@pytest.mark.parametrize("given_", [None, {}])
+def test_properties_not_given_have_their_defaults(given_):
+    assert parse_properties(given_) == TopicProperties(DEFAULT_TTL_S, "optional", "inherit", None)
+    assert DEFAULT_TTL_S == 604_800
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"ttl": 1}, TopicProperties(1)),
+        ({"ttl": "3600"}, TopicProperties(3600)),
+        ({"ttl": (1 << 31) - 1}, TopicProperties((1 << 31) - 1)),
+        ({"transactional": "required"}, TopicProperties(transactional="required")),
+        ({"deduplication": "enabled"}, TopicProperties(deduplication="enabled")),
+        ({"max_bytes": "9223372036854775807"}, TopicProperties(max_bytes=(1 << 63) - 1)),
+    ],
+)
+def test_each_property_is_taken(given_, expected):
+    assert parse_properties(given_) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_", "hint"),
+    [
+        ([], '{"ttl": 3600}'),
+        ("ttl", '{"ttl": 3600}'),
+        ({"tll": 5}, "did you mean 'ttl'?"),
+        ({"TTL": 5}, "known: "),
+        ({"maxbytes": 5}, "did you mean 'max_bytes'?"),
+        ({"": 5}, "known: "),
+        ({"ttl": 0}, "1 to 2147483647"),
+        ({"ttl": -1}, "1 to 2147483647"),
+        ({"ttl": 1 << 31}, "1 to 2147483647"),
+        ({"ttl": True}, "1 to"),
+        ({"ttl": 5.0}, "1 to"),
+        ({"ttl": None}, "1 to"),
+        ({"ttl": ""}, "1 to"),
+        ({"ttl": " 5"}, "1 to"),
+        ({"ttl": "+5"}, "1 to"),
+        ({"ttl": "٣"}, "1 to"),
+        ({"ttl": "²"}, "1 to"),
+        ({"ttl": "9" * 5000}, "1 to"),
+        ({"max_bytes": 0}, "1 to 9223372036854775807"),
+        ({"max_bytes": 1 << 63}, "1 to"),
+        ({"transactional": "yes"}, "optional, required, disabled"),
+        ({"transactional": None}, "optional, required, disabled"),
+        ({"deduplication": ["enabled"]}, "inherit, enabled, disabled"),
+        ({"generation": 1}, "leave it out"),
+    ],
+)
+def test_each_refusal_says_what_would_do(given_, hint):
+    with pytest.raises(InvalidProperty) as caught:
+        parse_properties(given_)
+    assert hint in caught.value.hint
+    assert len(caught.value.detail) < 200
+
+
+def test_the_generation_may_be_sent_back_but_not_changed():
+    for same in (3, "3"):
+        assert parse_properties({"generation": same, "ttl": 5}, generation=3) == TopicProperties(5)
+    for other in (4, "03", None, 3.0, [3]):
+        with pytest.raises(InvalidProperty):
+            parse_properties({"generation": other}, generation=3)
+
+
+def test_what_is_shown_can_be_sent_back():
+    properties = TopicProperties(60, "disabled", "enabled", 1000)
+    shown = properties.shown(7)
+    assert all(isinstance(value, str) for value in shown.values())
+    assert parse_properties(shown, generation=7) == properties
+    assert "max_bytes" not in TopicProperties().shown(1)
+    assert parse_properties(properties.stored()) == properties
+
+
+@given(
+    st.dictionaries(st.sampled_from(["ttl", "transactional", "deduplication", "max_bytes", "generation", "x"]), values)
+)
+def test_any_object_gives_properties_in_their_bounds_or_is_refused(given_):
+    try:
+        properties = parse_properties(given_)
+    except InvalidProperty as error:
+        assert error.hint
+        return
+    assert 1 <= properties.ttl_s < 1 << 31
+    assert properties.max_bytes is None or 1 <= properties.max_bytes < 1 << 63

@@ -1,0 +1,172 @@
+"""Values of the message and payload tables, and of the metadata table: round trips and hostile bytes."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from protocol.keys import DamagedRow
+from protocol.page import Page, item, items_in, length_prefix, read_varint, varint
+from protocol.properties import TopicProperties
+from protocol.records import HighWater, Metadata, Reader
+from protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head
+
+payloads = st.binary(max_size=200)
+ttls_s = st.integers(1, (1 << 31) - 1)
+pointers = st.integers(-(1 << 63), (1 << 63) - 1)
+extras = st.dictionaries(
+    st.text(max_size=4), st.integers(0, 1 << 40) | st.binary(max_size=9) | st.text(max_size=4), max_size=3
+)
+rows = st.builds(MessageRow, st.none() | payloads, st.none() | pointers, st.none() | ttls_s, extras)
+times = st.integers(0, (1 << 63) - 1)
+properties = st.builds(
+    TopicProperties,
+    ttls_s,
+    st.sampled_from(["optional", "required", "disabled"]),
+    st.sampled_from(["inherit", "enabled", "disabled"]),
+    st.none() | st.integers(1, (1 << 63) - 1),
+)
+metadatas = st.builds(
+    Metadata, st.integers(1, (1 << 31) - 1), properties, times, times, st.none() | times, st.booleans(), times
+)
+buckets = st.lists(st.lists(times, min_size=5, max_size=5), max_size=4)
+marks = st.builds(HighWater, times, times, st.integers(-1, 0xFFFF), buckets)
+readers = st.builds(Reader, st.binary(min_size=20, max_size=20), times)
+#: What msgpack may hold under the keys we use, mostly of the wrong type.
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_a_plain_publish_costs_two_bytes_more_than_its_message():
+    assert plain_head(2) == b"\x00\x04"
+    assert encode_row(MessageRow(b"m0")) == b"\x00\x04m0"
+    assert encode_row(MessageRow(b"m0", ttl_s=60)).hex() == "020000003c046d30"
+
+
+@given(payloads)
+def test_a_plain_value_is_the_end_of_its_wire_form(payload):
+    position = bytes(range(10))
+    assert b"\x28" + position + PLAIN_GAP + plain_head(len(payload)) + payload == item(position + bytes(10), payload)
+
+
+@given(rows)
+def test_a_row_comes_apart_as_it_was_put_together(row):
+    assert decode_row(encode_row(row)) == row
+    assert own_ttl_s(encode_row(row)) == row.ttl_s
+
+
+@given(rows, st.data())
+def test_a_row_cut_short_or_followed_by_more_is_damaged(row, data):
+    value = encode_row(row)
+    cut = data.draw(st.integers(0, len(value) - 1))
+    with pytest.raises(DamagedRow):
+        decode_row(value[:cut])
+    with pytest.raises(DamagedRow):
+        decode_row(value + b"\x00")
+
+
+@given(st.binary(max_size=40))
+@example(b"")
+@example(b"\x02")
+@example(b"\x03\x00")
+@example(b"\x04\xff\xff\xff\xff")
+@example(b"\x00" + b"\xff" * 2000)
+@example(b"\x80\x00")
+def test_hostile_values_raise_damaged_row_and_nothing_else(value):
+    own_ttl_s(value)
+    try:
+        row = decode_row(value)
+    except DamagedRow:
+        return
+    assert encode_row(row)[:1] == value[:1]
+
+
+@given(rows, st.integers(0, 300), st.integers(0, 255))
+def test_a_changed_byte_raises_damaged_row_or_gives_another_row(row, at, byte):
+    value = bytearray(encode_row(row))
+    value[at % len(value)] = byte
+    own_ttl_s(bytes(value))
+    try:
+        decode_row(bytes(value))
+    except DamagedRow:
+        pass
+
+
+def test_a_value_of_a_later_format_has_no_time_to_live_that_we_know_of():
+    assert own_ttl_s(b"\x12\x00\x00\x00\x01") is None
+
+
+@given(metadatas | marks | readers)
+def test_a_record_comes_back_as_it_was(record):
+    assert type(record).decode(record.encode()) == record
+
+
+@pytest.mark.parametrize("record", [Metadata, HighWater, Reader])
+@given(value=st.binary(max_size=60))
+@example(value=b"")
+@example(value=b"\x02\x80")
+@example(value=b"\x01\x90")
+@example(value=b"\x01\xc1")
+@example(value=b"\x01" + b"\x91" * 5000)
+def test_hostile_records_raise_damaged_row_and_nothing_else(record, value):
+    for bytes_ in (value, b"\x01" + value):
+        try:
+            record.decode(bytes_)
+        except DamagedRow:
+            pass
+
+
+@pytest.mark.parametrize("record", [Metadata, HighWater, Reader])
+@given(fields=st.dictionaries(st.sampled_from("gpcudkftsb"), anything))
+@example(fields={"t": "soon", "s": [1, 2], "b": []})
+@example(fields={"t": 1, "s": [1, "2"], "b": []})
+@example(fields={"t": 1, "s": [1, 2], "b": [[1, 2, 3]]})
+@example(fields={"t": 1, "s": [1, 70000], "b": []})
+@example(fields={"p": None, "c": None})
+@example(fields={"p": b"short", "c": 1})
+@example(fields={"g": True, "p": {}, "c": 1, "u": 1})
+@example(fields={"g": 1.5, "p": {}, "c": 1, "u": 1})
+@example(fields={"g": 1, "p": {}, "c": "x", "u": 1})
+@example(fields={"g": 1, "p": {}, "c": 1, "u": 1, "f": "x"})
+@example(fields={"g": 0, "p": {}, "c": 1, "u": 1})
+@example(fields={"g": 1 << 40, "p": {}, "c": 1, "u": 1})
+def test_a_record_with_fields_of_wrong_types_is_damaged(record, fields):
+    try:
+        decoded = record.decode(b"\x01" + msgpack.packb(fields))
+    except DamagedRow:
+        return
+    assert type(decoded).decode(decoded.encode()) == decoded
+    for name in decoded.__slots__:
+        value = getattr(decoded, name)
+        if name.endswith("_ms") and value is not None:
+            assert type(value) is int
+    if isinstance(decoded, Reader):
+        assert len(decoded.position) == 20
+    if isinstance(decoded, HighWater):
+        assert -1 <= decoded.last_sequence_id <= 0xFFFF
+        assert all([type(number) for number in bucket] == [int] * 5 for bucket in decoded.buckets)
+    if isinstance(decoded, Metadata):
+        assert 1 <= decoded.generation < 1 << 31
+
+
+@given(st.integers(0, 1 << 62))
+def test_a_length_comes_back_from_its_varint(number):
+    assert read_varint(varint(number) + b"rest", 0) == (number, len(varint(number)))
+    assert length_prefix(number) == varint(number)
+
+
+@given(st.lists(st.tuples(st.binary(min_size=20, max_size=20), payloads), max_size=8))
+def test_items_come_apart_as_they_were_put_together(messages):
+    items = [item(*message) for message in messages]
+    assert list(items_in(b"".join(items))) == messages
+    assert list(Page(parts=items).messages()) == messages
