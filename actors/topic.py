@@ -20,9 +20,10 @@ import trio
 from actors.load import load
 from actors.observe import Unobserved
 from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
-from protocol.topic.asks import Look, Publish
+from protocol.topic.asks import Describe, ListReaders, Look, Publish, Stats
 from protocol.topic.core import TopicCore
 from protocol.topic.state import Now, TopicLimits
+from storage.base import NothingWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
     from protocol.topic.step import Step
     from storage.base import Claim, Store
+
+
+#: Asks that change nothing, so that a failure cannot leave their outcome open.
+READS = (Describe, ListReaders, Look, Stats)
 
 
 @dataclass(slots=True)
@@ -161,8 +166,9 @@ def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseExceptio
         if isinstance(answer, PlainsongError):
             _as_ticket(ticket).settle(answer)
     why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
+    nothing_happened = step is None or isinstance(error, NothingWritten)
     for ticket in tickets:
-        if isinstance(ticket.ask, Look):
-            ticket.settle(StorageFailed(why, hint="poll again"))
+        if nothing_happened or isinstance(ticket.ask, READS):
+            ticket.settle(StorageFailed(why, hint="nothing happened; ask again"))
         else:
             ticket.settle(OutcomeUnknown(why, hint="read the topic to see whether it happened, or send it again"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from protocol.errors import PlainsongError
+from protocol.errors import PlainsongError, StorageFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 Row = tuple[bytes, bytes]
 
 
-class StoreError(PlainsongError):
+class StoreError(StorageFailed):
     """The store failed. For ``write`` the outcome is unknown; the store must be opened again."""
 
     code = "storage_failed"
     title = "The store failed"
+
+
+class NothingWritten(StoreError):
+    """The store had failed before: this commit was not begun. It must be opened again all the same."""
+
+    title = "The store had failed before"
 
 
 class StoreConflict(PlainsongError):
@@ -133,7 +139,8 @@ class Store(Protocol):
         Raises:
           StoreConflict: an expectation did not hold; nothing happened.
           Deposed: another owner claimed the topic; what was written is not to be acknowledged.
-          StoreError: outcome unknown; claim the topic again before anything else.
+          NothingWritten: it did not happen; claim the topic again before anything else.
+          StoreError: any other one: outcome unknown; claim the topic again before anything else.
         """
         ...
 

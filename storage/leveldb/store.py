@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 
 from protocol.effects import Delete
-from storage.base import Claim, StoreError, StoreStatistics, StoreTraits, StoreUnusable
+from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.directory import DataDirectory
 from storage.leveldb.database import Database
 from storage.leveldb.joining import Joining, Work
@@ -167,7 +167,7 @@ class LevelDBStore:
 
     async def _write_group(self, group: list[Work]) -> None:
         if self._broken:
-            raise StoreError("a write failed before, and the store was not opened again", hint="claim the topic again")
+            raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
         operations = [operation for work in group for operation in work.operations]
         expect = group[0].expect
 
