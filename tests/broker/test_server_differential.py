@@ -1,0 +1,103 @@
+"""Two doors, one behaviour: whatever bytes a client sends, lane and hypercorn answer alike."""
+
+from __future__ import annotations
+
+import gzip
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.broker.differential import difference
+from tests.broker.doors import post, running
+
+TOPICS = st.sampled_from(["t", "missing", "bug", "full", "broken-at-once", "a%20b", "%74", "a%2Fb", "ü", "a//b", "", "x" * 300])
+VERBS = st.sampled_from(["publish", "store", "rollback", "publish/", "Publish", "peek"])
+QUERIES = st.sampled_from(["", "?", "?ttl=5", "?a=%20&b", "?#f"])
+METHODS = st.sampled_from(["POST"] * 6 + ["GET", "PUT", "post", "OPTIONS", "HEAD", "BREW"])
+VERSIONS = st.sampled_from(["HTTP/1.1"] * 6 + ["HTTP/1.0", "HTTP/1.2", "HTTP/2.0", "http/1.1"])
+HEADERS = st.lists(
+    st.sampled_from(
+        [
+            "X-Echo-A: 1",
+            "x-echo-a: 2",
+            "X-Echo-B:\t b \t",
+            "X-Echo-C: \xe9",
+            "X-Echo-D: a\x01b",
+            "X-Echo-E:",
+            "X Echo: 1",
+            "X-Folded: a\r\n b",
+            "X-Request-Id: mine.1",
+            "X-Request-Id: no good",
+            "Accept-Encoding: gzip",
+            "Accept-Encoding: gzip;q=0, *",
+            "Accept-Encoding: deflate",
+            "Accept: text/html",
+            "Connection: close",
+            "Connection: keep-alive, x",
+            "Host: other",
+            "Expect: 100-continue",
+            "Expect: something",
+            "Content-Encoding: gzip",
+            "Content-Encoding: identity",
+            "Content-Encoding: br",
+            "Transfer-Encoding: identity",
+            "Content-Length: 3",
+            "Content-Length: x",
+            "Content-Length: 99999999",
+        ]
+    ),
+    max_size=4,
+)
+BODIES = st.sampled_from([b"", b"abc", b"x" * 5000, gzip.compress(b"abc" * 1000), gzip.compress(b"abc")[:-4]])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    body = draw(BODIES)
+    request = post(f"{draw(TOPICS)}/{draw(VERBS)}{draw(QUERIES)}", b"", *draw(HEADERS), "X-Last: 1")
+    line, _, rest = request.partition(b"\r\n")
+    target = line.split(b" ")[1]
+    head = draw(METHODS).encode() + b" " + target + b" " + draw(VERSIONS).encode() + b"\r\n" + rest
+    if b"content-length: 0\r\n" in head.lower():
+        framed = draw(st.booleans())
+        length = b"Content-Length: %d\r\n" % len(body) if framed else b"Transfer-Encoding: chunked\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:2], body[2:]) if part) + b"0\r\n\r\n"
+        head = head.replace(b"Content-Length: 0\r\n", length)
+        return head + (body if framed else chunks)
+    return head + body
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes]:
+    whole = b"".join(draw(st.lists(requests(), min_size=1, max_size=3)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=3)))
+    return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
+    found: list[str] = []
+
+    @settings(max_examples=MAX_EXAMPLES, derandomize=True, database=None)
+    @given(conversations())
+    def fuzz(pieces: list[bytes]) -> None:
+        problem = trio.from_thread.run(both_asked, pieces)
+        assert problem is None, f"{pieces!r}\n{problem}"
+
+    ports: list[int] = []
+
+    async def both_asked(pieces: list[bytes]) -> str | None:
+        with trio.fail_after(10):
+            return await difference(("127.0.0.1", ports[0]), ("127.0.0.1", ports[1]), pieces, 3)
+
+    async def main() -> None:
+        quick = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_s": 0.05}
+        async with running(lane=True, **quick) as one, running(lane=False, **quick) as other:
+            ports.extend((one.port, other.port))
+            await trio.to_thread.run_sync(fuzz)
+
+    trio.run(main)
+    assert not found
+
+
+MAX_EXAMPLES = 60
