@@ -1,0 +1,53 @@
+"""The documents as tests read them: their text, their links, and the lines somebody would paste."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Every document for people, by its name from the root.
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+
+_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
+_SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def prose(text: str) -> str:
+    """``text`` without its fenced blocks."""
+    return _FENCE.sub("", text)
+
+
+def links(text: str) -> list[str]:
+    """Where the links of a document lead."""
+    return _LINK.findall(prose(text))
+
+
+def spans(text: str) -> list[str]:
+    """What stands in backticks outside of blocks."""
+    return _SPAN.findall(prose(text))
+
+
+def shell_lines(text: str) -> list[str]:
+    """The lines of all blocks fenced as ``sh``."""
+    return [line for fence in _FENCE.finditer(text) if fence["info"] == "sh" for line in fence["body"].splitlines()]
+
+
+def shell_block(text: str, after: str) -> list[str]:
+    """The lines of the ``sh`` block that follows right behind a sentence, as ``In a second terminal:``."""
+    sentence = text.index(after) + len(after)
+    fence = _FENCE.search(text, sentence)
+    assert fence is not None, after
+    assert fence["info"] == "sh", after
+    assert not text[sentence : fence.start()].strip(), f"something stands between {after!r} and its block"
+    return fence["body"].splitlines()
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name behind its ``#``: headings in lower case, spaces as hyphens, punctuation left out."""
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,175 @@
+"""The documents tell the truth: links lead somewhere, names exist, commands parse, metrics are all described."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+
+import plainsong
+from broker.config import every_setting
+from broker.config.config import sections
+from broker.gauges import add_gauges
+from broker.metrics import Metrics
+from plainsong.cli.main import program
+from protocol.codec import codec_for
+from protocol.errors import BY_CODE
+from protocol.names import topic_name
+from tests.documents import DOCUMENTS, ROOT, anchors, links, shell_block, shell_lines, spans
+
+README = DOCUMENTS["README.md"]
+OPERATIONS = DOCUMENTS["docs/operations.md"]
+#: Names that begin like a metric and are none.
+NO_METRICS = {"plainsong_"}
+
+every_document = pytest.mark.parametrize("name", DOCUMENTS)
+
+
+@every_document
+def test_links_between_documents_lead_somewhere(name: str):
+    for link in links(DOCUMENTS[name]):
+        if urlsplit(link).scheme:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+@every_document
+def test_files_named_in_documents_exist(name: str):
+    roots = "protocol|storage|actors|broker|plainsong|tests|bench|etc|docs"
+    for span in spans(DOCUMENTS[name]):
+        if re.fullmatch(rf"(?:{roots})/[\w./-]*", span):
+            assert (ROOT / span).exists(), span
+
+
+@every_document
+def test_settings_named_in_documents_exist(name: str):
+    text = DOCUMENTS[name]
+    for section, key in re.findall(rf"`({'|'.join(sections())})\.(\w+)", text):
+        is_module = (ROOT / section / f"{key}.py").exists() or (ROOT / section / key).is_dir()
+        assert is_module or f"{section}.{key}" in every_setting(), f"{section}.{key}"
+    for variable in re.findall(r"PLAINSONG_[A-Z]+__[A-Z_]+", text):
+        assert variable in {setting.variable for setting in every_setting().values()}, variable
+
+
+@every_document
+def test_error_codes_beside_a_status_exist(name: str):
+    for code in re.findall(r"\b[45]\d\d `([a-z_]+)`", DOCUMENTS[name]):
+        assert code in BY_CODE, code
+
+
+# --- metrics and log lines -------------------------------------------------------------------------
+
+
+def metrics_of_the_daemon() -> dict[str, str]:
+    """Every metric's name and kind, as a scrape would show them."""
+    metrics = Metrics("0")
+    nothing: Any = SimpleNamespace(budget=SimpleNamespace())
+    add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
+    found = {family.name: family.type for family in metrics.registry.collect()}
+    return {f"{name}_total" if kind == "counter" else name: kind for name, kind in found.items()}
+
+
+def test_every_metric_is_described_with_its_kind_and_no_other_is():
+    described = dict(re.findall(r"^\| `(plainsong_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE))
+    assert described == metrics_of_the_daemon()
+
+
+@every_document
+def test_metrics_named_in_documents_exist(name: str):
+    named = set(re.findall(r"`(plainsong_\w*)`", DOCUMENTS[name]))
+    assert named <= metrics_of_the_daemon().keys() | NO_METRICS
+
+
+def test_log_events_that_are_described_are_written_somewhere():
+    floors = [path for floor in ("actors", "broker") for path in (ROOT / floor).rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in floors)
+    rows = re.findall(r"^\| (`[^|]+`) \| (?:info|warning|error|critical) \|", OPERATIONS, re.MULTILINE)
+    events = [event for row in rows for event in spans(row)]
+    assert len(events) > 8
+    assert not [event for event in events if f'"{event}' not in code]
+
+
+# --- command lines ---------------------------------------------------------------------------------
+
+
+def commands(text: str) -> list[str]:
+    """Every line that runs ``plainsong``, from blocks and from the prose."""
+    said = [line for line in [*shell_lines(text), *spans(text)] if re.match(r"(\S*/)?plainsong \w", line)]
+    return [re.sub(r"^\S*plainsong ", "", line) for line in said]
+
+
+@every_document
+def test_command_lines_in_documents_parse(name: str):
+    for line in commands(DOCUMENTS[name]):
+        first, *words = shlex.split(line)
+        context = click.Context(program, info_name="plainsong")
+        command = program.get_command(context, first)
+        assert command is not None, line
+        while isinstance(command, click.Group) and words:
+            command = command.get_command(context, words.pop(0))
+            assert command is not None, line
+        assert "not available" not in (command.short_help or ""), line
+        if not isinstance(command, click.Group):
+            command.make_context(first, words)
+
+
+@every_document
+def test_make_targets_in_documents_exist(name: str):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = DOCUMENTS[name]
+    named = {match[1] for line in [*shell_lines(text), *spans(text)] if (match := re.match(r"make ([a-z-]+)", line))}
+    assert named <= targets
+
+
+def test_the_operations_page_shows_every_command():
+    shown = {tuple(shlex.split(line)[:2]) for line in commands(OPERATIONS)}
+    wanted = {("serve",), ("config", "check"), ("config", "show"), ("store", "dump"), ("store", "explain")}
+    assert {words for words in wanted if not any(line[: len(words)] == words for line in shown)} == set()
+
+
+# --- the first message -----------------------------------------------------------------------------
+
+
+def test_the_readme_has_three_lines_for_a_second_terminal_that_create_publish_and_poll():
+    create, publish, poll = (shlex.split(line) for line in shell_block(README, "In a second terminal:"))
+    address = f"http://{every_setting()['http.bind'].default}"
+    paths = [line[-1].removeprefix(f"{address}/v1/namespaces/") for line in (create, publish, poll)]
+    namespace, _, topic = paths[0].split("/")
+    topic_name(namespace, topic)
+    assert paths == [paths[0], f"{paths[0]}/publish", f"{paths[0]}/poll"]
+    assert create[:3] == ["curl", "-X", "PUT"]
+    codec = codec_for(header_of(publish, "Content-Type"))
+    assert codec.decode_publish(body_of(publish)).messages
+    assert codec_for(header_of(poll, "Content-Type")).decode_poll(body_of(poll)).start_from is None
+
+
+def header_of(words: list[str], name: str) -> str:
+    key, _, value = words[words.index("-H") + 1].partition(": ")
+    assert key == name
+    return value
+
+
+def body_of(words: list[str]) -> bytes:
+    return words[words.index("-d") + 1].encode()
+
+
+def test_the_answer_shown_in_the_readme_has_the_messages_that_were_published():
+    _, publish, _ = (shlex.split(line) for line in shell_block(README, "In a second terminal:"))
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert [message["payload"] for message in json.loads(shown)] == json.loads(body_of(publish))["messages"]
+
+
+def test_the_changelog_speaks_of_the_version_at_hand():
+    version = re.search(r"^## \[([^\]]+)\]", DOCUMENTS["CHANGELOG.md"], re.MULTILINE)
+    assert version is not None
+    assert version[1] == plainsong.__version__
