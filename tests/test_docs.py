@@ -16,7 +16,9 @@ import plainsong
 from broker.config import every_setting
 from broker.config.config import sections
 from broker.gauges import add_gauges
+from broker.http.exchange import VERBS
 from broker.metrics import Metrics
+from broker.views.table import NAMESPACE, ROUTES, TOPIC
 from plainsong.cli.main import program
 from protocol.codec import codec_for
 from protocol.errors import BY_CODE
@@ -173,3 +175,11 @@ def test_the_changelog_speaks_of_the_version_at_hand():
     version = re.search(r"^## \[([^\]]+)\]", DOCUMENTS["CHANGELOG.md"], re.MULTILINE)
     assert version is not None
     assert version[1] == plainsong.__version__
+
+
+def test_the_calls_listed_in_the_readme_are_served():
+    served = {(route.method, route.path) for route in ROUTES}
+    served |= {("POST", f"{TOPIC}/{verb}") for verb in VERBS}
+    calls = re.findall(r"`(GET|PUT|POST|DELETE) (/\S+)`", README)
+    assert len(calls) > 10
+    assert [call for call in calls if (call[0], NAMESPACE + call[1]) not in served] == []
