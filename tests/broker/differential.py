@@ -1,6 +1,6 @@
 """The same request bytes to two doors, and what must be the same in their answers. Point it at any two servers.
 
-    problem = await difference(("127.0.0.1", 7420), ("127.0.0.1", 7421), request_bytes)
+problem = await difference(("127.0.0.1", 7420), ("127.0.0.1", 7421), request_bytes)
 """
 
 from __future__ import annotations
