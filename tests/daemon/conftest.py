@@ -1,0 +1,23 @@
+"""What the tests of the running daemon share: daemons that are gone when a test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.harness import Daemon
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons, by default in ``tmp_path / "data"``, and ends them with the test."""
+    with ExitStack() as daemons:
+
+        def start(*sets: str, data_dir: Path | None = None, **options: Any) -> Daemon:
+            return daemons.enter_context(Daemon(data_dir or tmp_path / "data", *sets, **options))
+
+        yield start

@@ -1,0 +1,233 @@
+"""The real daemon as a process: started on a free port, listened to, killed, and never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+PLAINSONG = Path(sys.executable).with_name("plainsong")
+#: Far beyond what a start or an exit takes; what waits for longer has failed.
+PATIENCE_S = 20.0
+
+
+class DaemonEnded(Exception):
+    """The daemon ended before it was ready."""
+
+
+class Daemon:
+    """One daemon in ``data_dir``; ``with`` it, and it is gone at the end of the block, however that is left.
+
+    Args:
+      sets: settings as ``section.key=value``.
+      wrapper: a command that runs the daemon, such as strace with its options.
+      stdout: where the daemon's lines go, instead of to ``lines``; readiness then is a matter of ``bind``.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *sets: str,
+        bind: str = "127.0.0.1:0",
+        environ: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+        stdout: int | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.command = [*wrapper, str(PLAINSONG), "serve", "--bind", bind, "--data-dir", str(data_dir)]
+        for setting in ("log.format=json", *sets):
+            self.command += ["--set", setting]
+        self.environ = {**clean_environ(), **(environ or {})}
+        #: ``(host, port)`` of the running daemon.
+        self.address = ("127.0.0.1", int(bind.rpartition(":")[2]))
+        self.lines: list[str] = []
+        self.errors = ""
+        self.start_s = 0.0
+        self._stdout = stdout
+        self._serving: dict[str, Any] | None = None
+        self._news = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Daemon:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    # --- its life ------------------------------------------------------------------------------
+
+    def start(self) -> Daemon:
+        """Spawn and wait until connections are accepted.
+
+        Raises:
+          DaemonEnded: it did not come so far; the text is what it said.
+        """
+        begun = time.monotonic()
+        self.spawn()
+        if self._stdout is None:
+            self.wait_ready()
+        self.start_s = time.monotonic() - begun
+        return self
+
+    def spawn(self) -> None:
+        """Start the process, in a group of its own, and wait for nothing."""
+        self.lines, self.errors, self._serving = [], "", None
+        self._process = subprocess.Popen(
+            self.command,
+            cwd=self.data_dir.parent,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if self._stdout is None else self._stdout,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._threads = [threading.Thread(target=self._read_errors, args=(self._process,), daemon=True)]
+        if self._stdout is None:
+            self._threads.append(threading.Thread(target=self._read_lines, args=(self._process,), daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def wait_ready(self) -> None:
+        """Wait for the line that says where the daemon listens."""
+        with self._news:
+            if not self._news.wait_for(lambda: self._serving or self.ended, PATIENCE_S):
+                raise DaemonEnded(f"not ready after {PATIENCE_S} s; it said {self.lines}")
+        if self._serving is None:
+            self.wait()
+            raise DaemonEnded(f"ended with {self.returncode}: {self.errors}\n" + "\n".join(self.lines))
+        host, _, port = self._serving["addresses"][0].removeprefix("http://").rpartition(":")
+        self.address = (host, int(port))
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self._signal_group(signal.SIGKILL)
+        self.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the daemon itself."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for the end; the exit code, negative for a signal."""
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def restart(self) -> Daemon:
+        """Start again after an end."""
+        return self.start()
+
+    def end(self) -> None:
+        """Make sure that nothing of it runs any more."""
+        if self._process is None:
+            return
+        self._signal_group(signal.SIGKILL)
+        self.wait()
+        self._process = None
+
+    # --- what is known of it -------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """The pipe of a daemon that was given ``stdout=subprocess.PIPE``."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    @property
+    def serving(self) -> dict[str, Any]:
+        """The fields of the line that said it is ready."""
+        assert self._serving is not None
+        return self._serving
+
+    def cpu_s(self) -> float:
+        """Processor time used so far, in user and system mode."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def wait_for_line(self, part: str) -> str:
+        """The first line with ``part`` in it, once it is there."""
+        with self._news:
+            found = self._news.wait_for(lambda: next((line for line in self.lines if part in line), None), PATIENCE_S)
+        assert found is not None, f"no line with {part!r} in {self.lines}"
+        return found
+
+    # --- the threads that listen to it ---------------------------------------------------------
+
+    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode().rstrip("\n")
+            with self._news:
+                self.lines.append(line)
+                if '"event":"serving"' in line:
+                    self._serving = json.loads(line)
+                self._news.notify_all()
+        process.wait()
+        with self._news:
+            self._news.notify_all()
+
+    def _read_errors(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self.errors = process.stderr.read().decode()
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def clean_environ() -> dict[str, str]:
+    """This environment without what would set the daemon up otherwise."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PLAINSONG_", "NOTIFY_", "WATCHDOG_")) and name != "PORT"
+    }
+
+
+def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true value of ``holds``, asked again and again; fails naming ``what`` when the patience ends."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        value = holds()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"still not so after {patience_s} s: {what}"
+        time.sleep(0.02)

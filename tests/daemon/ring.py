@@ -1,0 +1,231 @@
+"""The work that goes on while the daemon is killed: publishers and readers, each of which notes what it saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+
+import trio
+
+from protocol.ids import FIRST_BOUND, after, bound_at
+from protocol.requests import PollRequest
+from tests.daemon.history import Seen, Sent
+from tests.daemon.talk import ENCODINGS, Answer, ConnectionLost, NotConnected, Talk, poll_call, publish_call
+
+#: Publishes of one kind are followed by the next kind, for ever.
+KINDS = ("single", "batch", "empty", "single", "large", "own ttl", "single", "avro batch")
+#: The own time to live of some messages.
+OWN_TTL_S = 1
+
+
+@dataclass(slots=True)
+class History:
+    """What is known of one topic."""
+
+    sent: list[Sent] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the daemon is, and what goes on there; publishers and readers wait here while it is down."""
+
+    address: tuple[str, int] = ("", 0)
+    up: trio.Event = field(default_factory=trio.Event)
+    acknowledged: int = 0
+    polled: int = 0
+    news: trio.Event = field(default_factory=trio.Event)
+    over: bool = False
+
+    def opened(self, address: tuple[str, int]) -> None:
+        self.address = address
+        self.up.set()
+
+    def closed(self) -> None:
+        if self.up.is_set():
+            self.up = trio.Event()
+
+    def count(self, *, acknowledged: int = 0, polled: int = 0) -> None:
+        self.acknowledged += acknowledged
+        self.polled += polled
+        self.news.set()
+        self.news = trio.Event()
+
+    async def more(self, acknowledged: int, polled: int) -> None:
+        """Wait until so many more publishes were acknowledged and pages read."""
+        goal = self.acknowledged + acknowledged, self.polled + polled
+        with trio.fail_after(20):
+            while self.acknowledged < goal[0] or self.polled < goal[1]:
+                await self.news.wait()
+
+    @asynccontextmanager
+    async def talk(self) -> AsyncIterator[Talk]:
+        """A connection to the daemon as soon as it is up. Raises NotConnected when it went down meanwhile."""
+        await self.up.wait()
+        address, up = self.address, self.up
+        try:
+            async with await Talk.to(address) as talk:
+                yield talk
+        except (ConnectionLost, NotConnected):
+            if up is self.up:
+                self.closed()  # it was killed, and whoever did that will say when there is another
+            raise
+
+
+def short(payload: bytes) -> bytes:
+    """A payload as histories keep it: large ones by their digest."""
+    return payload if len(payload) <= 64 else payload[:24] + blake2b(payload, digest_size=16).digest()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def messages_for(kind: str, name: str, rng: Random) -> list[bytes]:
+    """The payloads of one request; all but the empty ones name it."""
+    if kind == "single":
+        return [name.encode()]
+    if kind == "empty":
+        return [b""]
+    if kind == "large":
+        return [name.encode() + rng.randbytes(rng.choice((70_000, 300_000)))]
+    count = rng.choice((2, 10, 300))
+    return [b"" if i % 7 == 3 else b"%b.%d" % (name.encode(), i) for i in range(count)]
+
+
+async def publisher(
+    place: Place, topic: str, name: str, history: History, rng: Random, topic_ttl_s: int | None
+) -> None:
+    """Publishes until the ring is over, each request once, whatever became of it."""
+    number = 0
+    while not place.over:
+        try:
+            async with place.talk() as talk:
+                while not place.over:
+                    number += 1
+                    await _publish_once(place, talk, topic, f"{name}-{number}", number, history, rng, topic_ttl_s)
+        except (ConnectionLost, NotConnected):
+            await trio.lowlevel.checkpoint()
+
+
+async def _publish_once(
+    place: Place, talk: Talk, topic: str, name: str, number: int, history: History, rng: Random, topic_ttl_s: int | None
+) -> None:
+    kind = KINDS[number % len(KINDS)]
+    messages = messages_for(kind, name, rng)
+    ttl_s = OWN_TTL_S if kind == "own ttl" else None
+    headers = ENCODINGS["avro"] if kind in ("avro batch", "large") else ENCODINGS["json"]
+    shortest = min((ttl for ttl in (ttl_s, topic_ttl_s) if ttl is not None), default=None)
+    ttl_ms = None if shortest is None else shortest * 1000
+    kept, began_s = tuple(map(short, messages)), time.monotonic()
+    try:
+        answer = await talk.ask(*publish_call(topic, messages, headers, ttl_s))
+    except ConnectionLost:
+        history.sent.append(Sent(kept, "unknown", began_s, time.monotonic(), ttl_ms=ttl_ms))
+        raise
+    history.sent.append(_outcome(answer, kept, began_s, ttl_ms))
+    place.count(acknowledged=answer.status == 200)
+    if answer.status != 200:
+        raise ConnectionLost(answer.code)  # the daemon is leaving
+
+
+def _outcome(answer: Answer, kept: tuple[bytes, ...], began_s: float, ttl_ms: int | None) -> Sent:
+    ended_s = time.monotonic()
+    if answer.status == 200:
+        receipt = answer.receipt()
+        return Sent(kept, "acknowledged", began_s, ended_s, receipt.first_id, receipt.last_id, ttl_ms)
+    problem = answer.json()
+    assert answer.code == "shutting_down", problem
+    assert problem["outcome"] == "not-applied", problem
+    return Sent(kept, "refused", began_s, ended_s, ttl_ms=ttl_ms)
+
+
+@dataclass(slots=True)
+class Manner:
+    """How a reader reads."""
+
+    name: str
+    encoding: str
+    limit: int | None = None
+    inclusive: bool = False
+    """Ask for the last message again, and expect it."""
+    by_time: bool = False
+    """Start at a time, some hundred milliseconds ago, again after every few pages."""
+    wait_ms: int = 0
+
+
+MANNERS = (
+    Manner("from the start, frames", "frames", limit=500),
+    Manner("inclusive, avro", "avro", inclusive=True, wait_ms=20),
+    Manner("by time, json", "json", by_time=True),
+    Manner("long poll, avro 2", "avro2", wait_ms=5_000),
+    Manner("limit 3, json", "json", limit=3, wait_ms=100),
+)
+
+
+async def reader(place: Place, topic: str, manner: Manner, history: History, rng: Random) -> None:
+    """Reads until the ring is over, going on after a fall of the daemon where it was."""
+    position: bytes | int | None = None
+    pages = 0
+    while not place.over:
+        try:
+            async with place.talk() as talk:
+                while not place.over:
+                    pages += 1
+                    if manner.by_time and pages % 8 == 0:
+                        position = now_ms() - rng.randrange(400)
+                    position = await read_page(place, talk, topic, manner, position, history)
+                    if not manner.wait_ms:
+                        await trio.sleep(0.01)  # nobody polls an idle topic without a pause
+        except (ConnectionLost, NotConnected):
+            await trio.lowlevel.checkpoint()
+
+
+async def read_page(
+    place: Place, talk: Talk, topic: str, manner: Manner, position: bytes | int | None, history: History
+) -> bytes | int | None:
+    """One page into the history; the position to go on from."""
+    inclusive = manner.inclusive or not isinstance(position, bytes)
+    request = PollRequest(position, inclusive=inclusive, limit=manner.limit)
+    asked_ms = now_ms()
+    answer = await talk.ask(*poll_call(topic, request, manner.encoding, manner.wait_ms))
+    if answer.status != 200:
+        assert answer.code in ("shutting_down", "storage_failed"), answer
+        raise ConnectionLost(answer.code)
+    place.count(polled=1)
+    messages = tuple((message_id, short(payload)) for message_id, payload in answer.messages())
+    last_id = answer.headers.get("plainsong-last-id")
+    through = None if last_id is None else bytes.fromhex(last_id)
+    cut = answer.headers.get("plainsong-end") == "more"
+    since = since_of(position, inclusive=inclusive)
+    history.seen.append(Seen(manner.name, messages, asked_ms, now_ms(), since, cut, through))
+    if through is not None and not manner.inclusive:
+        return through
+    return messages[-1][0] if messages else position
+
+
+def since_of(position: bytes | int | None, *, inclusive: bool) -> bytes:
+    """The inclusive lower bound of a start position."""
+    if position is None:
+        return FIRST_BOUND
+    if isinstance(position, int):
+        return bound_at(position)
+    return position if inclusive else after(position)
+
+
+async def read_whole(talk: Talk, topic: str, name: str, limit: int | None, encoding: str) -> tuple[Seen, list[Seen]]:
+    """The whole topic as one reading, and the pages it came in."""
+    history, place = History(), Place()
+    manner = Manner(name, encoding, limit=limit)
+    position: bytes | int | None = None
+    while True:
+        position = await read_page(place, talk, topic, manner, position, history)
+        if not history.seen[-1].cut:
+            break
+    pages = history.seen
+    messages = tuple(message for page in pages for message in page.messages)
+    return Seen(name, messages, pages[0].asked_ms, pages[-1].answered_ms), pages

@@ -1,0 +1,247 @@
+"""How the daemon starts and leaves: what it says, when it refuses, and in what order it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import trio
+
+from plainsong.cli.exits import Exit
+from protocol.requests import PollRequest
+from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually
+from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish
+from tests.storage.disks import make_read_only, small_disk, snapshot
+
+PARKED = 100
+
+
+def test_port_0_is_a_free_port_that_is_reported(daemon):
+    running = daemon()
+    assert running.address[1] != 0
+    assert ask(running.address, "GET", "/ping").body.strip() == b"OK"
+
+
+def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
+    running = daemon("log.format=text", stdout=subprocess.PIPE)
+    banner = [running.stdout.readline().decode().rstrip() for _ in range(4)]
+    address = banner[0].removeprefix(f"plainsong {version('plainsong')} listens on http://")
+    assert banner[1] == f"  data        {tmp_path / 'data'} (leveldb)"
+    assert banner[2].startswith("  durability  ")
+    assert "kill -9" in banner[2]
+    command = shlex.split(banner[3].removeprefix("  try         "))
+    assert command[:3] == ["curl", "-X", "PUT"]
+    host, _, port = address.rpartition(":")
+    assert command[3].startswith(f"http://{address}/")
+    assert ask((host, int(port)), "PUT", command[3].removeprefix(f"http://{address}")).status == 200
+
+
+def test_the_json_banner_has_the_same_facts(daemon, tmp_path):
+    serving = daemon().serving
+    assert serving["data_dir"] == str(tmp_path / "data")
+    assert serving["daemon_version"] == version("plainsong")
+    assert "kill -9" in serving["durability"]
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_parked_polls_are_answered_and_the_daemon_leaves_within_a_second(daemon, number, lane):
+    running = daemon(f"http.lane={lane}")
+    create(running.address, "quiet")
+    call = poll_call("quiet", PollRequest(), "avro", wait_ms=60_000)
+    answers = []
+
+    async def answered(talk: Talk) -> None:
+        answers.append(await talk.answer())
+
+    async with AsyncExitStack() as stack:
+        talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(PARKED)]
+        for talk in talks:
+            await talk.send(*call)
+        await trio.to_thread.run_sync(
+            eventually, "all are parked", lambda: metric(running.address, "plainsong_parked_polls") == PARKED
+        )
+        begun = time.monotonic()
+        running.signal(number)
+        async with trio.open_nursery() as nursery:
+            for talk in talks:
+                nursery.start_soon(answered, talk)
+        code = await trio.to_thread.run_sync(running.wait)
+    assert code == 0
+    assert time.monotonic() - begun < 1.0
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b"\x00")] * PARKED
+
+
+def test_a_second_signal_ends_it_at_once(daemon):
+    """The first one waits for a body that never comes."""
+    running = daemon("shutdown.drain_s=60", "http.body_timeout_s=60")
+    create(running.address, "t")
+    with socket.create_connection(running.address) as half:
+        half.sendall(b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        eventually("the body is awaited", lambda: metric(running.address, "plainsong_inflight_body_bytes") > 0)
+        running.signal(signal.SIGTERM)
+        running.wait_for_line('"event":"leaving"')
+        assert not running.ended
+        begun = time.monotonic()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 128 + signal.SIGTERM
+        assert time.monotonic() - begun < 1.0
+
+
+def test_what_was_published_before_sigterm_is_there_after_it(daemon):
+    running = daemon()
+    create(running.address, "t")
+    receipt = publish(running.address, "t", b"one", b"two")
+    assert running.stop() == 0
+    running.restart()
+    assert [payload for _, payload in poll(running.address, "t")] == [b"one", b"two"]
+    assert poll(running.address, "t")[0][0] == receipt.first_id
+
+
+def refusal(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and errors of a daemon that does not start."""
+    done = subprocess.run(
+        [PLAINSONG, "serve", "--bind", "127.0.0.1:0", *arguments],
+        env={**clean_environ(), **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_second_daemon_on_the_directory_ends_and_the_first_is_unharmed(daemon, tmp_path):
+    running = daemon()
+    create(running.address, "t")
+    code, error = refusal("--data-dir", str(tmp_path / "data"))
+    assert code == Exit.STORE
+    assert f"{tmp_path / 'data'} is in use by process {running.pid} " in error
+    assert "hint: " in error
+    publish(running.address, "t", b"still here")
+    assert [payload for _, payload in poll(running.address, "t")] == [b"still here"]
+
+
+def test_an_address_in_use_is_said_and_the_store_is_let_go(daemon, tmp_path):
+    running = daemon()
+    port = running.address[1]
+    code, error = refusal("--data-dir", str(tmp_path / "other"), "--bind", f"127.0.0.1:{port}")
+    assert code == Exit.FAILED
+    assert error.startswith(f"error: http.bind 127.0.0.1:{port} is in use\nhint: ")
+
+
+def stopped_store(daemon, tmp_path: Path) -> Path:
+    running = daemon()
+    create(running.address, "t")
+    publish(running.address, "t", b"kept")
+    running.stop()
+    return tmp_path / "data"
+
+
+def test_a_newer_format_is_refused_and_untouched(daemon, tmp_path):
+    directory = stopped_store(daemon, tmp_path)
+    (directory / "FORMAT").write_text(json.dumps({"format": 99, "written_by": "9.0"}))
+    before = snapshot(directory / "rows")
+    code, error = refusal("--data-dir", str(directory))
+    assert code == Exit.STORE
+    assert "has format 99, written by version 9.0" in error
+    assert snapshot(directory / "rows") == before
+
+
+def test_a_damaged_store_is_refused_and_never_repaired(daemon, tmp_path):
+    directory = stopped_store(daemon, tmp_path)
+    (directory / "rows" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
+    before = snapshot(directory / "rows")
+    code, error = refusal("--data-dir", str(directory))
+    assert code == Exit.STORE
+    assert "plainsong store explain" in error
+    assert {name: data for name, data in snapshot(directory / "rows").items() if not name.startswith("LOG")} == {
+        name: data for name, data in before.items() if not name.startswith("LOG")
+    }
+
+
+def test_a_read_only_directory_is_refused(tmp_path):
+    with small_disk(tmp_path / "disk", 32) as disk:
+        with Daemon(disk / "data", "storage.min_free_bytes=0") as running:
+            create(running.address, "t")
+            running.stop()
+        make_read_only(disk)
+        code, error = refusal("--data-dir", str(disk / "data"))
+        assert code == Exit.STORE
+        assert "Read-only file system" in error
+        assert "hint: " in error
+
+
+def test_the_service_manager_is_told(daemon, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE_S)
+        running = daemon(environ={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"})
+        said = [manager.recv(100) for _ in range(4)]
+        assert said == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+        assert running.stop() == 0
+        while (word := manager.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert word == b"STOPPING=1"
+
+
+def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
+    (line,) = [line for line in (ROOT / "Procfile").read_text().splitlines() if line.startswith("web:")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environ = {**clean_environ(), "PORT": str(port), "PLAINSONG_STORAGE__DATA_DIR": str(tmp_path / "data")}
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(["/bin/sh", "-c", "exec " + line.removeprefix("web:").strip()], cwd=ROOT, env=environ,
+                               stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+    try:
+
+        def answers() -> bool:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            try:
+                return any(ask((host, port), "GET", "/ping").status == 200 for host in ("127.0.0.1",))
+            except OSError:
+                return False
+
+        eventually("it serves on PORT", answers)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        log.close()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(tmp_path):
+    """Killed after ever longer times, until one start got through."""
+    with Daemon(tmp_path / "data") as running:
+        whole_s = running.start_s
+        running.kill()
+    for part in (0.6, 0.75, 0.9, 1.0):
+        data_dir = tmp_path / f"killed at {part}"
+        with Daemon(data_dir) as running:
+            running.kill()
+            for file in sorted(data_dir.rglob("*"), reverse=True):
+                file.unlink() if file.is_file() else file.rmdir()
+            running.spawn()
+            time.sleep(whole_s * part)
+            running.kill()
+            running.restart()
+            create(running.address, "t")
+            publish(running.address, "t", b"x")
+            assert running.stop() == 0
+
+
+def test_a_directory_that_is_a_file_is_said(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(DaemonEnded, match="is a file"), Daemon(tmp_path / "file"):
+        pass
