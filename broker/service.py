@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.reading import read_page
+from broker.rates import Rates
 
 if TYPE_CHECKING:
     from actors.clock import Clock
@@ -36,7 +37,8 @@ class Service:
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
     failing: dict[str, str] = field(default_factory=dict)
     """Why the daemon is not ready, by part; empty while all is well."""
-
+    rates: Rates = field(default_factory=Rates)
+    """How much each topic was published to and read lately."""
     served: trio.Event = field(default_factory=trio.Event)
     """Set once the server has stopped and its last answers have left."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from protocol.errors import PlainsongError
+from protocol.errors import StorageFailed
 from protocol.names import TopicName
 
 _GENERATION = struct.Struct(">i")
@@ -28,10 +28,9 @@ HIGH_WATER = b"h"
 READER = b"r"
 
 
-class DamagedRow(PlainsongError):
+class DamagedRow(StorageFailed):
     """A row that we did not write, or that changed since: kept as it is, and reported."""
 
-    code = "storage_failed"
     title = "A row of the store cannot be read"
 
 

@@ -65,17 +65,20 @@ class TopicProperties:
         return kept
 
 
-def parse_properties(given: object, *, generation: int | None = None) -> TopicProperties:
+def parse_properties(
+    given: object, *, generation: int | None = None, default_ttl_s: int = DEFAULT_TTL_S
+) -> TopicProperties:
     """The properties a client gave; absent ones have their default.
 
     Args:
       given: a decoded JSON object, or None for none.
       generation: the topic's own, which a client may send back but never set.
+      default_ttl_s: the time to live of a topic that is given none.
     Raises:
       InvalidProperty: an unknown key (the nearest known one is named) or a value that is not allowed.
     """
     if given is None:
-        return TopicProperties()
+        return TopicProperties(ttl_s=default_ttl_s)
     if not isinstance(given, Mapping):
         raise InvalidProperty("properties are a JSON object", hint='for example {"ttl": 3600}')
     values = dict(given)
@@ -85,7 +88,7 @@ def parse_properties(given: object, *, generation: int | None = None) -> TopicPr
         if key not in KNOWN:
             raise InvalidProperty(f"unknown property {str(key)[:80]!r}", hint=nearest(str(key), KNOWN))
     return TopicProperties(
-        ttl_s=_number(values, "ttl", DEFAULT_TTL_S, 1, MAX_TTL_S),
+        ttl_s=_number(values, "ttl", default_ttl_s, 1, MAX_TTL_S),
         transactional=cast("Transactional", _choice(values, "transactional")),
         deduplication=cast("Deduplication", _choice(values, "deduplication")),
         max_bytes=_number(values, "max_bytes", None, 1, (1 << 63) - 1),

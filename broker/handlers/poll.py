@@ -51,12 +51,13 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
     name = topic_name(request.namespace, request.topic)
     codec = codec_for(request.headers.get("content-type"))
     body = codec.decode_poll(request.body)
-    options = _apply_query(body, request.query)
+    options = apply_query(body, request.query)
     check_poll(body)
     refuse_later_poll(body)
     frames = accept_frames(request.headers.get("accept"))
     bounds = _bounds(service, body)
     span, page = await _look(service, name, body, bounds)
+    service.rates.delivered(name, page.count, trio.current_time())
     if frames is not None:
         content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
         return HttpAnswer(200, content, frames.content_type, _position(page))
@@ -70,7 +71,8 @@ def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:
     return codec.encode_page(page) if options is None else codec.encode_page(page, options)
 
 
-def _apply_query(body: PollRequest, query: str) -> PageOptions | None:
+def apply_query(body: PollRequest, query: str) -> PageOptions | None:
+    """Put what the query says into the request; how its page is to be written. Raises InvalidParameter."""
     if not query:
         return None
     parameters = parse_query(query, _PARAMETERS)
@@ -141,6 +143,7 @@ async def _stream(
             name, span, limit=min(room, service.config.poll.max_messages), max_bytes=STREAM_PAGE_BYTES
         )
         sent += page.count
+        service.rates.delivered(name, page.count, trio.current_time())
         if page.count:
             yield avro_block(page)
     yield AVRO_END

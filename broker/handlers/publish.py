@@ -53,6 +53,7 @@ async def publish(service: Service, request: HotRequest) -> HttpAnswer:
     check_publish(body)
     refuse_later_publish(body)
     receipt = await service.directory.ask(name, Publish(body, len(request.body)))
+    service.rates.published(name, len(body.messages), trio.current_time())
     if "prefer" in request.headers and _wants_receipt(request.headers["prefer"]):
         return HttpAnswer(200, codec.encode_receipt(receipt), codec.content_type)
     # The seed's clients take any other body for a rollback detail, so there is none.

@@ -7,13 +7,14 @@ routes and the janitor, taken apart by the core.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from protocol.ids import before, bound_at
+from protocol.properties import DEFAULT_TTL_S
 from protocol.requests import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from protocol.properties import TopicProperties
     from protocol.records import Metadata, Reader
@@ -102,6 +103,8 @@ class SetProperties(Ask[Description]):
     """Replace all properties by what the client gave: a decoded JSON object, or None."""
 
     given: object
+    default_ttl_s: int = DEFAULT_TTL_S
+    """The time to live when ``given`` names none, in seconds."""
 
 
 @dataclass(slots=True)
@@ -114,17 +117,25 @@ class Undelete(Ask[Description]):
     """Bring the deleted generation back while all its rows are there."""
 
 
+class Slice(NamedTuple):
+    """Messages published from ``first_ms`` to ``last_ms``, both included, and not counted out yet."""
+
+    first_ms: int
+    last_ms: int
+    messages: int
+    bytes: int
+    own_expiry_ms: int
+    """When the first message with a time to live of its own expires; 0: there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicStats:
     """Numbers of a topic as its actor knows them."""
 
     span: Span
     """All that is readable now."""
-    messages: int
-    bytes: int
-    oldest_bucket: tuple[int, int, int, int] | None
-    """``(first_ms, last_ms, messages, bytes)`` of the oldest slice, which may be partly expired."""
-    parked_polls: int
+    slices: tuple[Slice, ...]
+    """What was counted while it was written, oldest first."""
 
 
 @dataclass(slots=True)
@@ -192,6 +203,7 @@ class SliceCleaned:
     """What was removed from one slice, and when the next message in it expires (0: never by itself)."""
 
     first_ms: int
+    last_ms: int
     messages: int
     bytes: int
     own_expiry_ms: int
@@ -202,4 +214,4 @@ class Cleaned(Ask[None]):
     """Count out what was removed."""
 
     prefix: bytes
-    slices: Mapping[int, SliceCleaned]
+    slices: Sequence[SliceCleaned]

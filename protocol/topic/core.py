@@ -34,13 +34,9 @@ def _stats(state: TopicState, step: Step, ask: asks.Stats, now: Now) -> asks.Top
     del step, ask, now
     state.living()
     state.usage.drop_before(state.oldest_ms)
-    oldest = state.usage.buckets[0] if state.usage.buckets else None
     return asks.TopicStats(
         span=span_of(state, asks.Look(since=bytes(20))),
-        messages=state.usage.messages,
-        bytes=state.usage.bytes,
-        oldest_bucket=None if oldest is None else (oldest.first_ms, oldest.last_ms, oldest.messages, oldest.bytes),
-        parked_polls=0,
+        slices=tuple(asks.Slice._make(counted) for counted in state.usage.stored()),
     )
 
 

@@ -59,7 +59,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     """
     del now
     old = state.living()
-    properties = parse_properties(ask.given, generation=old.generation)
+    properties = parse_properties(ask.given, generation=old.generation, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
     return _write(state, step, changed, renewed=False)
 

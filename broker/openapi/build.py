@@ -1,0 +1,120 @@
+"""The description put together: paths from operations, answers from codes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from broker.openapi.errors import by_status
+from broker.openapi.operations import OPERATIONS
+from broker.openapi.schemas import ISOLATION, POSITIVE, SCHEMAS, STRING, WAIT_MS, Schema, ref
+
+if TYPE_CHECKING:
+    from broker.openapi.operations import Operation
+
+_NAMES = {
+    "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
+    "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+    "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+}
+_POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
+_QUERY: dict[str, tuple[str, Schema]] = {
+    "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
+    "ttl": ("seconds, for all messages of the request", POSITIVE),
+    "wait_ms": ("how long to wait for a message", WAIT_MS),
+    "max_bytes": ("end the page before it has more bytes", POSITIVE),
+    "isolation": ("this version serves uncommitted alone", ISOLATION),
+    "payload": ("base64: never text", {"enum": ["text", "base64"], "default": "text"}),
+    "longs": ("string: write pointers in quotes", {"enum": ["number", "string"], "default": "number"}),
+    "from": ("the first id or time in milliseconds", _POSITION),
+    "to": ("the id or time before which to end", _POSITION),
+    "limit": ("messages at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "reader": ("the id last read", ref("MessageId")),
+}
+_HEADERS = {
+    "Plainsong-Last-Id": "the position to resume from, exclusively",
+    "Plainsong-End": "end, more or held: why there is no more",
+    "Allow": "the methods that are allowed",
+    "Retry-After": "seconds after which a retry makes sense",
+    "X-Request-Id": "the client's own, or one made here; the log has it too",
+}
+#: Statuses whose answers have a header more.
+_STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
+
+
+def description(version: str) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        path = paths.setdefault(operation.path, _path(operation.path))
+        path[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Plainsong",
+            "version": version,
+            "description": "Topics of messages in one durable order. The guide is docs/http.md.",
+        },
+        "paths": paths,
+        "components": {"schemas": SCHEMAS},
+    }
+
+
+def _path(path: str) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", path)
+    if not names:
+        return {}
+    return {"parameters": [{"name": n, "in": "path", "required": True, "schema": _NAMES[n]} for n in names]}
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": _responses(operation),
+    }
+    if operation.parameters:
+        made["parameters"] = [_query(name) for name in operation.parameters]
+    if operation.body is not None:
+        made["requestBody"] = {"content": {kind: _content(operation, kind) for kind in operation.body_types}}
+    return made
+
+
+def _query(name: str) -> dict[str, Any]:
+    text, schema = _QUERY[name]
+    return {"name": name, "in": "query", "description": text, "schema": schema}
+
+
+def _content(operation: Operation, kind: str) -> dict[str, Any]:
+    if kind != "application/json" or not operation.body:
+        return {}  # Avro has schemas of its own, in the guide
+    content: dict[str, Any] = {"schema": operation.body}
+    return {**content, "example": operation.example} if operation.example is not None else content
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    answered: dict[str, Any] = {"description": "done", "headers": _headers(("X-Request-Id", *operation.headers))}
+    if operation.answer is not None:
+        answered["content"] = {
+            kind: {"schema": operation.answer} if kind in ("application/json", "text/plain") else {}
+            for kind in operation.answer_types
+        }
+    responses = {} if "Not served" in operation.summary else {"200": answered}
+    for status, codes in by_status(operation.codes).items():
+        responses[str(status)] = _problem(status, codes)
+    return responses
+
+
+def _problem(status: int, codes: list[str]) -> dict[str, Any]:
+    schema = {"allOf": [ref("Problem"), {"type": "object", "properties": {"code": {"enum": codes}}}]}
+    more = (_STATUS_HEADERS[status],) if status in _STATUS_HEADERS else ()
+    return {
+        "description": ", ".join(codes),
+        "headers": _headers(("X-Request-Id", *more)),
+        "content": {"application/problem+json": {"schema": schema}},
+    }
+
+
+def _headers(names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: {"description": _HEADERS[name], "schema": STRING} for name in names}

@@ -1,0 +1,217 @@
+"""One entry for each route: what it does, what it takes, what it gives, what may go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.openapi.errors import ANY, BODY, READS, WRITES
+from broker.openapi.schemas import STRING, Schema, array, ref
+
+NAMESPACE = "/v1/namespaces/{namespace}"
+TOPIC = NAMESPACE + "/topics/{topic}"
+READER = TOPIC + "/readers/{reader}"
+
+JSON = "application/json"
+AVRO = "avro/binary"
+FRAMES = "application/vnd.plainsong.frames"
+_ID = "0000018bcfe568000002" + "0" * 20
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, for those who call it."""
+
+    name: str
+    method: str
+    path: str
+    tag: str
+    summary: str
+    codes: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    """Names of query parameters; ``build`` describes each."""
+    body: Schema | None = None
+    body_types: tuple[str, ...] = (JSON,)
+    example: object = None
+    """Of the body."""
+    answer: Schema | None = None
+    """Of status 200; None: an empty body."""
+    answer_types: tuple[str, ...] = (JSON,)
+    headers: tuple[str, ...] = field(default=())
+    """Headers of the answer that are its own."""
+
+
+_POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End")
+_LATER = ("transactions_unavailable",)
+_BAD_POSITION = ("invalid_message_id", "unknown_field")
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "list_topics",
+        "GET",
+        NAMESPACE + "/topics",
+        "topics",
+        "The names of a namespace's topics, sorted.",
+        (*ANY, "invalid_name", "storage_failed"),
+        answer=array(STRING),
+    ),
+    Operation(
+        "create_topic",
+        "PUT",
+        TOPIC,
+        "topics",
+        "Create a topic; after a deletion in a new generation.",
+        (*WRITES, *BODY, "topic_exists", "invalid_property"),
+        ("ifNotExists",),
+        ref("Properties"),
+        example={"ttl": 3600},
+    ),
+    Operation("get_topic", "GET", TOPIC, "topics", "A topic's properties.", READS, answer=ref("Topic")),
+    Operation("delete_topic", "DELETE", TOPIC, "topics", "Delete a topic with its messages.", WRITES),
+    Operation(
+        "set_properties",
+        "PUT",
+        TOPIC + "/properties",
+        "topics",
+        "Replace all properties; what is left out has its default again.",
+        (*WRITES, *BODY, "invalid_property"),
+        body=ref("Properties"),
+        example={"ttl": 86400, "max_bytes": 1073741824},
+    ),
+    Operation(
+        "undelete_topic",
+        "POST",
+        TOPIC + "/undelete",
+        "topics",
+        "Bring a deleted topic back while all of its rows are there.",
+        (*WRITES, "topic_exists", "partly_cleaned"),
+        answer=ref("Topic"),
+    ),
+    Operation(
+        "publish",
+        "POST",
+        TOPIC + "/publish",
+        "messages",
+        "Store messages; 200 means durable. With Prefer: return=representation the answer is a receipt.",
+        (
+            *WRITES,
+            *BODY,
+            *_LATER,
+            "unknown_field",
+            "no_messages",
+            "invalid_sequence_ids",
+            "transaction_required",
+            "generation_changed",
+            "message_too_large",
+            "request_too_large",
+            "low_space",
+            "topic_full",
+        ),
+        ("ttl",),
+        ref("PublishRequest"),
+        (JSON, AVRO),
+        {"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
+        ref("Receipt"),
+        (JSON, AVRO),
+    ),
+    Operation(
+        "store", "POST", TOPIC + "/store", "messages", "Not served by this version.", (*BODY, *_LATER, *ANY), body={}
+    ),
+    Operation(
+        "rollback",
+        "POST",
+        TOPIC + "/rollback",
+        "messages",
+        "Not served by this version.",
+        (*BODY, *_LATER, *ANY),
+        body={},
+    ),
+    Operation(
+        "poll",
+        "POST",
+        TOPIC + "/poll",
+        "messages",
+        "The messages from a position on, oldest first; with waitMs, wait until there is one.",
+        (*READS, *BODY, *_LATER, *_BAD_POSITION, "malformed_transaction"),
+        ("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        ref("PollRequest"),
+        (JSON, AVRO),
+        {"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
+        array(ref("Message")),
+        (JSON, AVRO, FRAMES),
+        _POSITION_HEADERS,
+    ),
+    Operation(
+        "get_messages",
+        "GET",
+        TOPIC + "/messages",
+        "looking",
+        "Look at messages without consuming them, damaged ones included.",
+        (*READS, "invalid_message_id"),
+        ("from", "to", "limit", "payload", "longs"),
+        answer=array(ref("ShownMessage")),
+        headers=_POSITION_HEADERS,
+    ),
+    Operation(
+        "get_stats",
+        "GET",
+        TOPIC + "/stats",
+        "looking",
+        "How much, how old, how fast; with a reader's position, how far behind.",
+        (*READS, "invalid_message_id"),
+        ("reader",),
+        answer=ref("Stats"),
+    ),
+    Operation(
+        "offsets",
+        "POST",
+        TOPIC + "/offsets",
+        "looking",
+        "Where a bounded read would end, and how to cut it in parts, without moving payloads.",
+        (*READS, *BODY, *_LATER, *_BAD_POSITION),
+        body=ref("OffsetsRequest"),
+        example={"start": 1700000000000, "maxMessages": 100000, "splits": 4},
+        answer=ref("Offsets"),
+    ),
+    Operation("list_readers", "GET", TOPIC + "/readers", "readers", "All readers.", READS, answer=array(ref("Reader"))),
+    Operation("get_reader", "GET", READER, "readers", "A reader.", (*READS, "not_found"), answer=ref("Reader")),
+    Operation(
+        "put_reader",
+        "PUT",
+        READER,
+        "readers",
+        "Keep a position; with expected, only if the reader stands there now.",
+        (*WRITES, *BODY, *_BAD_POSITION, "position_changed", "generation_changed", "quota_exceeded"),
+        body=ref("ReaderPosition"),
+        example={"position": _ID, "expected": None},
+        answer=ref("Reader"),
+    ),
+    Operation("delete_reader", "DELETE", READER, "readers", "Forget a position.", (*WRITES, "not_found")),
+    Operation(
+        "poll_many",
+        "POST",
+        NAMESPACE + "/poll",
+        "messages",
+        "One poll of up to 1000 topics, and one wait for all of them.",
+        (*ANY, *BODY, *_LATER, *_BAD_POSITION, "invalid_name", "request_too_large"),
+        ("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        ref("ManyRequest"),
+        example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
+        answer=ref("ManyAnswer"),
+    ),
+    Operation("ping", "GET", "/ping", "daemon", "OK.", (), answer=STRING, answer_types=("text/plain",)),
+    Operation("livez", "GET", "/livez", "daemon", "Whether the daemon is alive.", (), answer={"type": "object"}),
+    Operation(
+        "readyz",
+        "GET",
+        "/readyz",
+        "daemon",
+        "Whether all is served; the problem has reasons.",
+        ("shutting_down", "low_space", "recovering"),
+        answer={"type": "object"},
+    ),
+    Operation(
+        "metrics", "GET", "/metrics", "daemon", "For Prometheus.", (), answer=STRING, answer_types=("text/plain",)
+    ),
+    Operation("version", "GET", "/version", "daemon", "What is running.", (), answer={"type": "object"}),
+    Operation("openapi", "GET", "/openapi.json", "daemon", "This description.", (), answer={"type": "object"}),
+)

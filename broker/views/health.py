@@ -1,0 +1,81 @@
+"""Is it there, is it ready, how is it doing: for load balancers, service managers and people."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from broker.http.exchange import HttpAnswer
+from broker.http.status import answer_for
+from broker.views.route import json_answer
+from protocol.errors import LowSpace, Recovering, ShuttingDown
+
+if TYPE_CHECKING:
+    from broker.service import Service
+    from broker.views.route import ViewRequest
+    from protocol.errors import PlainsongError
+
+#: Topics that cannot be loaded and are named in an answer; of the others only the number is.
+MAX_NAMED_TOPICS = 10
+
+
+async def ping(service: Service, request: ViewRequest) -> HttpAnswer:
+    """``OK``."""
+    return HttpAnswer(200, b"OK", "text/plain; charset=utf-8")
+
+
+async def livez(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The event loop turns, or nobody would answer this."""
+    return json_answer({"alive": True})
+
+
+async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Whether everything is served; 503 and all reasons when something is not."""
+    found = _reasons(service)
+    if not found:
+        return json_answer({"ready": True, "reasons": []})
+    answer = answer_for(found[0])
+    assert isinstance(answer.body, bytes)  # problems always are
+    reasons = [{"code": error.code, "detail": error.detail} for error in found]
+    answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons}).encode()
+    return answer
+
+
+def _reasons(service: Service) -> list[PlainsongError]:
+    reasons: list[PlainsongError] = []
+    if service.stopping:
+        reasons.append(ShuttingDown("the daemon is leaving"))
+    if service.space.low:
+        bound = service.config.storage.min_free_bytes
+        reasons.append(
+            LowSpace(
+                f"{service.space.free_bytes} bytes are free, less than storage.min_free_bytes ({bound}): "
+                "publishes are refused, polls go on",
+                hint="free some space; it clears by itself",
+            )
+        )
+    reasons += [Recovering(f"{part}: {why}") for part, why in sorted(service.failing.items())]
+    return reasons + _unloadable(service)
+
+
+def _unloadable(service: Service) -> list[PlainsongError]:
+    """Topics that are asked for and cannot be loaded, most likely since the store does not answer."""
+    names = sorted(str(entry.name) for entry in service.directory if entry.mailbox.closed_for is not None)
+    if not names:
+        return []
+    more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
+    shown = ", ".join(names[:MAX_NAMED_TOPICS])
+    return [Recovering(f"cannot be loaded: {shown}{more}", hint="the daemon keeps trying; its log says why")]
+
+
+async def version(service: Service, request: ViewRequest) -> HttpAnswer:
+    """What is running, and what it speaks."""
+    return json_answer(
+        {"version": service.version, "api": "v1", "avro": [1, 2], "store": service.store.traits.kind},
+    )
+
+
+async def metrics(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Everything that is counted, as Prometheus reads it."""
+    body, content_type = service.metrics.render()
+    return HttpAnswer(200, body, content_type)

@@ -1,0 +1,216 @@
+"""One poll of many topics: look at all of them, wait for any, share the answer's room between them.
+
+The wait is one task for each topic, all of them in one nursery: the first that has something ends the others,
+and a client that leaves ends them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count as count_up
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.handlers.later import refuse_later_poll
+from broker.handlers.poll import apply_query
+from broker.handlers.publish import off_loop
+from broker.http.exchange import HttpAnswer
+from broker.http.status import answer_for
+from protocol.checks import check_poll
+from protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
+from protocol.codec import json_values as values
+from protocol.codec.positions import parse_position
+from protocol.errors import InvalidParameter, PlainsongError, RequestTooLarge
+from protocol.ids import after, before
+from protocol.names import TopicName, topic_name
+from protocol.page import Page
+from protocol.requests import PollRequest
+from protocol.topic.asks import Look, Span
+
+if TYPE_CHECKING:
+    from broker.service import Service
+    from broker.views.route import ViewRequest
+
+#: Topics of one request. Source: the HTTP contract, section 6.
+MAX_TOPICS = 1_000
+#: Room for as many names of full length, each with a position.
+MAX_BODY_BYTES = 1 << 20
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    return value if isinstance(value, dict) else values.refuse(name, value, "an object")
+
+
+_INT = values.nullable(values.int32, "int")
+_TOPIC = {
+    "startFrom": ("start_from", values.nullable(parse_position)),
+    "inclusive": ("inclusive", values.boolean),
+    "limit": ("limit", _INT),
+}
+_REQUEST = {
+    "topics": ("topics", _object),
+    "waitMs": ("wait_ms", _INT),
+    "isolation": ("isolation", values.nullable(values.text, "Isolation")),
+    "limit": ("limit", _INT),
+    "maxBytes": ("max_bytes", _INT),
+}
+#: Who goes first: another one each time, so that nobody is last for ever.
+_turns = count_up()
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """One topic of the request, and what has come of it."""
+
+    name: TopicName
+    since: bytes
+    room: int | None
+    """Messages it may still have; None: as many as the request."""
+    span: Span | None = None
+    error: PlainsongError | None = None
+    page: Page = field(default_factory=Page)
+
+
+async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Of each topic its messages, or what is wrong with it.
+
+    Raises:
+      InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: nothing happens by reading.
+    """
+    namespace = request.namespace
+    given = request.fields(_REQUEST)
+    wanted = _wanted(namespace, given.pop("topics", {}))
+    body = PollRequest(**given)
+    if body.isolation not in (None, "uncommitted", "committed"):
+        raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+    options = apply_query(body, request.query) or DEFAULT_OPTIONS
+    check_poll(body)
+    refuse_later_poll(body)
+    await _read_or_wait(service, wanted, body)
+    size = sum(one.page.payload_bytes for one in wanted)
+    content = await off_loop(size, JSON, partial(_encoded, wanted, options))
+    return HttpAnswer(200, content, JSON.content_type)
+
+
+def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
+    if not topics:
+        raise InvalidParameter("topics names none", hint='for example {"topics": {"orders": {}}}')
+    if len(topics) > MAX_TOPICS:
+        raise RequestTooLarge(f"{len(topics)} topics", hint=f"name at most {MAX_TOPICS} at a time")
+    found = []
+    for topic, given in topics.items():
+        where = f"topics.{topic[:80]}"
+        one = PollRequest(**values.fields_of(_object(given, where), _TOPIC, where + "."))
+        check_poll(one)
+        found.append(_Wanted(topic_name(namespace, topic), one.since, one.limit))
+    return found
+
+
+async def _read_or_wait(service: Service, wanted: list[_Wanted], body: PollRequest) -> None:
+    deadline_s = -1.0
+    if body.wait_ms:
+        deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
+    while True:
+        async with trio.open_nursery() as nursery:
+            for one in wanted:
+                nursery.start_soon(_look, service, one)
+        await _read_in_turn(service, wanted, body)
+        waiting = [one for one in wanted if one.error is None]
+        if any(one.page.count for one in wanted) or not waiting or trio.current_time() >= deadline_s:
+            return
+        if not await _wait_for_any(service, waiting, deadline_s):
+            return
+
+
+async def _look(service: Service, one: _Wanted) -> None:
+    if one.error is not None:
+        return
+    try:
+        one.span = await service.directory.ask(one.name, Look(one.since))
+        unread = one.span.start < one.span.until
+        one.page = Page(last_id=before(one.since), end="more") if unread else Page(last_id=one.span.resume)
+    except PlainsongError as error:
+        one.error = error
+
+
+async def _wait_for_any(service: Service, waiting: list[_Wanted], deadline_s: float) -> bool:
+    """Whether one of the topics has something new; False when the time is over, or a topic is not there any more."""
+    found = False
+
+    async def wait_for(one: _Wanted) -> None:
+        nonlocal found
+        try:
+            span = await service.directory.ask(one.name, Look(one.since, deadline_s=deadline_s))
+            found |= span.since < span.until
+        except PlainsongError as error:
+            one.error = error
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for one in waiting:
+            nursery.start_soon(wait_for, one)
+    return found
+
+
+async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollRequest) -> None:
+    """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
+    bounds = service.config.poll
+    room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
+    bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
+    turn = next(_turns) % len(wanted)
+    active = [one for one in wanted[turn:] + wanted[:turn] if one.span is not None and one.error is None]
+    while active and room > 0 and bytes_room > 0:
+        share, bytes_share = max(1, room // len(active)), max(1, bytes_room // len(active))
+        still = []
+        for one in active:
+            if room <= 0 or bytes_room <= 0:
+                break
+            limit = min(share, room) if one.room is None else min(share, room, one.room)
+            page = await _read(service, one, limit, min(bytes_share, bytes_room))
+            room -= page.count
+            bytes_room -= page.payload_bytes
+            if page.end == "more" and one.room != 0 and one.error is None:
+                still.append(one)
+        active = still
+
+
+async def _read(service: Service, one: _Wanted, limit: int, max_bytes: int) -> Page:
+    """The topic's next messages, added to those it has."""
+    assert one.span is not None  # those without are not active
+    try:
+        page = await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes)
+    except PlainsongError as error:
+        if not one.page.count:
+            one.error = error
+        # Else what stands before it can be read; the next poll says what is wrong.
+        return Page()
+    service.rates.delivered(one.name, page.count, trio.current_time())
+    had = one.page
+    one.page = Page(
+        [*had.parts, *page.parts],
+        had.count + page.count,
+        had.payload_bytes + page.payload_bytes,
+        page.last_id,
+        page.end,
+    )
+    if one.room is not None:
+        one.room -= page.count
+    if page.last_id is not None:
+        one.since = one.span.since = after(page.last_id)
+    return page
+
+
+def _encoded(wanted: list[_Wanted], options: PageOptions) -> bytes:
+    return b'{"topics":{%b}}' % b",".join(b'"%b":%b' % (one.name.topic.encode(), _one(one, options)) for one in wanted)
+
+
+def _one(one: _Wanted, options: PageOptions) -> bytes:
+    if one.error is not None:
+        problem = answer_for(one.error).body
+        assert isinstance(problem, bytes)  # problems always are
+        return b'{"error":%b}' % problem
+    last_id = b"null" if one.page.last_id is None else b'"%b"' % one.page.last_id.hex().encode()
+    messages = JSON.encode_page(one.page, options)
+    return b'{"messages":%b,"lastId":%b,"end":"%b"}' % (messages, last_id, one.page.end.encode())

@@ -1,0 +1,36 @@
+"""The route table: every route that is not hot, once. The application serves it, the description describes it."""
+
+from __future__ import annotations
+
+from broker.views import health, many, messages, offsets, readers, stats, topics
+from broker.views.description import describe_api
+from broker.views.route import SMALL_BODY_BYTES, Route
+
+NAMESPACE = "/v1/namespaces/{namespace}"
+TOPICS = NAMESPACE + "/topics"
+TOPIC = TOPICS + "/{topic}"
+READERS = TOPIC + "/readers"
+READER = READERS + "/{reader}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("list_topics", "GET", TOPICS, topics.list_names),
+    Route("create_topic", "PUT", TOPIC, topics.create, SMALL_BODY_BYTES),
+    Route("get_topic", "GET", TOPIC, topics.show),
+    Route("delete_topic", "DELETE", TOPIC, topics.remove),
+    Route("set_properties", "PUT", TOPIC + "/properties", topics.set_properties, SMALL_BODY_BYTES),
+    Route("undelete_topic", "POST", TOPIC + "/undelete", topics.undelete),
+    Route("get_messages", "GET", TOPIC + "/messages", messages.messages),
+    Route("get_stats", "GET", TOPIC + "/stats", stats.stats),
+    Route("offsets", "POST", TOPIC + "/offsets", offsets.offsets, SMALL_BODY_BYTES),
+    Route("list_readers", "GET", READERS, readers.list_all),
+    Route("get_reader", "GET", READER, readers.show),
+    Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),
+    Route("delete_reader", "DELETE", READER, readers.remove),
+    Route("poll_many", "POST", NAMESPACE + "/poll", many.poll_many, many.MAX_BODY_BYTES),
+    Route("ping", "GET", "/ping", health.ping),
+    Route("livez", "GET", "/livez", health.livez),
+    Route("readyz", "GET", "/readyz", health.readyz),
+    Route("metrics", "GET", "/metrics", health.metrics),
+    Route("version", "GET", "/version", health.version),
+    Route("openapi", "GET", "/openapi.json", describe_api),
+)

@@ -1,0 +1,103 @@
+"""Topics: made, changed, shown, listed, deleted and brought back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.handlers.query import flag
+from broker.http.exchange import HttpAnswer
+from broker.views.route import json_answer
+from protocol.effects import Table
+from protocol.errors import TopicNotFound
+from protocol.keys import DamagedRow, namespace_range, topic_of
+from protocol.properties import parse_properties
+from protocol.records import Metadata
+from protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
+
+if TYPE_CHECKING:
+    from broker.service import Service
+    from broker.views.route import ViewRequest
+    from protocol.names import TopicName
+    from protocol.topic.asks import Description
+    from storage.base import Row
+
+
+async def create(service: Service, request: ViewRequest) -> HttpAnswer:
+    """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
+    name = request.name
+    if_not_exists = flag(request.parameters("ifNotExists"), "ifNotExists")
+    given = request.json()
+    generation = None
+    if isinstance(given, dict) and "generation" in given:
+        generation = await _last_generation(service, name)
+    properties = parse_properties(given, generation=generation, default_ttl_s=service.config.topic.default_ttl_s)
+    await service.directory.ask(name, Create(properties, if_not_exists))
+    return HttpAnswer(200)
+
+
+async def _last_generation(service: Service, name: TopicName) -> int | None:
+    """What a client that looked at the topic earlier may send back with its properties."""
+    try:
+        return (await service.directory.ask(name, Describe())).metadata.generation
+    except TopicNotFound:
+        state = service.directory.peek(name)
+        return None if state is None or state.metadata is None else state.metadata.generation
+
+
+async def set_properties(service: Service, request: ViewRequest) -> HttpAnswer:
+    """All properties replaced; an absent one has its default again. Raises TopicNotFound, InvalidProperty."""
+    request.parameters()
+    ask = SetProperties(request.json(), service.config.topic.default_ttl_s)
+    await service.directory.ask(request.name, ask)
+    return HttpAnswer(200)
+
+
+async def show(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The topic's name and properties, all of them strings. Raises TopicNotFound."""
+    name = request.name
+    request.parameters()
+    return _shown(service, name, await service.directory.ask(name, Describe()))
+
+
+async def remove(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The topic and its messages are gone for every reader. Raises TopicNotFound."""
+    request.parameters()
+    await service.directory.ask(request.name, Remove())
+    return HttpAnswer(200)
+
+
+async def undelete(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The deleted topic is back, with its messages. Raises TopicExists, TopicNotFound, PartlyCleaned."""
+    name = request.name
+    request.parameters()
+    return _shown(service, name, await service.directory.ask(name, Undelete()))
+
+
+def _shown(service: Service, name: TopicName, described: Description) -> HttpAnswer:
+    metadata = described.metadata
+    properties = metadata.properties.shown(metadata.generation)
+    if service.config.http.flat_topic_properties:
+        return json_answer(properties)
+    return json_answer({"name": name.topic, "properties": properties})
+
+
+async def list_names(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The names of the namespace's topics, sorted, read from the store without opening any of them."""
+    start, stop = namespace_range(request.namespace)
+    request.parameters()
+    names: list[str] = []
+
+    def take(rows: list[Row]) -> bool:
+        names.extend(topic_of(key)[0].topic for key, value in rows if _lives((key, value)))
+        return True
+
+    await service.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
+    # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
+    return json_answer(sorted(names))
+
+
+def _lives(row: Row) -> bool:
+    try:
+        return Metadata.decode(row[1]).deleted_ms is None
+    except DamagedRow:
+        return True  # it is there, and asking for it says what is wrong with it

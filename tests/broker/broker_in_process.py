@@ -1,0 +1,111 @@
+"""The whole application in this process: a store in memory, real actors, HTTP without sockets, a clock one can set."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import trio
+
+from actors.directory import Directory
+from actors.scan_cache import CacheBudget
+from actors.space import SpaceGuard
+from actors.topic import Surroundings
+from broker.app import create_app
+from broker.config.config import config_of
+from broker.http.bodies import BodyBudget
+from broker.http.gate import Gate
+from broker.main import hot_handlers, http_settings
+from broker.metrics import Metrics
+from broker.service import Service
+from protocol.topic.state import TopicLimits
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+#: 2023-11-14, where the golden bytes are too.
+START_MS = 1_700_000_000_000
+TOPICS = "/v1/namespaces/ns/topics"
+
+
+class SetClock:
+    """A clock that stands until it is set."""
+
+    regressions = 0
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+@dataclass
+class InProcess:
+    """The application and what is behind it, to use and to look at."""
+
+    service: Service
+    clock: SetClock
+    store: FaultyStore
+    app: object
+    asgi: Gate
+    http: httpx.AsyncClient
+
+    async def call(self, method, path, *, status=200, code=None, **more):
+        """The answer, which has this status and, if it is a problem, this code."""
+        answer = await self.http.request(method, path, **more)
+        assert answer.status_code == status, (answer.status_code, answer.text)
+        if code is not None:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["code"] == code, answer.text
+        assert "html" not in answer.headers.get("content-type", "")
+        return answer
+
+    async def create(self, topic="t", **properties):
+        await self.call("PUT", f"{TOPICS}/{topic}", json=properties)
+
+    async def publish(self, *payloads, topic="t", ms=None, **more):
+        """The ids of the first and the last message."""
+        if ms is not None:
+            self.clock.ms = ms
+        answer = await self.call(
+            "POST",
+            f"{TOPICS}/{topic}/publish",
+            json={"messages": list(payloads), **more},
+            headers={"Prefer": "return=representation"},
+        )
+        return answer.json()["firstId"], answer.json()["lastId"]
+
+    async def poll(self, topic="t", **body):
+        return (await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)).json()
+
+
+@asynccontextmanager
+async def in_process(**values):
+    """The application with these settings, named ``section__key``."""
+    config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
+    store, clock = FaultyStore(MemoryStore()), SetClock()
+    space = SpaceGuard(store, config.storage.min_free_bytes)
+    metrics = Metrics("1.2.3")
+    async with trio.open_nursery() as actors:
+        limits = TopicLimits(
+            max_readers=config.readers.max_per_topic, readers_retention_ms=config.readers.retention_s * 1000
+        )
+        directory = Directory(
+            actors,
+            Surroundings(store, clock, space, limits, observer=metrics),
+            CacheBudget(config.cache.max_bytes),
+            mailbox_requests=config.topic.mailbox_requests,
+            mailbox_bytes=config.topic.mailbox_bytes,
+            max_open=config.topic.max_open,
+            idle_s=config.topic.idle_s,
+        )
+        service = Service(config, store, directory, clock, space, metrics, "1.2.3")
+        settings = http_settings(config)
+        app = create_app(service, settings, hot_handlers(service))
+        asgi = Gate(app, settings, BodyBudget(settings.max_inflight_bytes), lambda: service.stopping)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://daemon") as http:
+            yield InProcess(service, clock, store, app, asgi, http)
+        directory.close()
+        await directory.drained()
+        actors.cancel_scope.cancel()

@@ -1,0 +1,180 @@
+"""Topics over HTTP: created, changed, shown, listed, deleted and brought back."""
+
+from __future__ import annotations
+
+import pytest
+from broker_in_process import TOPICS, in_process
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.effects import Table, put_one
+from protocol.keys import metadata_key
+from protocol.names import TopicName
+
+DEFAULTS = {"ttl": "604800", "generation": "1", "transactional": "optional", "deduplication": "inherit"}
+
+
+async def test_a_topic_is_created_shown_and_all_its_properties_are_strings(daemon):
+    answer = await daemon.call("PUT", f"{TOPICS}/t")
+    assert answer.content == b""
+    shown = (await daemon.call("GET", f"{TOPICS}/t")).json()
+    assert shown == {"name": "t", "properties": DEFAULTS}
+
+
+async def test_the_body_of_a_put_needs_no_content_type(daemon):
+    await daemon.call("PUT", f"{TOPICS}/t", content=b'{"ttl": "60", "max_bytes": 1000}')
+    shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
+    assert shown == DEFAULTS | {"ttl": "60", "max_bytes": "1000"}
+
+
+async def test_the_default_ttl_is_the_configured_one_at_creation_and_at_replacement():
+    async with in_process(topic__default_ttl_s=77) as daemon:
+        await daemon.create()
+        assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["ttl"] == "77"
+        await daemon.call("PUT", f"{TOPICS}/t/properties", content=b'{"ttl": 5}')
+        await daemon.call("PUT", f"{TOPICS}/t/properties")
+        assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["ttl"] == "77"
+
+
+async def test_flat_topic_properties_answers_the_bare_map():
+    async with in_process(http__flat_topic_properties=True) as daemon:
+        await daemon.create()
+        assert (await daemon.call("GET", f"{TOPICS}/t")).json() == DEFAULTS
+
+
+async def test_a_second_creation_is_refused_unless_it_is_equal_and_wanted(daemon):
+    await daemon.create(ttl=60)
+    await daemon.call("PUT", f"{TOPICS}/t", status=409, code="topic_exists", json={"ttl": 60})
+    await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json={"ttl": 60})
+    await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", status=409, code="topic_exists", json={"ttl": 61})
+    await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=yes", status=400, code="invalid_parameter")
+    await daemon.call("PUT", f"{TOPICS}/t?ifNotExist=true", status=400, code="invalid_parameter")
+
+
+async def test_a_generation_that_came_from_a_get_is_ignored_and_any_other_refused(daemon):
+    await daemon.create()
+    given = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json=given)
+    await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json=given)
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.call("PUT", f"{TOPICS}/t", json=given)
+    assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["generation"] == "2"
+    await daemon.call("PUT", f"{TOPICS}/t/properties", status=400, code="invalid_property", json={"generation": 1})
+    await daemon.call("PUT", f"{TOPICS}/new", status=400, code="invalid_property", json={"generation": 5})
+
+
+async def test_a_deleted_topic_is_gone_and_can_be_brought_back_with_its_messages(daemon):
+    await daemon.create()
+    await daemon.publish("a", "b")
+    assert (await daemon.call("DELETE", f"{TOPICS}/t")).content == b""
+    for method, path in (("GET", "t"), ("DELETE", "t"), ("GET", "t/stats"), ("PUT", "t/properties")):
+        await daemon.call(method, f"{TOPICS}/{path}", status=404, code="topic_not_found")
+    back = (await daemon.call("POST", f"{TOPICS}/t/undelete")).json()
+    assert back["properties"]["generation"] == "1"
+    assert [message["payload"] for message in await daemon.poll()] == ["a", "b"]
+    await daemon.call("POST", f"{TOPICS}/t/undelete", status=409, code="topic_exists")
+    await daemon.call("POST", f"{TOPICS}/never/undelete", status=404, code="topic_not_found")
+
+
+async def test_re_creation_raises_the_generation_and_brings_nothing_back(daemon):
+    await daemon.create()
+    await daemon.publish("old")
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.create()
+    assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["generation"] == "2"
+    assert await daemon.poll() == []
+
+
+async def test_the_list_is_sorted_by_name_and_has_living_topics_of_this_namespace_alone(daemon):
+    assert (await daemon.call("GET", TOPICS)).json() == []
+    names = ["a", "a-b", "a1", "aB", "a_", "B", "z" * 255, "gone"]
+    for name in names:
+        await daemon.create(name)
+    await daemon.call("DELETE", f"{TOPICS}/gone")
+    await daemon.call("PUT", "/v1/namespaces/ns2/topics/other")
+    assert (await daemon.call("GET", TOPICS)).json() == sorted(set(names) - {"gone"})
+    assert (await daemon.call("GET", "/v1/namespaces/ns2/topics")).json() == ["other"]
+
+
+async def test_a_topic_whose_metadata_is_damaged_is_listed_and_says_so_when_asked_for(daemon):
+    name = TopicName("ns", "broken")
+    daemon.store.inner.apply([put_one(Table.METADATA, metadata_key(name), b"\xff?")])
+    assert (await daemon.call("GET", TOPICS)).json() == ["broken"]
+    await daemon.call("GET", f"{TOPICS}/broken", status=503, code="storage_failed")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", "malformed_body"),
+        (b"\xff", "malformed_body"),
+        (b'{"ttl": 1, "ttl": 2}', "malformed_body"),
+        (b'{"ttl": NaN}', "malformed_body"),
+        (b'{"ttl": 1} 2', "malformed_body"),
+        (b"[" * 50_000, "malformed_body"),
+        (b"[]", "invalid_property"),
+        (b'"ttl"', "invalid_property"),
+        (b'{"ttl": 0}', "invalid_property"),
+        (b'{"ttl": null}', "invalid_property"),
+        (b'{"ttl": 1.5}', "invalid_property"),
+        (b'{"ttl": true}', "invalid_property"),
+        (b'{"tttl": 1}', "invalid_property"),
+        (b'{"transactional": "maybe"}', "invalid_property"),
+        (b'{"max_bytes": -1}', "invalid_property"),
+    ],
+)
+async def test_wrong_properties_are_refused_and_nothing_is_made(daemon, body, code):
+    answer = await daemon.call("PUT", f"{TOPICS}/t", status=400, code=code, content=body)
+    assert answer.json()["outcome"] == "not-applied"
+    assert answer.json()["detail"]
+    await daemon.call("GET", f"{TOPICS}/t", status=404, code="topic_not_found")
+
+
+async def test_an_unknown_property_names_the_nearest_known_one(daemon):
+    answer = await daemon.call("PUT", f"{TOPICS}/t", status=400, json={"maxbytes": 1})
+    assert "max_bytes" in answer.json()["hint"]
+
+
+@pytest.mark.parametrize("sent", ["announced", "in chunks"])
+async def test_a_body_over_the_bound_of_its_route_is_refused(daemon, sent):
+    body = b" " * (64 << 10) + b"{}"
+
+    async def chunks():
+        yield body[:1000]
+        yield body[1000:]
+
+    content = body if sent == "announced" else chunks()
+    await daemon.call("PUT", f"{TOPICS}/t", status=413, code="body_too_large", content=content)
+    await daemon.call("PUT", f"{TOPICS}/t", content=body[2:])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/namespaces/n-s/topics",
+        "/v1/namespaces/n.s/topics/t",
+        f"/v1/namespaces/{'n' * 256}/topics/t",
+        f"{TOPICS}/{'t' * 256}",
+        f"{TOPICS}/a.b",
+        f"{TOPICS}/a%20b",
+        f"{TOPICS}/%C3%A9",
+        f"{TOPICS}/t%0A",
+    ],
+)
+async def test_names_that_are_not_allowed_are_refused(daemon, path):
+    await daemon.call("GET", path, status=400, code="invalid_name")
+
+
+@given(body=st.binary(max_size=40))
+async def test_no_body_makes_an_internal_error(body):
+    async with in_process() as daemon:
+        answer = await daemon.http.request("PUT", f"{TOPICS}/t", content=body)
+        assert answer.status_code in (200, 400)
+
+
+async def test_a_store_that_fails_while_creating_says_that_nobody_knows(daemon):
+    daemon.store.fail_next("write")
+    answer = await daemon.call("PUT", f"{TOPICS}/t", status=503, code="outcome_unknown")
+    assert answer.json()["outcome"] == "unknown"
+    assert answer.headers["retry-after"] == "1"
+    await daemon.create()
