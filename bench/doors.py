@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 LOAD = Path(__file__).with_name("load.py")
 
 
+async def live(receive: Any, send: Any) -> None:
+    """The lifespan of an application that has none: hypercorn fails now and then when it simply returns."""
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": f"{message['type']}.complete"})
+    await send({"type": "lifespan.shutdown.complete"})
+
+
 async def bare(scope: Any, receive: Any, send: Any) -> None:
     """The least an ASGI application can do: read the body, answer 200 with nothing."""
     if scope["type"] == "lifespan":
@@ -86,7 +93,7 @@ def serve_bare(told: Connection) -> None:
         async with trio.open_nursery() as nursery:
 
             async def server(task_status: trio.TaskStatus[list[str]]) -> None:
-                await hypercorn_serve(bare, config, task_status=task_status)  # type: ignore[arg-type]
+                await hypercorn_serve(bare, config, task_status=task_status)
 
             addresses = await nursery.start(server)
             told.send(int(addresses[0].rpartition(":")[2]))

@@ -6,13 +6,16 @@
 It needs nothing but the standard library, runs as a process of its own, and prints one JSON object: ``requests``,
 ``seconds``, ``requests_per_s``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``p999_ms``, ``max_ms``, ``received_bytes``,
 ``statuses`` (how often each), ``cpu_s`` (its own: near ``seconds`` means that it, and not the server, is the limit).
+It ends after ``--requests``, after ``--seconds``, or at SIGTERM, whichever comes first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import select
+import signal
 import socket
 import sys
 import time
@@ -71,8 +74,13 @@ class Answers:
         return end + 4 + int(head[at + 17 : head.find(b"\r\n", at + 17)])
 
 
-def run(host: str, port: int, connections: int, requests: int, request: bytes, warm_up: int = 0) -> dict[str, Any]:
-    """Sends ``requests`` times ``request`` over ``connections`` connections, after ``warm_up`` unmeasured ones."""
+def run(
+    host: str, port: int, connections: int, requests: int, request: bytes, *, warm_up: int = 0, seconds: float = 0
+) -> dict[str, Any]:
+    """Sends ``requests`` times ``request`` over ``connections`` connections, after ``warm_up`` unmeasured ones.
+
+    ``seconds``: send no more after so long; 0: as long as it takes.
+    """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
     for _ in range(connections):
@@ -81,11 +89,11 @@ def run(host: str, port: int, connections: int, requests: int, request: bytes, w
         by_fd[sock.fileno()] = Answers(sock)
         poll.register(sock, select.EPOLLIN)
     if warm_up:
-        _drive(poll, by_fd, warm_up, request)
+        _drive(poll, by_fd, warm_up, request, math.inf)
     cpu = time.process_time()
     started = time.perf_counter()
-    latencies, statuses, received = _drive(poll, by_fd, requests, request)
-    seconds = time.perf_counter() - started
+    latencies, statuses, received = _drive(poll, by_fd, requests, request, started + (seconds or math.inf))
+    took = time.perf_counter() - started
     cpu = time.process_time() - cpu
     for connection in by_fd.values():
         connection.sock.close()
@@ -95,8 +103,8 @@ def run(host: str, port: int, connections: int, requests: int, request: bytes, w
     return {
         "connections": connections,
         "requests": len(latencies),
-        "seconds": round(seconds, 4),
-        "requests_per_s": round(len(latencies) / seconds, 1),
+        "seconds": round(took, 4),
+        "requests_per_s": round(len(latencies) / took, 1),
         **{name: round(value, 4) for name, value in at.items()},
         "max_ms": round(latencies[-1] * 1e3, 4),
         "received_bytes": received,
@@ -108,20 +116,28 @@ def run(host: str, port: int, connections: int, requests: int, request: bytes, w
 _SHARES = (("50", 0.50), ("90", 0.90), ("99", 0.99), ("999", 0.999))
 
 
+class _Told:
+    """Whether somebody has said that it is enough."""
+
+    enough = False
+
+
 def _drive(
-    poll: select.epoll, by_fd: dict[int, Answers], requests: int, request: bytes
+    poll: select.epoll, by_fd: dict[int, Answers], requests: int, request: bytes, until_s: float
 ) -> tuple[list[float], Counter[int], int]:
     clock = time.perf_counter
     latencies: list[float] = []
     statuses: Counter[int] = Counter()
     received = 0
     to_send = requests
+    outstanding = 0
     for connection in by_fd.values():
         if to_send:
             to_send -= 1
+            outstanding += 1
             connection.sent_at = clock()
             connection.sock.sendall(request)
-    while len(latencies) < requests:
+    while outstanding:
         for fd, _ in poll.poll():
             connection = by_fd[fd]
             answer = connection.take(connection.sock.recv(RECEIVE_BYTES))
@@ -131,10 +147,12 @@ def _drive(
             latencies.append(now - connection.sent_at)
             statuses[answer[0]] += 1
             received += answer[1]
-            if to_send:
+            if to_send and now < until_s and not _Told.enough:
                 to_send -= 1
                 connection.sent_at = now
                 connection.sock.sendall(request)
+            else:
+                outstanding -= 1
     return latencies, statuses, received
 
 
@@ -152,6 +170,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0, help="send no more after so long")
     parser.add_argument("--request-file", type=Path, help="the bytes of one whole request")
     parser.add_argument("--path", default="/v1/namespaces/bench/topics/empty/publish")
     parser.add_argument("--header", action="append", default=[])
@@ -160,7 +179,11 @@ def main() -> None:
     args = parser.parse_args()
     body = args.body_file.read_bytes() if args.body_file else bytes(args.body_size)
     request = args.request_file.read_bytes() if args.request_file else post(args.path, body, args.header)
-    json.dump(run(args.host, args.port, args.connections, args.requests, request, args.warm_up), sys.stdout)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(_Told, "enough", True))
+    measured = run(
+        args.host, args.port, args.connections, args.requests, request, warm_up=args.warm_up, seconds=args.seconds
+    )
+    json.dump(measured, sys.stdout)
     print()
 
 

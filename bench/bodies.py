@@ -1,0 +1,54 @@
+"""The requests of the benchmark, byte for byte, and the messages in them.
+
+Payloads are text that hardly compresses, each different from the next, the same in every run.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from functools import lru_cache
+
+from bench.load import post
+from protocol.codec import AVRO, JSON
+from protocol.names import TopicName
+from protocol.requests import PollRequest, PublishRequest
+
+NAMESPACE = "bench"
+AVRO_TYPE = "Content-Type: avro/binary"
+JSON_TYPE = "Content-Type: application/json"
+FRAMES = "Accept: application/vnd.plainsong.frames"
+
+#: How polls are asked for, by the name of the encoding they are answered in.
+ENCODINGS = {"avro": [AVRO_TYPE], "frames": [AVRO_TYPE, FRAMES], "json": [JSON_TYPE]}
+
+
+def topic(name: str) -> TopicName:
+    """A topic of the benchmark's namespace."""
+    return TopicName(NAMESPACE, name)
+
+
+def path(name: str, verb: str = "") -> str:
+    """The path of a topic, or of one of its verbs."""
+    return f"/v1/namespaces/{NAMESPACE}/topics/{name}" + (f"/{verb}" if verb else "")
+
+
+@lru_cache(maxsize=8)
+def payloads(count: int, size: int) -> list[bytes]:
+    """``count`` messages of ``size`` bytes."""
+    dice = random.Random(7)
+    text = base64.b64encode(dice.randbytes(count * size))
+    return [text[at : at + size] for at in range(0, count * size, size)]
+
+
+def publish(name: str, count: int, size: int) -> bytes:
+    """A publish of ``count`` messages of ``size`` bytes."""
+    body = AVRO.encode_publish(PublishRequest(payloads(count, size)))
+    return post(path(name, "publish"), body, [AVRO_TYPE])
+
+
+def poll(name: str, encoding: str, start_from: bytes, limit: int) -> bytes:
+    """A poll of ``limit`` messages from an id on, inclusive."""
+    codec = JSON if encoding == "json" else AVRO
+    body = codec.encode_poll(PollRequest(start_from, limit=limit))
+    return post(path(name, "poll"), body, ENCODINGS[encoding])

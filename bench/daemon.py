@@ -1,0 +1,122 @@
+"""A daemon as a process of its own: start it, ask it, weigh it, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any
+
+from bench.bodies import path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Daemon:
+    """A running ``python -m broker``."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: Queue[dict[str, Any]] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        said = self.wait_for("serving", START_TIMEOUT_S)
+        self.port = int(said["addresses"][0].rpartition(":")[2])
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None  # a pipe was asked for
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.lines.put(json.loads(line))
+        self.lines.put({"event": "ended"})
+
+    def wait_for(self, event: str, timeout_s: float) -> dict[str, Any]:
+        """The next log line with this event. Raises TimeoutError."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            except Empty:
+                raise TimeoutError(f"the daemon did not say {event!r} in {timeout_s} s") from None
+            if line["event"] == event:
+                return line
+            if line["event"] == "ended":
+                raise RuntimeError("the daemon ended; what it said is on standard error")
+
+    def ask(self, method: str, target: str, body: object = None) -> bytes:
+        """The body of an answer that has to be 200."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{method} {target}: {answer.status} {content.decode(errors='replace')[:500]}")
+        return content
+
+    def create(self, topic: str) -> None:
+        """Create a topic of the benchmark's namespace."""
+        self.ask("PUT", path(topic))
+
+    def metric(self, name: str) -> float:
+        """A metric without labels."""
+        found = re.search(rf"^{name} (\S+)$", self.ask("GET", "/metrics").decode(), re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+    def resident_mb(self) -> float:
+        """Resident memory, in MB."""
+        return resident_mb(self.process.pid)
+
+    def cpu_s(self) -> float:
+        """Processor time used so far."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, in MB."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        found = re.search(r"VmRSS:\s+(\d+) kB", file.read())
+    assert found is not None  # every process has it
+    return int(found.group(1)) * 1024 / 1e6
+
+
+@contextmanager
+def daemon(data_dir: Path, **settings: object) -> Iterator[Daemon]:
+    """A daemon over ``data_dir`` on a free port, stopped at the end.
+
+    Args:
+      settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: up to the first underscore the
+        section.
+    """
+    command = [sys.executable, "-m", "broker", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    chosen: dict[str, object] = {"log.format": "json"}
+    chosen |= {name.replace("_", ".", 1): value for name, value in settings.items()}
+    for name, value in chosen.items():
+        command += ["--set", f"{name}={value}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Daemon(process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,101 @@
+"""The plots of the report, one a section; none where matplotlib is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from bench.rounds import Row, Section
+
+#: Sides of the publish plot, from the slowest kind of answer to the fastest kind of write.
+_SIDES = ("bare", "plainsong", "lane", "raw request", "raw group")
+
+
+def draw(directory: Path, sections: Sequence[Section]) -> dict[str, str]:
+    """Draw what there is a plot for; file names by section."""
+    if find_spec("matplotlib") is None:
+        return {}
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    # The same numbers give the same file.
+    mpl.rcParams["svg.hashsalt"] = "plainsong"
+    from matplotlib import pyplot
+
+    drawn = {}
+    for section in sections:
+        plot = _PLOTS.get(section.name)
+        if plot is None or not section.rows:
+            continue
+        figure = plot(pyplot, section.rows)
+        figure.tight_layout()
+        figure.savefig(directory / f"{section.name}.svg", metadata={"Date": None})
+        pyplot.close(figure)
+        drawn[section.name] = f"{section.name}.svg"
+    return drawn
+
+
+def _publish(pyplot: Any, rows: Sequence[Row]) -> Any:
+    sizes = sorted({int(row.what["bytes"]) for row in rows})
+    counts = sorted({int(row.what["messages"]) for row in rows})
+    figure, grid = pyplot.subplots(len(sizes), len(counts), figsize=(4 * len(counts), 3 * len(sizes)), squeeze=False)
+    for line, size in zip(grid, sizes, strict=True):
+        for axes, count in zip(line, counts, strict=True):
+            cell = [row for row in rows if row.what["bytes"] == size and row.what["messages"] == count]
+            _bars(axes, cell, "connections", _SIDES)
+            axes.set_title(f"{count} × {size} B a request", fontsize=9)
+            axes.set_ylabel("messages/s")
+            axes.set_xlabel("connections")
+    grid[0][0].legend(fontsize=7)
+    return figure
+
+
+def _bars(axes: Any, rows: Sequence[Row], label: str, sides: Sequence[str]) -> None:
+    width = 0.8 / len(sides)
+    for index, side in enumerate(sides):
+        values = [row.values[side] for row in rows]
+        medians = [value.median for value in values]
+        errors = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
+        places = [place + (index - (len(sides) - 1) / 2) * width for place in range(len(rows))]
+        axes.bar(places, medians, width, yerr=errors, label=side, error_kw={"linewidth": 0.7})
+    axes.set_xticks(range(len(rows)), [str(row.what[label]) for row in rows])
+    axes.set_yscale("log")
+
+
+def _across(column: str, unit: str, name: Callable[[Row], str]) -> Callable[[Any, Sequence[Row]], Any]:
+    """A plot of one column, a horizontal bar a row."""
+
+    def plot(pyplot: Any, rows: Sequence[Row]) -> Any:
+        figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(rows) + 1))
+        values = [row.values[column] for row in rows]
+        errors = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
+        axes.barh([name(row) for row in rows], [v.median for v in values], xerr=errors, error_kw={"linewidth": 0.7})
+        axes.invert_yaxis()
+        axes.set_xlabel(unit)
+        return figure
+
+    return plot
+
+
+def _cleaning(pyplot: Any, rows: Sequence[Row]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(5, 3))
+    _bars(axes, rows, "connections", ("quiet p50 ms", "cleaning p50 ms", "quiet p99 ms", "cleaning p99 ms"))
+    axes.set_xlabel("connections that publish")
+    axes.set_ylabel("ms")
+    axes.legend(fontsize=7)
+    return figure
+
+
+_PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {
+    "publish": _publish,
+    "poll": _across(
+        "messages/s", "messages/s", lambda row: f"{row.what['what']}, {row.what['connections']} connections"
+    ),
+    "wake": _across("p99 ms", "p99, ms", lambda row: f"{row.what['server']}, {row.what['parked']} parked"),
+    "cleaning": _cleaning,
+    "memory": _across("resident MB", "MB resident", lambda row: str(row.what["state"])),
+}

@@ -1,0 +1,69 @@
+"""How much to measure: all of it, or a few seconds of each to see that it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Sizes and durations of all measurements."""
+
+    name: str
+    rounds: int
+    """Times each side is measured, in turns."""
+    seconds: float
+    """How long one side is measured at a time."""
+    messages: tuple[int, ...]
+    """Messages per publish request."""
+    connections: tuple[int, ...]
+    message_bytes: tuple[int, ...]
+    page_messages: int
+    """Messages one poll returns."""
+    behind_messages: int
+    """Messages between a reader who starts from far behind and those in the cache."""
+    parked: tuple[int, ...]
+    """Polls that wait at once."""
+    wakes: int
+    """Times they are woken, per round."""
+    expired_rows: int
+    quiet_s: float
+    """How long the quiet before and after the cleaning is measured."""
+    cleaning_connections: tuple[int, ...]
+    topics: int
+    """Idle topics whose memory is weighed."""
+
+
+FULL = Profile(
+    name="full",
+    rounds=5,
+    seconds=0.6,
+    messages=(1, 100, 1000),
+    connections=(1, 16, 64),
+    message_bytes=(100, 1024),
+    page_messages=10_000,
+    behind_messages=500_000,
+    parked=(1, 1000),
+    wakes=10,
+    expired_rows=5_000_000,
+    quiet_s=5.0,
+    cleaning_connections=(1, 16),
+    topics=1000,
+)
+
+QUICK = Profile(
+    name="quick",
+    rounds=2,
+    seconds=0.15,
+    messages=(1, 1000),
+    connections=(16,),
+    message_bytes=(100,),
+    page_messages=10_000,
+    behind_messages=20_000,
+    parked=(1, 100),
+    wakes=2,
+    expired_rows=60_000,
+    quiet_s=0.3,
+    cleaning_connections=(1,),
+    topics=50,
+)

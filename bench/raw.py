@@ -1,0 +1,130 @@
+"""The baseline of all storage: the same rows through plyvel alone, in a process of its own.
+
+One thread, rows made beforehand, nothing but LevelDB in the measured time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import plyvel
+
+from bench.bodies import payloads, topic
+from protocol.effects import Table
+from protocol.ids import pack_position
+from protocol.keys import generation_prefix
+from protocol.rows import plain_head
+from storage.leveldb.options import LevelDBOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+#: The topic whose rows are written and read.
+TOPIC = "t"
+
+
+def open_raw(directory: Path) -> Any:
+    """A LevelDB with the daemon's options."""
+    options = LevelDBOptions()
+    return plyvel.DB(
+        str(directory),
+        create_if_missing=True,
+        paranoid_checks=options.paranoid_checks,
+        write_buffer_size=options.write_buffer_bytes,
+        max_open_files=options.max_open_files,
+        lru_cache_size=options.block_cache_bytes,
+        max_file_size=options.max_file_bytes,
+        bloom_filter_bits=options.bloom_bits,
+        compression="snappy",
+    )
+
+
+def row_prefix() -> bytes:
+    """What the keys of the topic's rows start with, in the database."""
+    return bytes([Table.MESSAGE]) + generation_prefix(topic(TOPIC), 1)
+
+
+class RawStore:
+    """A plyvel database in its own process; each call measures there and returns the rate."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def write(self, messages: int, size: int, requests: int, seconds: float) -> float:
+        """Rows/s of synced batches, each of the rows of ``requests`` requests of ``messages`` rows."""
+        return self._call("write", messages, size, requests, seconds)
+
+    def scan(self, start: bytes, stop: bytes, seconds: float) -> float:
+        """Rows/s of reading ``[start, stop)`` again and again, with the read options of the daemon's scans."""
+        return self._call("scan", start, stop, seconds)
+
+    def _call(self, *call: object) -> float:
+        self._pipe.send(call)
+        rate: float = self._pipe.recv()
+        return rate
+
+
+@contextmanager
+def raw_store(directory: Path) -> Iterator[RawStore]:
+    """A process with the LevelDB in ``directory`` open, ended at the end."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(theirs, directory), daemon=True)
+    process.start()
+    theirs.close()  # so that a process that fell is noticed
+    try:
+        yield RawStore(ours)
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _serve(pipe: Connection, directory: Path) -> None:
+    db = open_raw(directory)
+    written = _Written(db)
+    while (call := pipe.recv()) is not None:
+        name, *arguments = call
+        pipe.send(written.measure(*arguments) if name == "write" else _scan(db, *arguments))
+    db.close()
+
+
+class _Written:
+    """Writes rows under keys that have never been used."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self._ts_ms = 1_700_000_000_000
+
+    def measure(self, messages: int, size: int, requests: int, seconds: float) -> float:
+        prefix = row_prefix()
+        values = [plain_head(size) + payload for payload in payloads(messages, size)] * requests
+        rows, busy = 0, 0.0
+        while busy < seconds:
+            self._ts_ms += 1
+            keys = [prefix + pack_position(self._ts_ms, sequence) for sequence in range(len(values))]
+            begun = perf_counter()
+            with self._db.write_batch(transaction=True, sync=True) as batch:
+                put = batch.put
+                for key, value in zip(keys, values, strict=True):
+                    put(key, value)
+            busy += perf_counter() - begun
+            rows += len(values)
+        return rows / busy
+
+
+def _scan(db: Any, start: bytes, stop: bytes, seconds: float) -> float:
+    with db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as iterator:
+        rows = sum(1 for _ in iterator)
+    scans = 0
+    begun = perf_counter()
+    while (busy := perf_counter() - begun) < seconds or not scans:
+        with db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as iterator:
+            deque(iterator, maxlen=0)
+        scans += 1
+    return rows * scans / busy

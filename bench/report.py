@@ -1,0 +1,108 @@
+"""The report: tables in Markdown, everything in JSON, plots beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+from bench.plots import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bench.profiles import Profile
+    from bench.rounds import Row, Section, Spread
+    from bench.targets import Verdict
+
+REPORT = "report.md"
+RESULTS = "results.json"
+
+
+def write_report(
+    directory: Path, profile: Profile, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
+) -> list[Path]:
+    """Write the report into ``directory``, replacing an earlier one; the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    plots = draw(directory, sections)
+    results = {
+        "profile": profile.name,
+        "facts": facts,
+        "targets": [verdict.record() for verdict in verdicts],
+        "sections": {section.name: section.record() for section in sections},
+    }
+    files = {RESULTS: json.dumps(results, indent=1, ensure_ascii=False), REPORT: _markdown(results, sections, plots)}
+    for name, text in files.items():
+        (directory / name).write_text(text + "\n", encoding="utf-8")
+    return [directory / name for name in (*files, *plots.values())]
+
+
+def machine() -> dict[str, str]:
+    """What one has to know of the machine to read the numbers."""
+    return {
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """A target and its result, for the terminal."""
+    word = "reached" if verdict.reached else "MISSED "
+    return f"{word}  {verdict.target}: {_number(verdict.result)} ({verdict.direction} {_number(verdict.bound)}; {verdict.where})"
+
+
+def _markdown(results: dict[str, Any], sections: Sequence[Section], plots: dict[str, str]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in results["facts"].items())
+    out = ["# Benchmark", "", f"Profile *{results['profile']}*; {facts}.", ""]
+    out += [
+        "How each number is taken and what it means: `docs/benchmarks.md`. Every value is the median of the rounds,",
+        "with the lowest and highest in brackets. Columns with ÷ are ratios, taken within each round.",
+        "",
+    ]
+    out += [
+        "## Targets",
+        "",
+        "| target | bound | result | verdict | where it was lowest or highest |",
+        "|---|---|---|---|---|",
+    ]
+    for each in results["targets"]:
+        word = "reached" if each["reached"] else "**missed**"
+        bound = f"{each['direction']} {_number(each['bound'])}"
+        out.append(f"| {each['target']} | {bound} | {_number(each['result'])} | {word} | {each['where']} |")
+    for section in sections:
+        out += ["", f"## {section.title}", "", section.says, ""]
+        if section.name in plots:
+            out += [f"![{section.title}]({plots[section.name]})", ""]
+        out += _table(section.rows)
+    if not plots:
+        out += ["", "(No plots: matplotlib is not installed; `make bench` installs it.)"]
+    return "\n".join(out)
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    labels = list(rows[0].what)
+    columns = list(dict.fromkeys(name for row in rows for name in row.values))
+    out = ["| " + " | ".join([*labels, *columns]) + " |", "|" + "---|" * (len(labels) + len(columns))]
+    for row in rows:
+        cells = [str(row.what[label]) for label in labels]
+        cells += [_spread(row.values[name]) if name in row.values else "" for name in columns]
+        out.append("| " + " | ".join(cells) + " |")
+    return out
+
+
+def _spread(spread: Spread) -> str:
+    if spread.low == spread.high:
+        return _number(spread.median)
+    return f"{_number(spread.median)} ({_number(spread.low)} – {_number(spread.high)})"
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} M"
+    if value >= 1000:
+        return f"{value / 1000:.1f} k"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"

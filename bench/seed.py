@@ -1,0 +1,56 @@
+"""Filling a data directory while no daemon runs: topics with messages of any age, written as the daemon would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from bench.bodies import payloads, topic
+from protocol.effects import Put, Table, put_one
+from protocol.ids import pack_id
+from protocol.keys import HIGH_WATER, generation_prefix, metadata_key, system_key
+from protocol.properties import TopicProperties
+from protocol.records import HighWater, Metadata
+from protocol.topic.roll import Roll
+from protocol.topic.sequence import Sequence
+from protocol.topic.usage import ROW_BYTES, Usage
+from storage.leveldb.store import LevelDBStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Rows of one batch, and of one millisecond.
+BATCH_ROWS = 10_000
+
+
+def seed(directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int) -> list[bytes]:
+    """Write a topic whose messages were published from ``first_ms`` on, a batch a millisecond.
+
+    Returns the id of the first message of each batch.
+    """
+    return trio.run(_seed, directory, name, messages, size, first_ms, ttl_s)
+
+
+async def _seed(directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int) -> list[bytes]:
+    topic_name = topic(name)
+    prefix = generation_prefix(topic_name, 1)
+    sequence, usage = Sequence(), Usage()
+    properties = TopicProperties(ttl_s=ttl_s)
+    metadata = Metadata(1, properties, created_ms=first_ms, updated_ms=first_ms)
+    firsts = []
+    async with await LevelDBStore.open(directory) as store:
+        claim = await store.claim(topic_name)
+        await store.write([put_one(Table.METADATA, metadata_key(topic_name), metadata.encode())], claim=claim)
+        for batch in range(0, messages, BATCH_ROWS):
+            texts = payloads(BATCH_ROWS, size)[: messages - batch]
+            runs = sequence.take(first_ms + batch // BATCH_ROWS, len(texts))
+            roll = Roll()
+            roll.add(runs, texts, None)
+            firsts.append(pack_id(runs[0].ts_ms, runs[0].first))
+            usage.add(runs[0].ts_ms, len(texts), sum(map(len, roll.values)) + ROW_BYTES * len(texts), properties.ttl_ms)
+            await store.write([Put(Table.MESSAGE, prefix, roll.suffixes, roll.values)], claim=claim)
+        last_ms, last = sequence.last_ts_ms, sequence.last_sequence_id
+        mark = HighWater(last_ms, last_ms, last, usage.stored())
+        await store.write([put_one(Table.METADATA, system_key(HIGH_WATER, topic_name, 1), mark.encode())], claim=claim)
+    return firsts

@@ -1,0 +1,131 @@
+"""What is to be reached, each as a number read off the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from bench.rounds import Row, Section, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target beside what was measured."""
+
+    target: str
+    bound: float
+    direction: Literal[">=", "<=", "<"]
+    result: float
+    """The median of the worst case the target speaks of."""
+    where: str
+    """That case."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether it was."""
+        if self.direction == ">=":
+            return self.result >= self.bound
+        return self.result <= self.bound if self.direction == "<=" else self.result < self.bound
+
+    def record(self) -> dict[str, Any]:
+        """As the JSON report has it."""
+        fields = {name: getattr(self, name) for name in ("target", "bound", "direction", "result", "where")}
+        return fields | {"reached": self.reached}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which rows of which section a bound is for."""
+
+    says: str
+    section: str
+    column: str
+    direction: Literal[">=", "<=", "<"]
+    bound: float
+    applies: Callable[[Mapping[str, Any]], bool]
+    best: bool = False
+    """Whether one case that reaches it is enough: the target names a number, not a load."""
+
+    def judge(self, sections: Iterable[Section]) -> Verdict | None:
+        """The verdict, None when nothing was measured that it is about."""
+        rows = [row for section in sections if section.name == self.section for row in section.rows]
+        cases = [(self._value(row), row) for row in rows if self.applies(row.what) and self.column in row.values]
+        if not cases:
+            return None
+        low = (self.direction == ">=") != self.best
+        value, row = (min if low else max)(cases, key=lambda case: case[0].median)
+        where = ", ".join(f"{key} {what}" for key, what in row.what.items())
+        return Verdict(self.says, self.bound, self.direction, value.median, where)
+
+    def _value(self, row: Row) -> Spread:
+        return row.values[self.column]
+
+
+def _single(connections: int) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda what: what["messages"] == 1 and what["connections"] >= connections
+
+
+TARGETS = (
+    Target(
+        "single durable publishes ÷ bare ASGI requests, from 16 connections on",
+        "publish",
+        "÷ bare",
+        ">=",
+        2.5,
+        _single(16),
+    ),
+    Target(
+        "single durable publishes ÷ the lane's own empty answer, from 64 connections on",
+        "publish",
+        "÷ lane",
+        ">=",
+        0.4,
+        _single(64),
+    ),
+    Target(
+        "requests of 1000 messages of 100 B ÷ raw plyvel's synced batches of the same, from 16 connections on",
+        "publish",
+        "÷ raw request",
+        ">=",
+        0.45,
+        lambda what: what["messages"] == 1000 and what["bytes"] == 100 and what["connections"] >= 16,
+    ),
+    Target(
+        "cached polls of 10 000 messages, messages/s",
+        "poll",
+        "messages/s",
+        ">=",
+        3e6,
+        lambda what: what["what"] == "cached avro",
+        best=True,
+    ),
+    Target(
+        "cold polls of 10 000 messages ÷ a raw plyvel scan",
+        "poll",
+        "÷ raw scan",
+        ">=",
+        0.35,
+        lambda what: what["what"] == "cold avro",
+        best=True,
+    ),
+    Target(
+        "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
+    ),
+    Target(
+        "resident memory with idle topics, MB",
+        "memory",
+        "resident MB",
+        "<",
+        120.0,
+        lambda what: "idle topics" in str(what["state"]),
+    ),
+)
+
+
+def judge(sections: Iterable[Section]) -> list[Verdict]:
+    """Every target that these sections say something about."""
+    measured = list(sections)
+    return [verdict for target in TARGETS if (verdict := target.judge(measured)) is not None]
