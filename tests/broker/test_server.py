@@ -1,0 +1,162 @@
+"""The server around both doors: addresses, compression, errors of all routes, HTTP/2, TLS, and real clients."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import trio
+
+from broker.http.compression import accepts_gzip
+from broker.http.sockets import listen_on, shown, split_bind
+from tests.broker.doors import Reader, ask, post, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+
+
+@BOTH_DOORS
+async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        body = bytes(5000)
+        packed = await ask(door, post("t/store", body, "Accept-Encoding: deflate, gzip;q=0.5"))
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.headers["vary"] == "Accept-Encoding"
+        assert bytes.fromhex(json.loads(gzip.decompress(packed.body))["body"]) == body
+        plain = await ask(door, post("t/store", body, "Accept-Encoding: deflate"))
+        assert "content-encoding" not in plain.headers
+        assert plain.headers["vary"] == "Accept-Encoding"
+        short = await ask(door, post("t/store", b"x", "Accept-Encoding: gzip"))
+        assert "content-encoding" not in short.headers
+        streamed = await ask(door, post("t/rollback", b"", "Accept-Encoding: gzip"))
+        assert gzip.decompress(streamed.body) == b"0;1;2;"
+
+
+@pytest.mark.parametrize(
+    ("header", "taken"),
+    [
+        ("gzip", True),
+        ("GZIP;q=0.1", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0, *", False),
+        ("*", True),
+        ("*;q=0", False),
+        ("x-gzip", True),
+        ("deflate", False),
+        ("gzip;q=nonsense", False),
+        ("", False),
+    ],
+)
+def test_weights_decide_whether_gzip_is_taken(header: str, taken: bool) -> None:
+    assert accepts_gzip(header) is taken
+
+
+@BOTH_DOORS
+async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        reply = await ask(door, b"GET /v1/nothing HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n")
+        assert (reply.status, reply.code) == (404, "not_found")
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.headers["x-request-id"]
+        for method in (b"GET", b"OPTIONS", b"DELETE"):
+            reply = await ask(door, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+@BOTH_DOORS
+async def test_doubled_slashes_are_never_redirected(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        assert (await ask(door, post("//t/publish"))).status == 404
+        assert (await ask(door, post("t/publish/"))).status == 200
+
+
+@BOTH_DOORS
+async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        reply = await ask(door, b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        assert reply.status == 400
+        assert reply.headers["content-type"] == "application/problem+json"
+
+
+@BOTH_DOORS
+async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        async with httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
+            base = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics"
+            reply = await client.post(f"{base}/t/store", content=b"hello")
+            assert (reply.http_version, bytes.fromhex(reply.json()["body"])) == ("HTTP/2", b"hello")
+            assert reply.headers["x-request-id"]
+            assert (await client.post(f"{base}/missing/publish")).json()["code"] == "topic_not_found"
+            assert (await client.post(f"{base}/t/rollback")).content == b"0;1;2;"
+            large = await client.post(f"{base}/t/store", content=bytes(3 << 20))
+            assert (large.status_code, large.json()["code"]) == (413, "body_too_large")
+            assert (await client.post(f"{base}/t/publish")).status_code == 200
+
+
+@BOTH_DOORS
+async def test_curl_waits_for_the_word_to_continue(lane: bool) -> None:
+    async with running(lane=lane) as door:
+        url = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics/t/store"
+        command = ["curl", "-sS", "--noproxy", "*", "-m", "5", "-H", "Expect: 100-continue", "--expect100-timeout", "5"]
+        command += ["-v", "--data-binary", "hello", url]
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+        assert b"< HTTP/1.1 100" in done.stderr
+        assert bytes.fromhex(json.loads(done.stdout)["body"]) == b"hello"
+
+
+async def test_an_ipv6_address_can_be_listened_on() -> None:
+    async with running(bind="[::1]:0") as door, await trio.open_tcp_stream("::1", door.port) as stream:
+        await stream.send_all(post("t/publish"))
+        assert (await Reader(stream).reply()).status == 200
+
+
+async def test_an_address_in_use_is_told_kindly() -> None:
+    async with running() as door:
+        with pytest.raises(OSError, match=f"127.0.0.1:{door.port} is in use by another process"):
+            listen_on(f"127.0.0.1:{door.port}")
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    for bind in ("7420", "host:", "host:http", "::1:80", "host:65536"):
+        with pytest.raises(ValueError, match="host:port"):
+            split_bind(bind)
+    for listener in listen_on("localhost:0"):
+        assert shown(listener).rpartition(":")[2] != "0"
+        listener.close()
+
+
+async def test_a_failing_connection_leaves_the_others_alone() -> None:
+    # A frame of HTTP/2 that belongs to no stream: hypercorn fails over it.
+    async with running(keep_alive_s=0.2) as door:
+        async with await door.connect() as stream:
+            await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 0, 0, 0, 0, 0, 9]))
+            reader = Reader(stream)
+            with trio.fail_after(5):
+                while await reader.stream.receive_some():
+                    pass
+        assert (await ask(door, post("t/publish"))).status == 200
+
+
+async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) -> None:
+    for name in ("server", "client"):
+        key, certificate = tmp_path / f"{name}.key", tmp_path / f"{name}.pem"
+        make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        make += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/O=Choir/CN={name}", "-days", "2"]
+        subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "client.pem")
+    serving.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    serving.verify_mode = ssl.CERT_OPTIONAL
+    trusting = ssl.create_default_context(cafile=tmp_path / "server.pem")
+    trusting.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+    async with running(tls=serving) as door, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
+        told = (await client.get(f"https://127.0.0.1:{door.port}/tls")).json()
+        assert told["client_cert_name"] == "CN=client,O=Choir"
+        assert told["client_cert_chain"][0].startswith("-----BEGIN CERTIFICATE-----")
+        assert told["tls_version"] == 0x0304
