@@ -19,6 +19,8 @@ RECEIVE_BYTES = 64 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 #: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
 LINGER_S = 2.0
+#: The same for a client that may have sent ahead what nobody will answer.
+BRIEF_LINGER_S = 0.1
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -106,10 +108,14 @@ class Connection:
             self._watching.cancel()
             self._watching = None
 
-    async def linger(self) -> None:
-        """Says that nothing more will be sent, and drops what still comes, for a while."""
+    async def linger(self, linger_s: float) -> None:
+        """Says that nothing more will be sent, and drops what still comes, until the client leaves or time is over.
+
+        Raises:
+          PeerLeft: the client has seen it all.
+        """
         self._sock.shutdown(socket.SHUT_WR)
-        with trio.move_on_after(LINGER_S):
+        with trio.move_on_after(linger_s):
             while True:
                 await self.receive()
 

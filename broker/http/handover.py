@@ -8,7 +8,7 @@ of its parser are problems like all others.
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from broker.http.connection import BRIEF_LINGER_S
 from broker.http.gate import Gate
 from broker.http.refusals import RefusingH11
 from broker.http.streams import ResumedStream, with_certificate
@@ -53,6 +54,9 @@ class HandedOver(TCPServer):
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
+        #: Around each read; its deadline is that of a head, or of the end.
+        self._reading = trio.CancelScope()
+        self._closing = False
 
     async def run(self) -> None:
         """Serves the connection to its end."""
@@ -128,22 +132,35 @@ class HandedOver(TCPServer):
         return True
 
     async def _close(self) -> None:
-        """Closes when nothing is being sent: hypercorn may end a connection from two tasks at a time."""
+        """Says that nothing more will be sent; the reading task closes, once the client has seen that or time is over.
+
+        Closing at once would reset a connection with unread bytes on it, and take the last answer from the client.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._reading.deadline = min(self._reading.deadline, trio.current_time() + BRIEF_LINGER_S)
         async with self.send_lock:
-            await super()._close()
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, AttributeError):  # TLS has no half close
+                await self.stream.send_eof()
 
     async def _read_data(self) -> None:
         """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
         deadline = inf
         while True:
-            with trio.CancelScope(deadline=deadline) as wait:
+            if not self._closing:
+                self._reading.deadline = deadline
+            with self._reading:
                 try:
                     data = await self.stream.receive_some(MAX_RECV)
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
-            if wait.cancelled_caught:
+            if self._reading.cancelled_caught:
                 break
-            await self.protocol.handle(RawData(bytes(data)))
+            linger_until = self._reading.deadline
+            self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
+            if not self._closing:  # else nobody would answer it
+                await self.protocol.handle(RawData(bytes(data)))
             if not data:
                 break
             if not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):

@@ -12,7 +12,7 @@ import trio
 
 from broker.http import wire
 from broker.http.bodies import BodyBudget, Holding, decoded_body, needs_decoding
-from broker.http.connection import Connection, PeerLeft
+from broker.http.connection import BRIEF_LINGER_S, LINGER_S, Connection, PeerLeft
 from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
 from broker.http.head import MAX_HEAD_BYTES, PREFIX, Head, parse_head
 from broker.http.intake import read_body
@@ -67,8 +67,8 @@ class Lane:
         try:
             with self._connection.scope:
                 handed_over = await self._serve()
-                if not self._in_step:
-                    await self._connection.linger()
+                if handed_over is None:
+                    await self._connection.linger(BRIEF_LINGER_S if self._in_step else LINGER_S)
                 return handed_over
         except (PeerLeft, OSError):
             return None
