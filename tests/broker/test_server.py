@@ -87,17 +87,16 @@ async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
 
 @BOTH_DOORS
 async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        async with httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
-            base = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics"
-            reply = await client.post(f"{base}/t/store", content=b"hello")
-            assert (reply.http_version, bytes.fromhex(reply.json()["body"])) == ("HTTP/2", b"hello")
-            assert reply.headers["x-request-id"]
-            assert (await client.post(f"{base}/missing/publish")).json()["code"] == "topic_not_found"
-            assert (await client.post(f"{base}/t/rollback")).content == b"0;1;2;"
-            large = await client.post(f"{base}/t/store", content=bytes(3 << 20))
-            assert (large.status_code, large.json()["code"]) == (413, "body_too_large")
-            assert (await client.post(f"{base}/t/publish")).status_code == 200
+    async with running(lane=lane) as door, httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
+        base = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics"
+        reply = await client.post(f"{base}/t/store", content=b"hello")
+        assert (reply.http_version, bytes.fromhex(reply.json()["body"])) == ("HTTP/2", b"hello")
+        assert reply.headers["x-request-id"]
+        assert (await client.post(f"{base}/missing/publish")).json()["code"] == "topic_not_found"
+        assert (await client.post(f"{base}/t/rollback")).content == b"0;1;2;"
+        large = await client.post(f"{base}/t/store", content=bytes(3 << 20))
+        assert (large.status_code, large.json()["code"]) == (413, "body_too_large")
+        assert (await client.post(f"{base}/t/publish")).status_code == 200
 
 
 @BOTH_DOORS
