@@ -29,6 +29,7 @@ from actors.janitor import Janitor, JanitorSettings
 from actors.scan_cache import CacheBudget
 from actors.space import SpaceGuard
 from actors.topic import Surroundings
+from broker.access import AccessLog
 from broker.app import create_app
 from broker.gauges import add_gauges
 from broker.handlers.later import refuse_transactional
@@ -121,16 +122,17 @@ def build_service(config: Config, store: Store, metrics: Metrics, actors: trio.N
     actors.start_soon(directory.run_sweeper)
     actors.start_soon(Janitor(store, directory, clock, metrics, settings).run)
     actors.start_soon(_watch_loop, metrics)
-    return Service(config, store, directory, clock, space, metrics, version("plainsong"))
+    access = AccessLog(enabled=config.log.access)
+    return Service(config, store, directory, clock, space, metrics, access, version("plainsong"))
 
 
 def hot_handlers(service: Service) -> HotHandlers:
     """The functions behind both doors."""
     return {
-        "publish": measured("publish", service.metrics, partial(publish, service)),
-        "poll": measured("poll", service.metrics, partial(poll, service)),
-        "store": measured("store", service.metrics, refuse_transactional),
-        "rollback": measured("rollback", service.metrics, refuse_transactional),
+        "publish": measured("publish", service, partial(publish, service)),
+        "poll": measured("poll", service, partial(poll, service)),
+        "store": measured("store", service, refuse_transactional),
+        "rollback": measured("rollback", service, refuse_transactional),
     }
 
 

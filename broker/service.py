@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.directory import Directory
     from actors.space import SpaceGuard
+    from broker.access import AccessLog
     from broker.config import Config
     from broker.metrics import Metrics
     from protocol.names import TopicName
@@ -32,6 +33,7 @@ class Service:
     clock: Clock
     space: SpaceGuard
     metrics: Metrics
+    access: AccessLog
     version: str
     stopping: bool = False
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""

@@ -1,4 +1,4 @@
-"""Counting a hot route's answers, whatever they are."""
+"""Counting a hot route's answers, whatever they are, and logging them when asked to."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from broker.http.status import only_plain, status_of
 
 if TYPE_CHECKING:
     from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
-    from broker.metrics import Metrics
+    from broker.service import Service
 
 
-def measured(verb: Verb, metrics: Metrics, handler: HotHandler) -> HotHandler:
+def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
     """``handler``, with each answer's status and time counted under ``verb``."""
+    requested, access = service.metrics.requested, service.access
+
+    def account(request: HotRequest, status: int, seconds: float) -> None:
+        requested(verb, status, seconds)
+        access.answered(verb, f"{request.namespace}:{request.topic}", status, seconds)
 
     async def counted(request: HotRequest) -> HttpAnswer:
         begun_s = perf_counter()
+        access.begin(request.request_id)
         try:
             answer = await handler(request)
         except Exception as error:
             plain = only_plain(error)
-            metrics.requested(verb, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
+            account(request, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
             raise
-        metrics.requested(verb, answer.status, perf_counter() - begun_s)
+        account(request, answer.status, perf_counter() - begun_s)
         return answer
 
     return counted

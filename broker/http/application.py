@@ -58,13 +58,16 @@ def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
     async def view(**path: str) -> Response:
         begun_s = perf_counter()
         through = passage()
+        service.access.begin(through.request_id)
         try:
             body = await _read_small(route.max_body_bytes) if route.max_body_bytes else b""
             query = request.query_string.decode("latin-1")
             answer = await route.view(service, ViewRequest(path, query, through.headers, body))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
-        service.metrics.requested(route.name, answer.status, perf_counter() - begun_s)
+        seconds = perf_counter() - begun_s
+        service.metrics.requested(route.name, answer.status, seconds)
+        service.access.answered(route.name, request.path, answer.status, seconds)
         return as_response(answer)
 
     return view

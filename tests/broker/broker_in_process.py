@@ -12,6 +12,7 @@ from actors.directory import Directory
 from actors.scan_cache import CacheBudget
 from actors.space import SpaceGuard
 from actors.topic import Surroundings
+from broker.access import AccessLog
 from broker.app import create_app
 from broker.config.config import config_of
 from broker.http.bodies import BodyBudget
@@ -100,7 +101,8 @@ async def in_process(**values):
             max_open=config.topic.max_open,
             idle_s=config.topic.idle_s,
         )
-        service = Service(config, store, directory, clock, space, metrics, "1.2.3")
+        access = AccessLog(enabled=config.log.access)
+        service = Service(config, store, directory, clock, space, metrics, access, "1.2.3")
         settings = http_settings(config)
         app = create_app(service, settings, hot_handlers(service))
         asgi = Gate(app, settings, BodyBudget(settings.max_inflight_bytes), lambda: service.stopping)

@@ -1,0 +1,34 @@
+"""The access log: a line for every request when it is on, none when it is off."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from broker.access import AccessLog
+from broker.logs import request_id
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_each_answered_request_is_one_line_when_the_access_log_is_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="plainsong.access")
+    access = AccessLog(enabled=True)
+    access.begin("id-1")
+    access.answered("publish", "demo:greetings", 200, 0.00123)
+    [line] = caplog.records
+    assert (line.getMessage(), line.route, line.target, line.status, line.ms) == (  # type: ignore[attr-defined]
+        "answered",
+        "publish",
+        "demo:greetings",
+        200,
+        1.23,
+    )
+    assert request_id.get() == "id-1"
+
+
+def test_nothing_is_written_when_the_access_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="plainsong.access")
+    AccessLog(enabled=False).answered("publish", "demo:greetings", 200, 0.001)
+    assert caplog.records == []
