@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ class Daemon:
     Args:
       sets: settings as ``section.key=value``.
       wrapper: a command that runs the daemon, such as strace with its options.
-      stdout: where the daemon's lines go, instead of to ``lines``; readiness then is a matter of ``bind``.
+      stdout: where the daemon's lines go, instead of to ``lines``; give it a port in ``bind`` then.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Daemon:
         bind: str = "127.0.0.1:0",
         environ: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
-        stdout: int | None = None,
+        stdout: IO[bytes] | int | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.command = [*wrapper, str(PLAINSONG), "serve", "--bind", bind, "--data-dir", str(data_dir)]
@@ -76,6 +77,8 @@ class Daemon:
         self.spawn()
         if self._stdout is None:
             self.wait_ready()
+        elif self.address[1]:
+            eventually("it answers", self._answers)
         self.start_s = time.monotonic() - begun
         return self
 
@@ -179,8 +182,13 @@ class Daemon:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def open_files(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+    def open_sockets(self) -> int:
+        """Connections, and a handful of its own."""
+        found = 0
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found += os.readlink(descriptor).startswith("socket:")
+        return found
 
     def wait_for_line(self, part: str) -> str:
         """The first line with ``part`` in it, once it is there."""
@@ -188,6 +196,14 @@ class Daemon:
             found = self._news.wait_for(lambda: next((line for line in self.lines if part in line), None), PATIENCE_S)
         assert found is not None, f"no line with {part!r} in {self.lines}"
         return found
+
+    def _answers(self) -> bool:
+        if self.ended:
+            self.wait()
+            raise DaemonEnded(f"ended with {self.returncode}: {self.errors}")
+        with suppress(OSError), socket.create_connection(self.address):
+            return True
+        return False
 
     # --- the threads that listen to it ---------------------------------------------------------
 
@@ -211,6 +227,13 @@ class Daemon:
     def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now; for daemons whose output cannot be read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 def clean_environ() -> dict[str, str]:

@@ -1,0 +1,208 @@
+"""Many clients, slow clients, clients that vanish, and too much of everything."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.requests import PollRequest
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.talk import Answer, Talk, ask, create, metric, poll_call, publish, publish_call, read_all
+
+PARKED = 1000
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _enough_open_files():
+    """This process holds the other ends of all those connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * PARKED)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def parked(running: Daemon, count: int) -> None:
+    """Wait until exactly so many polls are parked."""
+    await trio.to_thread.run_sync(
+        eventually, f"{count} are parked", lambda: metric(running.address, "plainsong_parked_polls") == count
+    )
+
+
+async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
+    running = daemon()
+    create(running.address, "t")
+    payloads: list[bytes] = []
+    delays_s: list[float] = []
+    begun = 0.0
+
+    async def woken(talk: Talk) -> None:
+        answer = await talk.answer()
+        delays_s.append(time.monotonic() - begun)
+        payloads.extend(payload for _, payload in answer.messages())
+
+    async with AsyncExitStack() as stack:
+        talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(PARKED)]
+        for talk in talks:
+            await talk.send(*poll_call("t", PollRequest(), "avro", wait_ms=60_000))
+        await parked(running, PARKED)
+
+        cpu_s = running.cpu_s()
+        await trio.sleep(1)
+        cpu_s = running.cpu_s() - cpu_s
+        assert cpu_s < 0.1, f"{cpu_s} s of processor time in a second of waiting"
+
+        begun = time.monotonic()
+        async with trio.open_nursery() as nursery:
+            for talk in talks:
+                nursery.start_soon(woken, talk)
+            async with await Talk.to(running.address) as publisher:
+                assert (await publisher.ask(*publish_call("t", [b"wake up"]))).status == 200
+    assert payloads == [b"wake up"] * PARKED
+    delays_s.sort()
+    print(f"parked: {cpu_s} s of CPU a second; woken after {delays_s[0]:.3f}, all after {delays_s[-1]:.3f} s")
+    assert delays_s[-1] < 1.5
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+async def test_clients_that_go_away_free_what_they_held(daemon, lane):
+    running = daemon(f"http.lane={lane}")
+    create(running.address, "t")
+    sockets = await trio.to_thread.run_sync(settled_sockets, running)
+    async with AsyncExitStack() as stack:
+        for _ in range(200):
+            talk = await stack.enter_async_context(await Talk.to(running.address))
+            await talk.send(*poll_call("t", PollRequest(), wait_ms=60_000))
+        await parked(running, 200)
+        assert running.open_sockets() >= 200
+    await parked(running, 0)
+    await trio.to_thread.run_sync(eventually, "all is closed", lambda: running.open_sockets() <= sockets)
+
+
+def settled_sockets(running: Daemon) -> int:
+    """The daemon's own sockets: as many as there are while nobody is connected."""
+    counts = [running.open_sockets()]
+
+    def same_for_a_while() -> bool:
+        counts.append(running.open_sockets())
+        return len(counts) > 5 and len(set(counts[-5:])) == 1
+
+    eventually("the number of sockets stays", same_for_a_while)
+    return counts[-1]
+
+
+SLOW = ("http.header_timeout_s=0.5", "http.body_timeout_s=0.5", "http.send_timeout_s=0.5")
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Read what there is until the other end closes; within the connection's time-out."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(daemon, lane):
+    running = daemon(*SLOW, f"http.lane={lane}")
+    create(running.address, "t")
+    create(running.address, "large")
+    for _ in range(20):
+        publish(running.address, "large", bytes(MIB))
+    sockets = settled_sockets(running)
+    head = b"POST /v1/namespaces/ring/topics/%s HTTP/1.1\r\nHost: x\r\nContent-Type: avro/binary\r\n"
+    slow = {
+        "half a head": head[:30],
+        "half a body": head % b"t/publish" + b"Content-Length: 100\r\n\r\nabc",
+        "never reads": head % b"large/poll" + b"Content-Length: 4\r\n\r\n\x04\x01\x02\x02",
+    }
+    with ExitStack() as stack:
+        connections = {}
+        for name, data in slow.items():
+            connection = connections[name] = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(10)
+            connection.connect(running.address)
+            connection.sendall(data)
+        slowest_s = 0.0
+        for number in range(50):
+            begun = time.monotonic()
+            publish(running.address, "t", b"%d" % number)
+            slowest_s = max(slowest_s, time.monotonic() - begun)
+        assert slowest_s < 1.0
+        eventually("all of them are cut", lambda: running.open_sockets() <= sockets)
+        for name, connection in connections.items():
+            assert is_cut(connection), name
+    assert metric(running.address, "plainsong_inflight_body_bytes") == 0
+    assert len(read_all(running.address, "t")) == 50
+
+
+async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened(daemon):
+    running = daemon("topic.mailbox_requests=1")
+    create(running.address, "t")
+    answers: dict[bytes, Answer] = {}
+
+    async def publish_one(talk: Talk, message: bytes) -> None:
+        answers[message] = await talk.ask(*publish_call("t", [message]))
+
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(100)]
+        for number, talk in enumerate(talks):
+            nursery.start_soon(publish_one, talk, b"%d" % number)
+        nursery.cancel_scope.deadline = trio.current_time() + 20
+    assert len(answers) == 100
+    taken = {message for message, answer in answers.items() if answer.status == 200}
+    refused = [answer for answer in answers.values() if answer.status != 200]
+    assert taken
+    assert refused
+    for answer in refused:
+        assert (answer.status, answer.code, answer.json()["outcome"]) == (503, "overloaded", "not-applied")
+        assert int(answer.headers["retry-after"]) > 0
+    assert {payload for _, payload in read_all(running.address, "t")} == taken
+
+
+def test_more_messages_than_a_millisecond_holds_in_one_request(daemon):
+    running = daemon()
+    create(running.address, "t")
+    sent = [b"%d" % number for number in range(70_000)]
+    receipt = publish(running.address, "t", *sent)
+    there = read_all(running.address, "t")
+    assert [payload for _, payload in there] == sent
+    ids = [message_id for message_id, _ in there]
+    assert ids == sorted(set(ids))
+    assert (receipt.first_id, receipt.last_id) == (ids[0], ids[-1])
+    running.kill()
+    running.start()
+    assert read_all(running.address, "t") == there
+    assert publish(running.address, "t", b"next").first_id > ids[-1]
+
+
+def memory_peak_bytes(running: Daemon) -> int:
+    (line,) = [line for line in Path(f"/proc/{running.pid}/status").read_text().splitlines() if "VmHWM" in line]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon, lane):
+    running = daemon(f"http.lane={lane}")
+    create(running.address, "t")
+    peak_bytes = memory_peak_bytes(running)
+    head = b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with trio.fail_after(20):
+        for _ in range(5):
+            async with await Talk.to(running.address) as talk:
+                await talk.send_raw(head + b"Content-Length: %d\r\n\r\n" % (64 * MIB + 1))
+                answer = await talk.answer()
+                assert (answer.status, answer.code, answer.json()["outcome"]) == (413, "body_too_large", "not-applied")
+    assert memory_peak_bytes(running) - peak_bytes < 16 * MIB
+    assert ask(running.address, *publish_call("t", [b"x"])).status == 200
