@@ -72,6 +72,13 @@ class _Wanted:
     error: PlainsongError | None = None
     page: Page = field(default_factory=Page)
 
+    @property
+    def unread(self) -> Page:
+        """What is said of it while nothing more has been read."""
+        if self.span is None or self.span.start >= self.span.until:
+            return Page(last_id=None if self.span is None else self.span.resume)
+        return Page(last_id=before(self.since), end="more")
+
 
 async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
     """Of each topic its messages, or what is wrong with it.
@@ -129,8 +136,7 @@ async def _look(service: Service, one: _Wanted) -> None:
         return
     try:
         one.span = await service.directory.ask(one.name, Look(one.since))
-        unread = one.span.start < one.span.until
-        one.page = Page(last_id=before(one.since), end="more") if unread else Page(last_id=one.span.resume)
+        one.page = one.unread
     except PlainsongError as error:
         one.error = error
 
@@ -159,47 +165,55 @@ async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollReque
     bounds = service.config.poll
     room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
     bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
+    taken = 0
     turn = next(_turns) % len(wanted)
-    active = [one for one in wanted[turn:] + wanted[:turn] if one.span is not None and one.error is None]
-    while active and room > 0 and bytes_room > 0:
+    active = [one for one in wanted[turn:] + wanted[:turn] if one.error is None]
+    while active:
         share, bytes_share = max(1, room // len(active)), max(1, bytes_room // len(active))
         still = []
         for one in active:
             if room <= 0 or bytes_room <= 0:
-                break
+                return
             limit = min(share, room) if one.room is None else min(share, room, one.room)
             page = await _read(service, one, limit, min(bytes_share, bytes_room))
+            if taken and page.payload_bytes > bytes_room:
+                continue  # a page always has one message; this one has to wait for the next answer
+            _add(service, one, page)
+            taken += page.count
             room -= page.count
             bytes_room -= page.payload_bytes
-            if page.end == "more" and one.room != 0 and one.error is None:
+            if page.count and page.end == "more" and one.room != 0:
                 still.append(one)
         active = still
 
 
 async def _read(service: Service, one: _Wanted, limit: int, max_bytes: int) -> Page:
-    """The topic's next messages, added to those it has."""
-    assert one.span is not None  # those without are not active
+    """The topic's next messages; none when they cannot be read."""
+    assert one.span is not None  # those without have an error, and are not active
     try:
-        page = await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes)
+        return await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes)
     except PlainsongError as error:
         if not one.page.count:
             one.error = error
         # Else what stands before it can be read; the next poll says what is wrong.
-        return Page()
-    service.rates.delivered(one.name, page.count, trio.current_time())
+        return one.unread
+
+
+def _add(service: Service, one: _Wanted, page: Page) -> None:
+    """Put a page behind those the topic has, and its next one behind it."""
     had = one.page
     one.page = Page(
-        [*had.parts, *page.parts],
-        had.count + page.count,
-        had.payload_bytes + page.payload_bytes,
-        page.last_id,
-        page.end,
+        parts=[*had.parts, *page.parts],
+        count=had.count + page.count,
+        payload_bytes=had.payload_bytes + page.payload_bytes,
+        last_id=page.last_id,
+        end=page.end,
     )
+    service.rates.delivered(one.name, page.count, trio.current_time())
     if one.room is not None:
         one.room -= page.count
-    if page.last_id is not None:
+    if page.last_id is not None and one.span is not None:
         one.since = one.span.since = after(page.last_id)
-    return page
 
 
 def _encoded(wanted: list[_Wanted], options: PageOptions) -> bytes:

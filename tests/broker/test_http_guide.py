@@ -1,0 +1,87 @@
+"""docs/http.md names everything that is there, and its examples do what they say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from broker_in_process import in_process
+
+from broker.openapi.errors import status_of_code
+from broker.openapi.operations import OPERATIONS
+from protocol.errors import BY_CODE, Internal
+from tests.documents import DOCUMENTS, shell_lines
+
+GUIDE = DOCUMENTS["docs/http.md"]
+LATER = "Codes that are kept for later versions"
+ROWS = re.findall(r"^\| (\d{3}) \| `(\w+)` \| ([\w-]+) \| \S", GUIDE, re.MULTILINE)
+LINES = [line for line in shell_lines(GUIDE) if line]
+
+
+def test_the_guide_names_every_route_and_no_other():
+    named = re.findall(r"`(GET|PUT|POST|DELETE) (/[^`…]+)`", GUIDE)
+    assert sorted(named) == sorted((operation.method, operation.path) for operation in OPERATIONS)
+
+
+def test_the_guide_names_every_code_once_with_its_status_and_its_outcome():
+    later = set(re.findall(r"`(\w+)`", GUIDE[GUIDE.index(LATER) :].splitlines()[0]))
+    assert len(ROWS) == len({code for _, code, _ in ROWS})
+    assert {code for _, code, _ in ROWS} | later == set(BY_CODE)
+    assert not {code for _, code, _ in ROWS} & later
+    for status, code, outcome in ROWS:
+        assert int(status) == status_of_code(code), code
+        assert outcome == (Internal if code == "internal" else BY_CODE[code]).outcome, code
+
+
+def test_what_the_description_says_can_be_answered_stands_in_the_table():
+    answered = {code for operation in OPERATIONS for code in operation.codes}
+    assert answered - {"malformed_transaction"} <= {code for _, code, _ in ROWS}
+
+
+def test_the_guide_names_every_query_parameter():
+    for operation in OPERATIONS:
+        for name in operation.parameters:
+            assert re.search(rf"[?&]{name}=|`{name}`|`{name}=", GUIDE), name
+
+
+async def test_every_example_does_what_it_says():
+    assert len(LINES) > 25
+    variables = {}
+    async with in_process() as daemon:
+        for line in LINES:
+            if assigned := re.fullmatch(r"(\w+)=(\S+)", line):
+                variables["$" + assigned[1]] = assigned[2]
+                continue
+            for name, value in variables.items():
+                line = line.replace(name, value)
+            command, _, said = line.partition("  # ")
+            status, code = said.split() if said else ("200", None)
+            method, url, headers, body = parsed(command)
+            await daemon.call(method, url, status=int(status), code=code, headers=headers, content=body)
+
+
+def parsed(command):
+    """A curl command line as curl would send it."""
+    words = iter(shlex.split(command))
+    assert next(words) == "curl"
+    method, url, headers, body = None, None, {}, None
+    for word in words:
+        if word == "-X":
+            method = next(words)
+        elif word == "-d":
+            body = next(words).encode()
+            headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        elif word == "-H":
+            name, _, value = next(words).partition(": ")
+            headers[name] = value
+        else:
+            assert url is None, word
+            url = word
+    return method or ("GET" if body is None else "POST"), url.removeprefix("http://127.0.0.1:7420"), headers, body
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("curl")])
+def test_every_example_can_be_pasted(line):
+    assert "…" not in line
+    assert shlex.split(line)

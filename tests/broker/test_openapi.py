@@ -1,0 +1,113 @@
+"""The description of the API is valid, complete, and true."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from broker.http.status import STATUS_OF
+from broker.openapi import description
+from broker.openapi.errors import by_status, status_of_code
+from broker.openapi.operations import OPERATIONS
+from broker.views.table import ROUTES
+from protocol.errors import BY_CODE
+
+DOCUMENT = description("1.2.3")
+METHODS = {"get", "put", "post", "delete"}
+
+
+def served(app):
+    """``(method, path, name)`` of every rule, as the description writes them."""
+    return {
+        (method, re.sub(r"<(\w+)>", r"{\1}", rule.rule), rule.endpoint)
+        for rule in app.url_map.iter_rules()
+        for method in rule.methods - {"HEAD", "OPTIONS"}
+    }
+
+
+async def test_what_is_served_is_described_and_what_is_described_is_served(daemon):
+    described = {
+        (method.upper(), path, operation["operationId"])
+        for path, operations in DOCUMENT["paths"].items()
+        for method, operation in operations.items()
+        if method in METHODS
+    }
+    assert described == served(daemon.app)
+
+
+async def test_the_daemon_serves_its_description(daemon):
+    assert (await daemon.call("GET", "/openapi.json")).json() == json.loads(json.dumps(DOCUMENT))
+
+
+def test_the_document_is_valid_openapi():
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(DOCUMENT)
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_used():
+    text = json.dumps(DOCUMENT)
+    used = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert used == set(DOCUMENT["components"]["schemas"])
+
+
+def test_every_path_declares_its_parameters():
+    for path, operations in DOCUMENT["paths"].items():
+        declared = [parameter["name"] for parameter in operations.get("parameters", [])]
+        assert declared == re.findall(r"{(\w+)}", path)
+
+
+def test_operation_ids_are_unique_and_every_operation_has_words_and_an_answer():
+    found = [o for path in DOCUMENT["paths"].values() for method, o in path.items() if method in METHODS]
+    assert len({operation["operationId"] for operation in found}) == len(found) == len(OPERATIONS)
+    for operation in found:
+        assert operation["summary"].endswith(".")
+        assert operation["responses"]
+
+
+def test_every_code_stands_under_its_status():
+    assert by_status(["low_space", "topic_not_found"]) == {404: ["topic_not_found"], 503: ["low_space"]}
+    for operation in OPERATIONS:
+        for code in operation.codes:
+            assert code in BY_CODE
+    assert {status_of_code(code) for code in BY_CODE} <= set(STATUS_OF.values())
+    assert set(DOCUMENT["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]) == set(BY_CODE)
+
+
+def test_names_of_routes_are_those_of_the_table():
+    hot = {"publish", "store", "rollback", "poll"}
+    assert {route.name for route in ROUTES} | hot == {operation.name for operation in OPERATIONS}
+    assert len({route.name for route in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.example is not None], ids=lambda o: o.name)
+async def test_every_example_is_accepted(daemon, operation):
+    if operation.name != "create_topic":
+        await daemon.call("PUT", "/v1/namespaces/ns/topics/x")
+    path = re.sub(r"{(\w+)}", lambda name: {"namespace": "ns"}.get(name[1], "x"), operation.path)
+    example = json.loads(json.dumps(operation.example))
+    if "waitMs" in example:
+        example["waitMs"] = 0
+    await daemon.call(operation.method, path, json=example)
+
+
+ANSWERED = {
+    "get_topic": "/v1/namespaces/ns/topics/x",
+    "get_messages": "/v1/namespaces/ns/topics/x/messages",
+    "get_stats": "/v1/namespaces/ns/topics/x/stats?reader=" + "0" * 40,
+    "get_reader": "/v1/namespaces/ns/topics/x/readers/r",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+async def test_answers_have_the_fields_that_are_described(daemon, name):
+    await daemon.create("x")
+    await daemon.publish("m", topic="x")
+    await daemon.call("PUT", ANSWERED["get_reader"], json={"position": "0" * 40})
+    answer = (await daemon.call("GET", ANSWERED[name])).json()
+    operation = next(each for each in OPERATIONS if each.name == name)
+    reference = operation.answer.get("items", operation.answer)["$ref"].rsplit("/", 1)[1]
+    fields = DOCUMENT["components"]["schemas"][reference]["properties"]
+    record = answer[0] if isinstance(answer, list) else answer
+    assert set(record) == set(fields) - {"detail"}

@@ -1,0 +1,112 @@
+"""What holds for every route: methods, slashes, request ids, compression, and never a page of HTML."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from broker_in_process import TOPICS, in_process
+
+from broker.openapi.operations import OPERATIONS
+
+
+def filled(path):
+    return re.sub(r"{(\w+)}", lambda name: {"namespace": "ns"}.get(name[1], "x"), path)
+
+
+PATHS = sorted({filled(operation.path) for operation in OPERATIONS})
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_other_methods_are_405_and_name_the_allowed_ones(daemon, path):
+    allowed = {operation.method for operation in OPERATIONS if filled(operation.path) == path}
+    for method in set(METHODS) - allowed:
+        answer = await daemon.call(method, path, status=405, code="method_not_allowed")
+        named = set(answer.headers["allow"].split(", "))
+        assert named == allowed | {"OPTIONS"} | ({"HEAD"} if "GET" in allowed else set())
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_options_names_the_allowed_methods(daemon, path):
+    answer = await daemon.call("OPTIONS", path)
+    assert {operation.method for operation in OPERATIONS if filled(operation.path) == path} < set(
+        answer.headers["allow"].split(", ")
+    )
+    assert answer.content == b""
+
+
+@pytest.mark.parametrize("path", ["/ping", "/version", TOPICS, f"{TOPICS}/t/stats"])
+async def test_head_has_the_head_of_get(daemon, path):
+    await daemon.create()
+    got, head = await daemon.call("GET", path), await daemon.call("HEAD", path)
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "", "/v1", "/v1/namespaces", "/static/x", TOPICS.replace("v1", "v2")])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+async def test_a_trailing_slash_and_unknown_paths_are_not_found_and_never_redirected(daemon, method, path):
+    answer = await daemon.call(method, path + "/", status=404, code="not_found", headers={"Accept": "text/html"})
+    assert "location" not in answer.headers
+
+
+async def test_doubled_slashes_are_not_found(daemon):
+    await daemon.call("GET", TOPICS.replace("/ns/", "//"), status=404, code="not_found")
+    await daemon.call("GET", "//ping", status=404, code="not_found")
+
+
+async def test_every_answer_carries_a_request_id_the_clients_own_if_it_sent_one(daemon):
+    for path in ("/ping", TOPICS, "/nothing", f"{TOPICS}/a.b"):
+        assert (await daemon.http.get(path)).headers["x-request-id"]
+        assert (await daemon.http.get(path, headers={"X-Request-Id": "mine"})).headers["x-request-id"] == "mine"
+
+
+async def test_large_answers_are_compressed_when_the_client_takes_gzip():
+    async with in_process(http__gzip_min_bytes=10) as daemon:
+        await daemon.create("t" * 100)
+        packed = await daemon.call("GET", TOPICS)
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.json() == ["t" * 100]
+        plain = await daemon.call("GET", TOPICS, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+
+
+async def test_a_body_may_be_compressed_and_is_bounded_decompressed(daemon):
+    import gzip
+
+    headers = {"Content-Encoding": "gzip"}
+    await daemon.call("PUT", f"{TOPICS}/t", content=gzip.compress(b'{"ttl": 5}'), headers=headers)
+    assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["ttl"] == "5"
+    bomb = gzip.compress(b" " * (1 << 20))
+    assert len(bomb) < 64 << 10
+    await daemon.call("PUT", f"{TOPICS}/u", status=413, code="body_too_large", content=bomb, headers=headers)
+    await daemon.call("PUT", f"{TOPICS}/u", status=400, code="malformed_body", content=b"{}", headers=headers)
+    await daemon.call(
+        "PUT",
+        f"{TOPICS}/u",
+        status=415,
+        code="unsupported_media_type",
+        content=b"{}",
+        headers={"Content-Encoding": "br"},
+    )
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in OPERATIONS if each.tag != "daemon"], ids=lambda operation: operation.name
+)
+async def test_an_unknown_query_parameter_is_refused(daemon, operation):
+    if operation.name in ("store", "rollback"):
+        return  # refused as a whole
+    await daemon.create("x")
+    answer = await daemon.http.request(
+        operation.method, filled(operation.path) + "?colour=red", json=operation.example or {"messages": ["m"]}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
+
+
+async def test_the_hot_routes_are_served_here_too(daemon):
+    await daemon.create()
+    first, last = await daemon.publish("a", "b")
+    assert [message["id"] for message in await daemon.poll()] == [first, last]
+    for verb in ("store", "rollback"):
+        await daemon.call("POST", f"{TOPICS}/t/{verb}", status=503, code="transactions_unavailable", json={})

@@ -1,0 +1,165 @@
+"""Numbers of a topic, exact where they can be, and saying so where they are not."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS, in_process
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.rates import WINDOW_S, Rate, Rates
+from broker.views import counting
+from protocol.names import TopicName
+
+STATS = f"{TOPICS}/t/stats"
+
+
+async def stats(daemon, **parameters):
+    return (await daemon.call("GET", STATS, params=parameters)).json()
+
+
+async def test_an_empty_topic_has_nothing(daemon):
+    await daemon.create()
+    assert await stats(daemon) == {
+        "messages": 0,
+        "bytes": 0,
+        "estimated": False,
+        "oldestId": None,
+        "newestId": None,
+        "oldestAgeMs": None,
+        "publishPerSecond": 0.0,
+        "pollPerSecond": 0.0,
+        "openTransactions": 0,
+        "producers": 0,
+        "enabledFrom": None,
+        "owner": None,
+        "parkedPolls": 0,
+        "generation": 1,
+    }
+
+
+async def test_ends_age_and_count_are_those_of_the_messages(daemon):
+    await daemon.create()
+    first, _ = await daemon.publish("a", "b")
+    last, _ = await daemon.publish("c", ms=START_MS + 500)
+    daemon.clock.ms = START_MS + 1500
+    found = await stats(daemon)
+    assert (found["messages"], found["oldestId"], found["newestId"]) == (3, first, last)
+    assert found["oldestAgeMs"] == 1500
+    assert found["bytes"] > 3
+
+
+async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
+    await daemon.create(ttl=128)  # a slice is a second long
+    for step in range(4):
+        await daemon.publish("x", {"payload": "short", "ttlSeconds": 60}, ms=START_MS + step * 250)
+    daemon.clock.ms = START_MS + 60_001
+    assert (await stats(daemon))["messages"] == 7
+    daemon.clock.ms = START_MS + 128_250
+    found = await stats(daemon)
+    assert (found["messages"], found["estimated"]) == (3, False)
+    daemon.clock.ms += 1
+    assert (await stats(daemon))["messages"] == 2
+    daemon.clock.ms = START_MS + 128_751
+    gone = await stats(daemon)
+    assert (gone["messages"], gone["bytes"], gone["oldestId"], gone["newestId"]) == (0, 0, None, None)
+
+
+@settings(max_examples=25)
+@given(
+    publishes=st.lists(
+        st.tuples(st.integers(0, 3000), st.lists(st.sampled_from([None, 1, 3, 9]), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=12,
+    ),
+    later_ms=st.integers(0, 15_000),
+    reader=st.integers(0, 30_000),
+)
+async def test_counts_are_those_of_reading_everything(publishes, later_ms, reader):
+    async with in_process() as daemon:
+        await daemon.create(ttl=8)
+        for step_ms, ttls in publishes:
+            messages = [{"payload": "x", "ttlSeconds": ttl_s} for ttl_s in ttls]
+            await daemon.publish(*messages, ms=daemon.clock.ms + step_ms)
+        daemon.clock.ms += later_ms
+        read = [message["id"] for message in await daemon.poll()]
+        position = f"{START_MS + reader:016x}" + "f" * 24
+        found = await stats(daemon, reader=position)
+        assert found["messages"] == len(read)
+        assert (found["oldestId"], found["newestId"]) == ((read[0], read[-1]) if read else (None, None))
+        assert found["reader"]["visible"] == sum(1 for each in read if each > position)
+        behind = sum(len(ttls) for (_, ttls), at in zip(publishes, _times(publishes), strict=True) if at > reader)
+        assert found["reader"]["visible"] + found["reader"]["expiredUnread"] == behind
+        assert found["reader"]["hidden"] == 0
+        assert not found["estimated"]
+
+
+def _times(publishes):
+    at = 0
+    for step_ms, _ in publishes:
+        at += step_ms
+        yield at
+
+
+async def test_what_would_take_too_long_to_count_is_estimated_and_says_so(daemon, monkeypatch):
+    monkeypatch.setattr(counting, "MAX_LOOKS", 10)
+    await daemon.create(ttl=128)
+    await daemon.publish(*(["x"] * 20))
+    await daemon.publish("y", ms=START_MS + 500)
+    daemon.clock.ms = START_MS + 128_250
+    found = await stats(daemon, reader="00" * 20)
+    assert (found["messages"], found["estimated"]) == (21, True)
+    assert found["reader"] == {"visible": 21, "hidden": 0, "expiredUnread": 10, "estimated": True}
+
+
+async def test_parked_polls_are_counted_while_they_wait(daemon, nursery):
+    await daemon.create()
+    for _ in range(3):
+        nursery.start_soon(lambda: daemon.poll(waitMs=60_000))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await stats(daemon))["parkedPolls"] == 3
+    await daemon.publish("x")
+    assert (await stats(daemon))["parkedPolls"] == 0
+
+
+async def test_rates_are_of_messages_published_and_delivered(daemon):
+    await daemon.create()
+    await daemon.publish(*(["x"] * 60))
+    await daemon.poll()
+    await daemon.poll(limit=30)
+    found = await stats(daemon)
+    assert 0 < found["publishPerSecond"] <= 1
+    assert found["pollPerSecond"] == pytest.approx(1.5 * found["publishPerSecond"], rel=0.1)
+
+
+async def test_a_reader_is_an_id(daemon):
+    await daemon.create()
+    await daemon.call("GET", STATS + "?reader=5", status=400, code="invalid_message_id")
+    await daemon.call("GET", STATS + "?raeder=5", status=400, code="invalid_parameter")
+
+
+def test_a_rate_is_of_the_last_minute_and_fades():
+    rate, name = Rate(), TopicName("n", "t")
+    rate.add(name, 120, 10 * WINDOW_S)
+    assert rate.per_second(name, 10 * WINDOW_S) == 2
+    assert rate.per_second(name, 11.5 * WINDOW_S) == 1
+    assert rate.per_second(name, 12 * WINDOW_S) == 0
+    rate.add(name, 60, 20 * WINDOW_S)
+    assert rate.per_second(name, 20 * WINDOW_S) == 1
+    assert rate.per_second(TopicName("n", "other"), 0) == 0
+
+
+def test_rates_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgotten_first():
+    rate = Rate(max_topics=3)
+    names = [TopicName("n", str(number)) for number in range(4)]
+    for name in names[:3]:
+        rate.add(name, 1, 0)
+    rate.add(names[0], 1, WINDOW_S)
+    rate.add(names[3], 1, WINDOW_S)
+    assert len(rate) == 3
+    assert rate.per_second(names[1], WINDOW_S) == 0
+    assert rate.per_second(names[0], WINDOW_S) > 0
+    rates = Rates()
+    rates.delivered(names[0], 0, 0.0)
+    assert len(rates.polling) == 0
