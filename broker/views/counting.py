@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from protocol.effects import Table
 from protocol.ids import NO_PAYLOAD_PART, bound_at
 from protocol.keys import DamagedRow
+from protocol.topic.asks import Slice
 from protocol.topic.extent import live_wire_bytes
 from protocol.topic.paging import key_range
 from protocol.topic.usage import ROW_BYTES
 
 if TYPE_CHECKING:
-    from protocol.topic.asks import Slice, Span, TopicStats
+    from collections.abc import Iterable
+
+    from protocol.topic.asks import Span, TopicStats
     from storage.base import Row, Store
 
 #: Rows that one question may look at.
@@ -39,7 +42,7 @@ async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
     """The living messages from the bound ``since`` on. Raises StoreError."""
     count = Count()
     room = MAX_LOOKS
-    for counted in stats.slices:
+    for counted in _apart(stats.slices):
         if bound_at(counted.last_ms + 1) <= since:
             continue
         if _is_exact(counted, stats, since) or counted.messages > room:
@@ -92,6 +95,24 @@ async def newest_from(store: Store, span: Span) -> bytes | None:
 
     await store.scan(Table.MESSAGE, start, stop, take, reverse=True, first_chunk=1)
     return found
+
+
+def _apart(slices: Iterable[Slice]) -> list[Slice]:
+    """Slices that share no millisecond, as neighbours may after a shorter time to live made them shorter."""
+    apart: list[Slice] = []
+    for one in slices:
+        if apart and one.first_ms <= apart[-1].last_ms:
+            had = apart.pop()
+            expiries = [each for each in (had.own_expiry_ms, one.own_expiry_ms) if each]
+            one = Slice(
+                had.first_ms,
+                max(had.last_ms, one.last_ms),
+                had.messages + one.messages,
+                had.bytes + one.bytes,
+                min(expiries, default=0),
+            )
+        apart.append(one)
+    return apart
 
 
 def _is_exact(counted: Slice, stats: TopicStats, since: bytes) -> bool:

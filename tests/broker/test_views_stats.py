@@ -66,6 +66,17 @@ async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
     assert (gone["messages"], gone["bytes"], gone["oldestId"], gone["newestId"]) == (0, 0, None, None)
 
 
+async def test_messages_of_one_millisecond_count_once_when_a_shorter_ttl_came_between(daemon):
+    await daemon.create(ttl=1280)  # slices of ten seconds
+    await daemon.publish("old")
+    await daemon.publish("a", ms=START_MS + 5000)
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1})  # of seven milliseconds
+    await daemon.publish("b", "c")
+    found = await stats(daemon)
+    assert (found["messages"], found["estimated"]) == (3, False)
+    assert len(await daemon.poll()) == 3
+
+
 @settings(max_examples=25)
 @given(
     publishes=st.lists(
