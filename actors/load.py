@@ -60,7 +60,11 @@ async def _load_readers(state: TopicState, generation: int, store: Store) -> Non
 
     def take(rows: list[Row]) -> bool:
         for key, value in rows:
-            state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
+            try:
+                state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
+            except (DamagedRow, UnicodeDecodeError) as error:
+                # One reader's position is not worth a whole topic; the row stays for somebody to look at.
+                log.warning("reader unreadable", extra={"topic": str(state.name), "key": key.hex(), "why": str(error)})
         return True
 
     await store.scan(Table.METADATA, start, stop_after(start), take)

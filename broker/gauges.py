@@ -37,23 +37,23 @@ def add_gauges(
             lambda: _oldest(directory, clock),
         ),
         ("plainsong_cache_bytes", "Memory of the scan cache.", lambda: budget.bytes),
-        ("plainsong_cache_hits", "Pages served from the scan cache since the start.", lambda: budget.hits),
-        ("plainsong_cache_misses", "Pages read from the store since the start.", lambda: budget.misses),
+        ("plainsong_cache_hits_total", "Pages served from the scan cache since the start.", lambda: budget.hits),
+        ("plainsong_cache_misses_total", "Pages read from the store since the start.", lambda: budget.misses),
         ("plainsong_store_bytes", "What the store occupies on its disk.", stored("bytes")),
         ("plainsong_disk_free_bytes", "What is left on the store's disk.", stored("free_bytes")),
         ("plainsong_low_space", "1 while publishes are refused for want of disk space.", lambda: space.low),
         (
-            "plainsong_clock_regressions",
+            "plainsong_clock_regressions_total",
             "Times the clock was seen to go back since the start.",
             lambda: clock.regressions,
         ),
         ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
         (
-            "plainsong_log_lines_dropped",
+            "plainsong_log_lines_dropped_total",
             "Log lines dropped because their queue was full.",
             lambda: log_counters().dropped,
         ),
-        ("plainsong_log_lines_failed", "Log lines that could not be written.", lambda: log_counters().failed),
+        ("plainsong_log_lines_failed_total", "Log lines that could not be written.", lambda: log_counters().failed),
     ):
         metrics.reads(name, text, read)
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric
 
     from protocol.names import TopicName
 
@@ -29,12 +33,15 @@ class Metrics:
     """All metrics of one daemon; implements ``actors.observe.Observer``."""
 
     def __init__(self, version: str) -> None:
+        # A second series per counter, saying since when, is more than readers of text make use of.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         self._counters()
         self._histograms()
         build = Gauge("plainsong_build_info", "The running version.", ["version"], registry=self.registry)
         build.labels(version).set(1)
-        self._readings: list[tuple[Gauge, Callable[[], float | None]]] = []
+        self.readings = Readings(self._scrape_errors)
+        self.registry.register(self.readings)
         self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def _counters(self) -> None:
@@ -134,18 +141,46 @@ class Metrics:
     # --- read when scraped ---------------------------------------------------------------------
 
     def reads(self, name: str, text: str, read: Callable[[], float | None]) -> None:
-        """Add a gauge that is read at each scrape; None leaves it as it was."""
-        self._readings.append((Gauge(name, text, registry=self.registry), read))
+        """Add a metric that is read at each scrape: a counter when its name ends in ``_total``, else a gauge.
+
+        ``read`` may answer None for "not known": the metric is then left out of that scrape.
+        """
+        self.readings.add(name, text, read)
 
     def render(self) -> tuple[bytes, str]:
         """The text for a scrape, and its content type."""
-        for gauge, read in self._readings:
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class Readings(Collector):
+    """What is read when somebody scrapes."""
+
+    def __init__(self, errors: Counter) -> None:
+        self._errors = errors
+        self._readings: list[tuple[str, str, Callable[[], float | None]]] = []
+
+    def add(self, name: str, text: str, read: Callable[[], float | None]) -> None:
+        """See ``Metrics.reads``."""
+        self._readings.append((name, text, read))
+
+    def describe(self) -> Iterator[Metric]:
+        """What there would be to read, without reading it."""
+        for name, text, _ in self._readings:
+            yield _family(name, text, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all that can be read."""
+        for name, text, read in self._readings:
             try:
                 value = read()
             except Exception:  # a metric that cannot be read must not hide the others
                 log.exception("a metric cannot be read")
-                self._scrape_errors.inc()
+                self._errors.inc()
                 continue
             if value is not None:
-                gauge.set(value)
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+                yield _family(name, text, value)
+
+
+def _family(name: str, text: str, value: float | None) -> Metric:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(name, text, value=value)

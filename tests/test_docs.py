@@ -77,7 +77,8 @@ def metrics_of_the_daemon() -> dict[str, str]:
     metrics = Metrics("0")
     nothing: Any = SimpleNamespace(budget=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
-    found = {family.name: family.type for family in metrics.registry.collect()}
+    metrics.registry.unregister(metrics.readings)
+    found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}
     return {f"{name}_total" if kind == "counter" else name: kind for name, kind in found.items()}
 
 

@@ -164,7 +164,7 @@ class PollConfig:
     )
     max_wait_ms: int = milliseconds(
         60_000,
-        "The longest wait of a poll; a longer one asked for is refused.",
+        "The longest wait of a poll; one that asks for longer is answered after this.",
         small="idle consumers ask again and again",
         large="proxies in between cut the connection first",
         low=0,

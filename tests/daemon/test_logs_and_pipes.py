@@ -64,9 +64,9 @@ def device_without_room() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("output", "lost"),
     [
-        (pipe_nobody_reads, "plainsong_log_lines_dropped"),
-        (pipe_closed_at_the_other_end, "plainsong_log_lines_failed"),
-        (device_without_room, "plainsong_log_lines_failed"),
+        (pipe_nobody_reads, "plainsong_log_lines_dropped_total"),
+        (pipe_closed_at_the_other_end, "plainsong_log_lines_failed_total"),
+        (device_without_room, "plainsong_log_lines_failed_total"),
     ],
 )
 def test_an_output_that_takes_nothing_costs_no_message(tmp_path, output, lost):
