@@ -37,8 +37,6 @@ class Service:
     version: str
     stopping: bool = False
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
-    failing: dict[str, str] = field(default_factory=dict)
-    """Why the daemon is not ready, by part; empty while all is well."""
     rates: Rates = field(default_factory=Rates)
     """How much each topic was published to and read lately."""
     served: trio.Event = field(default_factory=trio.Event)

@@ -54,7 +54,6 @@ def _reasons(service: Service) -> list[PlainsongError]:
                 hint="free some space; it clears by itself",
             )
         )
-    reasons += [Recovering(f"{part}: {why}") for part, why in sorted(service.failing.items())]
     return reasons + _unloadable(service)
 
 
