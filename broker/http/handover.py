@@ -57,6 +57,8 @@ class HandedOver(TCPServer):
         #: Around each read; its deadline is that of a head, or of the end.
         self._reading = trio.CancelScope()
         self._closing = False
+        #: The reader has gone, or is to be left: nothing is sent any more, whoever still waits for its turn.
+        self._cut = False
 
     async def run(self) -> None:
         """Serves the connection to its end."""
@@ -70,6 +72,7 @@ class HandedOver(TCPServer):
 
     def cut(self) -> None:
         """Ends the connection now, also in the middle of a send."""
+        self._cut = True
         self._life.cancel()
         if self._sending is not None:
             self._sending.cancel()
@@ -107,6 +110,7 @@ class HandedOver(TCPServer):
         """
         if isinstance(event, RawData):
             if not await self._send_pieces(event.data):
+                self._cut = True
                 self._life.cancel()
                 await self.protocol.handle(Closed())
             return
@@ -120,6 +124,8 @@ class HandedOver(TCPServer):
         rest = memoryview(data)
         async with self.send_lock:
             while rest:
+                if self._cut:
+                    return False
                 with trio.CancelScope(shield=True) as self._sending:
                     self._sending.deadline = trio.current_time() + self._send_timeout_s
                     try:

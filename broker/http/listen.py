@@ -104,8 +104,10 @@ class _Server:
             watching.cancel_scope.cancel()
 
     async def _cut_after(self, grace_s: float, connections: trio.Nursery) -> None:
-        await trio.sleep(grace_s)
-        self._door.cut()  # its sends are shielded
+        try:
+            await trio.sleep(grace_s)
+        finally:  # whoever runs us may lose patience at the same moment
+            self._door.cut()  # its sends are shielded
         connections.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
