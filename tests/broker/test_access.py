@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from broker.access import AccessLog
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 def test_each_answered_request_is_one_line_when_the_access_log_is_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="plainsong.access")
-    access = AccessLog(enabled=True)
-    access.begin("id-1")
-    access.answered("publish", "demo:greetings", 200, 0.00123)
+
+    def serve_one() -> str:
+        access = AccessLog(enabled=True)
+        access.begin("id-1")
+        access.answered("publish", "demo:greetings", 200, 0.00123)
+        return request_id.get()
+
+    assert copy_context().run(serve_one) == "id-1"
     [line] = caplog.records
     assert (line.getMessage(), line.route, line.target, line.status, line.ms) == (  # type: ignore[attr-defined]
         "answered",
@@ -25,7 +31,6 @@ def test_each_answered_request_is_one_line_when_the_access_log_is_on(caplog: pyt
         200,
         1.23,
     )
-    assert request_id.get() == "id-1"
 
 
 def test_nothing_is_written_when_the_access_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
