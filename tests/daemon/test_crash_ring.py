@@ -26,7 +26,7 @@ TOPICS: dict[str, int | None] = {"busy": None, "quiet": None, "fleeting": 1}
 PUBLISHERS = {"busy": 3, "quiet": 1, "fleeting": 2}
 SETTINGS = ("retention.interval_s=0.05", "retention.step_rows=20", "storage.min_free_bytes=0")
 #: How the daemon comes to its end, one after the other.
-ENDS = ("storm", "storm", "start", "storm", "drain", "storm")
+ENDS = ("storm", "pause", "start", "storm", "drain", "storm", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "20"))
 
 
@@ -76,10 +76,17 @@ async def live(daemon: Daemon, place: Place, rng: Random) -> None:
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
-    """End the daemon: in the middle of its work, while it leaves, or once more while it recovers."""
-    if how == "drain":
+    """End the daemon: in its work, after standing still, while it leaves, once it has left, or again while it starts."""
+    if how == "pause":
+        daemon.signal(signal.SIGSTOP)
+        await trio.sleep(rng.random() * 0.2)
+        daemon.signal(signal.SIGCONT)
+        await place.more(acknowledged=5, polled=1)
+    if how in ("drain", "leave"):
         daemon.signal(signal.SIGTERM)
         await trio.sleep(rng.random() * 0.05)
+    if how == "leave":
+        assert await trio.to_thread.run_sync(daemon.wait) == 0
     daemon.kill()
     place.closed()
     if how == "start":

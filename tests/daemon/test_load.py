@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import socket
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -206,3 +207,18 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
                 assert (answer.status, answer.code, answer.json()["outcome"]) == (413, "body_too_large", "not-applied")
     assert memory_peak_bytes(running) - peak_bytes < 16 * MIB
     assert ask(running.address, *publish_call("t", [b"x"])).status == 200
+
+
+@pytest.mark.skipif(
+    shutil.which("prlimit") is None, reason="NOT TESTED: few open files, since prlimit is not installed"
+)
+def test_more_connections_than_open_files_are_taken_when_others_leave(daemon):
+    running = daemon(wrapper=["prlimit", "--nofile=64:64"])
+    create(running.address, "t")
+    publish(running.address, "t", b"before")
+    with ExitStack() as stack:
+        for _ in range(100):  # the kernel accepts them all
+            stack.enter_context(socket.create_connection(running.address))
+        running.wait_for_line("cannot accept connections for now")
+    publish(running.address, "t", b"after")
+    assert [payload for _, payload in read_all(running.address, "t")] == [b"before", b"after"]

@@ -25,10 +25,13 @@ from tests.storage.disks import make_read_only, small_disk, snapshot
 PARKED = 100
 
 
-def test_port_0_is_a_free_port_that_is_reported(daemon):
+def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tmp_path):
     running = daemon()
     assert running.address[1] != 0
     assert ask(running.address, "GET", "/ping").body.strip() == b"OK"
+    assert running.serving["data_dir"] == str(tmp_path / "data")
+    assert running.serving["daemon_version"] == version("plainsong")
+    assert "kill -9" in running.serving["durability"]
 
 
 def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
@@ -43,13 +46,6 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     host, _, port = address.rpartition(":")
     assert command[3].startswith(f"http://{address}/")
     assert ask((host, int(port)), "PUT", command[3].removeprefix(f"http://{address}")).status == 200
-
-
-def test_the_json_banner_has_the_same_facts(daemon, tmp_path):
-    serving = daemon().serving
-    assert serving["data_dir"] == str(tmp_path / "data")
-    assert serving["daemon_version"] == version("plainsong")
-    assert "kill -9" in serving["durability"]
 
 
 @pytest.mark.parametrize("lane", ["true", "false"])
@@ -76,8 +72,9 @@ async def test_parked_polls_are_answered_and_the_daemon_leaves_within_a_second(d
             for talk in talks:
                 nursery.start_soon(answered, talk)
         code = await trio.to_thread.run_sync(running.wait)
-    assert code == 0
-    assert time.monotonic() - begun < 1.0
+    left_s = time.monotonic() - begun
+    print(f"left {left_s:.3f} s after the signal")
+    assert (code, left_s < 1.0) == (0, True)
     assert [(answer.status, answer.body) for answer in answers] == [(200, b"\x00")] * PARKED
 
 
@@ -224,7 +221,7 @@ def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
 def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tmp_path):
     """Killed ever later in its first start."""
     whole_s = daemon().start_s
-    for part in (0.7, 0.8, 0.9):
+    for part in (0.75, 0.95):
         with ExitStack() as stack:
             running = Daemon(tmp_path / f"killed at {part}")
             stack.callback(running.end)
