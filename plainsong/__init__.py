@@ -1,3 +1,81 @@
-"""What users import to publish and to poll; it knows ``protocol`` and never the daemon."""
+"""What users import to publish and to read; it knows ``protocol`` and never the daemon.
+
+with plainsong.Client() as client:
+    client.create_topic("orders", if_not_exists=True)
+    client.publish("orders", b"first")
+    for message in client.read("orders"):
+        print(message.id, message.payload)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from plainsong.aio.client import AsyncClient
+    from plainsong.core.outcomes import Counts, DroppedMessage
+    from plainsong.errors import PlainsongError
+    from plainsong.ids import MessageId
+    from plainsong.messages import Message, Outgoing, Page, Receipt, Seen
+    from plainsong.positions import FilePosition, ServerPosition
+    from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
+    from plainsong.sync.client import Client
+
+#: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
+_HOMES = {
+    "AsyncClient": "plainsong.aio.client",
+    "BYTES": "plainsong.serializers",
+    "Client": "plainsong.sync.client",
+    "Counts": "plainsong.core.outcomes",
+    "DroppedMessage": "plainsong.core.outcomes",
+    "FilePosition": "plainsong.positions",
+    "JSON": "plainsong.serializers",
+    "Message": "plainsong.messages",
+    "MessageId": "plainsong.ids",
+    "Outgoing": "plainsong.messages",
+    "Page": "plainsong.messages",
+    "PlainsongError": "plainsong.errors",
+    "Receipt": "plainsong.messages",
+    "Seen": "plainsong.messages",
+    "Serializer": "plainsong.serializers",
+    "ServerPosition": "plainsong.positions",
+    "TEXT": "plainsong.serializers",
+    "Undecodable": "plainsong.serializers",
+    "dataclass_json": "plainsong.serializers",
+}
+
+__all__ = [
+    "BYTES",
+    "JSON",
+    "TEXT",
+    "AsyncClient",
+    "Client",
+    "Counts",
+    "DroppedMessage",
+    "FilePosition",
+    "Message",
+    "MessageId",
+    "Outgoing",
+    "Page",
+    "PlainsongError",
+    "Receipt",
+    "Seen",
+    "Serializer",
+    "ServerPosition",
+    "Undecodable",
+    "dataclass_json",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,58 @@
+"""Runs steps on an event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from plainsong.core.effects import Blocking, Now, Pause, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from plainsong.core.effects import Answer, Effect, Failure, Steps
+
+T = TypeVar("T")
+
+
+class AsyncShell:
+    """Carries out what steps ask for, in the calling task.
+
+    Args:
+      carry: sends a request and brings its answer.
+      sleep, clock: the event loop's, unless a test has its own.
+    """
+
+    def __init__(
+        self,
+        carry: Callable[[Send], Awaitable[Answer | Failure]],
+        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._carry = carry
+        self._sleep = sleep
+        self._clock = clock
+
+    async def run(self, steps: Steps[T]) -> T:
+        """The result of ``steps``, or what they raise."""
+        result: Any = None
+        try:
+            while True:
+                result = await self._done(steps.send(result))
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        finally:
+            steps.close()
+
+    async def _done(self, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            return await self._carry(effect)
+        if isinstance(effect, Now):
+            return self._clock()
+        if isinstance(effect, Pause):
+            return await self._sleep(effect.seconds)
+        assert isinstance(effect, Blocking)
+        return await anyio.to_thread.run_sync(effect.work)

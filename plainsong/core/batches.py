@@ -1,0 +1,38 @@
+"""One attempt to deliver a batch: the request, and what its answer means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from plainsong.core import calls
+from plainsong.core.attempts import is_elsewhere, read_answer
+from plainsong.core.effects import Send
+from protocol.requests import PublishRequest
+
+if TYPE_CHECKING:
+    from plainsong.core.attempts import Call
+    from plainsong.core.effects import Answer, Failure
+    from plainsong.core.gathering import Batch
+    from plainsong.core.operations import Operations
+    from plainsong.messages import Receipt
+    from protocol.errors import PlainsongError
+
+
+def attempt_of(operations: Operations, batch: Batch[Any], left_s: float) -> tuple[Send, Call[Receipt]]:
+    """What to send; it takes no longer than the batch has time left."""
+    ttls_s = calls.own_ttls([item.ttl_s for item in batch.items])
+    request = PublishRequest([item.payload for item in batch.items], message_ttls_s=ttls_s)
+    call = calls.publish(operations.namespace, batch.lane.topic, request)
+    settings = operations.settings
+    timeout_s = min(settings.request_timeout_s, left_s)
+    return Send(operations.places.current, call.request, min(settings.connect_timeout_s, timeout_s), timeout_s), call
+
+
+def outcome_of(
+    operations: Operations, call: Call[Receipt], answer: Answer | Failure, url: str
+) -> tuple[Receipt | None, PlainsongError | None]:
+    """The receipt, or what went wrong; another daemon is tried next where that may help."""
+    receipt, error = read_answer(call, answer, url)
+    if error is not None and is_elsewhere(error):
+        operations.places.leave(url)
+    return receipt, error

@@ -1,0 +1,291 @@
+"""What a publisher holds: messages by topic, in the order of the calls, until each has come to its end.
+
+One *lane* for each topic that has messages, and at most one *batch* of it under way: so that neither a retry
+nor a second connection can change the order. Lanes do not wait for each other. Bytes are counted from ``put``
+until the message is settled, so the memory is bounded whatever the daemon does.
+
+Nothing here waits or knows the time; the shells call it under their lock and settle what it hands back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+from plainsong.core.attempts import Backoff, may_repeat
+from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped
+from protocol.errors import BadRequest, PlainsongError, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+S = TypeVar("S")
+
+Mode = Literal["reliable", "best_effort"]
+Overflow = Literal["wait", "raise", "drop"]
+
+#: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
+ITEM_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is gathered and held, and for how long."""
+
+    linger_s: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    delivery_timeout_s: float
+    mode: Mode
+    retry_unknown: bool
+
+
+class Item(NamedTuple, Generic[S]):
+    """One message, and whoever waits to hear of it."""
+
+    payload: bytes
+    ttl_s: int | None
+    sent: S
+    at_s: float
+    """When it was put."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch(Generic[S]):
+    """Messages of one request."""
+
+    lane: Lane[S]
+    items: list[Item[S]]
+    in_doubt: bool = False
+    """An attempt may have taken."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Generic[S]):
+    """One topic's messages: batches to be tried again, then what waits, oldest first."""
+
+    topic: str
+    backoff: Backoff
+    again: deque[Batch[S]] = field(default_factory=deque)
+    waiting: deque[Item[S]] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    busy: bool = False
+    not_before_s: float = 0.0
+    """No attempt before this; set after a failed one."""
+
+
+class Lost(NamedTuple, Generic[S]):
+    """Messages that were given up, and why."""
+
+    topic: str
+    items: list[Item[S]]
+    error: PlainsongError
+
+
+class Gathering(Generic[S]):
+    """All lanes of one publisher. ``S`` is what stands for a message's fate: a future."""
+
+    def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
+        self.bounds = bounds
+        self.pending = 0
+        """Messages not settled yet, those under way among them."""
+        self.pending_bytes = 0
+        self.flushing = False
+        """Whether lanes go without lingering."""
+        self._random = random
+        self._lanes: dict[str, Lane[S]] = {}
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def put(self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float) -> Lane[S] | None:
+        """Take a message; None when there is no room for it now."""
+        size = len(payload) + ITEM_BYTES
+        if self.pending_bytes + size > self.bounds.max_pending_bytes:
+            return None
+        lane = self._lanes.get(topic)
+        if lane is None:
+            lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
+        lane.waiting.append(Item(payload, ttl_s, sent, now_s))
+        lane.waiting_bytes += size
+        self.pending += 1
+        self.pending_bytes += size
+        return lane
+
+    def wants_sender(self, lane: Lane[S]) -> bool:
+        """Whether somebody should look at a lane that has just been put to: it is new, or a batch is full."""
+        if lane.busy:
+            return False
+        waiting = len(lane.waiting)
+        return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
+
+    def fits(self, payload: bytes) -> bool:
+        """Whether the message can ever be taken."""
+        return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
+
+    def full(self, payload: bytes) -> BufferFull:
+        """What to say when there is no room for a message."""
+        return BufferFull(
+            f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait already, "
+            f"this message has {len(payload)}",
+            hint="wait for messages to be delivered, or give the publisher a larger max_pending_bytes",
+        )
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def take(self, now_s: float) -> Batch[S] | None:
+        """The next batch to send; its lane is busy until ``settled`` or ``failed``."""
+        for topic, lane in self._lanes.items():
+            if not lane.busy and self._ready_s(lane) <= now_s:
+                lane.busy = True
+                # The others come first next time.
+                self._lanes[topic] = self._lanes.pop(topic)
+                return lane.again.popleft() if lane.again else self._gathered(lane)
+        return None
+
+    def next_s(self) -> float | None:
+        """When ``take`` or ``overdue`` will have something without another ``put``; None: not by itself."""
+        times = [min(self._ready_s(lane), self._overdue_s(lane)) for lane in self._lanes.values() if not lane.busy]
+        return min(times, default=None)
+
+    def overdue(self, now_s: float) -> list[Lost[S]]:
+        """Give up what has waited longer than ``delivery_timeout_s``; a batch under way is let be."""
+        found = []
+        for lane in list(self._lanes.values()):
+            if lane.busy or self._overdue_s(lane) > now_s:
+                continue
+            late_s = now_s - self.bounds.delivery_timeout_s
+            for batch in lane.again:
+                late = [item for item in batch.items if item.at_s <= late_s]
+                batch.items = batch.items[len(late) :]
+                if late:
+                    found.append(Lost(lane.topic, late, self._late(batch.in_doubt)))
+            lane.again = deque(batch for batch in lane.again if batch.items)
+            late = []
+            while lane.waiting and lane.waiting[0].at_s <= late_s:
+                late.append(lane.waiting.popleft())
+            lane.waiting_bytes -= _bytes(late)
+            if late:
+                found.append(Lost(lane.topic, late, self._late(in_doubt=False)))
+            self._forget_if_empty(lane)
+        for lost in found:
+            self._release(lost.items)
+        return found
+
+    def left_s(self, batch: Batch[S], now_s: float) -> float:
+        """How long an attempt with this batch may take."""
+        return max(0.001, batch.items[0].at_s + self.bounds.delivery_timeout_s - now_s)
+
+    # --- what became of a batch ----------------------------------------------------------------
+
+    def settled(self, batch: Batch[S]) -> None:
+        """The batch is durable."""
+        lane = batch.lane
+        lane.busy = False
+        lane.backoff.count = 0
+        self._release(batch.items)
+        self._forget_if_empty(lane)
+
+    def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> Lost[S] | None:
+        """An attempt failed. What is given up; None when the batch, or its halves, will be tried again."""
+        lane = batch.lane
+        lane.busy = False
+        batch.in_doubt |= error.outcome == "unknown"
+        repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
+        if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
+            lane.not_before_s = now_s + lane.backoff.next_s(error)
+            lane.again.appendleft(batch)
+            return None
+        if len(batch.items) > 1 and isinstance(error, (BadRequest, TooLarge)) and error.outcome == "not-applied":
+            # One message's fault is not its neighbours': halves find it.
+            middle = len(batch.items) // 2
+            lane.again.appendleft(Batch(lane, batch.items[middle:], batch.in_doubt))
+            lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
+            return None
+        self._release(batch.items)
+        self._forget_if_empty(lane)
+        if batch.in_doubt and error.outcome == "not-applied":
+            error.outcome = "unknown"
+        return Lost(lane.topic, batch.items, error)
+
+    def abandoned(self, batch: Batch[S], error: PlainsongError) -> Lost[S]:
+        """The attempt was broken off, and there will be no other."""
+        batch.lane.busy = False
+        self._release(batch.items)
+        self._forget_if_empty(batch.lane)
+        return Lost(batch.lane.topic, batch.items, error)
+
+    def clear(self) -> list[Lost[S]]:
+        """Give up everything that is not under way."""
+        found = []
+        for lane in list(self._lanes.values()):
+            found += [Lost(lane.topic, batch.items, self._closed(batch.in_doubt)) for batch in lane.again]
+            if lane.waiting:
+                found.append(Lost(lane.topic, list(lane.waiting), self._closed(in_doubt=False)))
+            lane.again.clear()
+            lane.waiting.clear()
+            lane.waiting_bytes = 0
+            self._forget_if_empty(lane)
+        for lost in found:
+            self._release(lost.items)
+        return found
+
+    def sents(self) -> Iterator[S]:
+        """Of every message that waits."""
+        for lane in self._lanes.values():
+            for batch in lane.again:
+                yield from (item.sent for item in batch.items)
+            yield from (item.sent for item in lane.waiting)
+
+    # --- within --------------------------------------------------------------------------------
+
+    def _is_full(self, lane: Lane[S]) -> bool:
+        full_bytes = self.bounds.max_batch_bytes + ITEM_BYTES * len(lane.waiting)
+        return len(lane.waiting) >= self.bounds.max_batch_messages or lane.waiting_bytes >= full_bytes
+
+    def _ready_s(self, lane: Lane[S]) -> float:
+        """When the lane has something to send: at once, after its pause, or when it has lingered."""
+        if lane.again:
+            return lane.not_before_s
+        if self.flushing or self._is_full(lane) or not lane.waiting:
+            return lane.not_before_s
+        return max(lane.not_before_s, lane.waiting[0].at_s + self.bounds.linger_s)
+
+    def _overdue_s(self, lane: Lane[S]) -> float:
+        first = lane.again[0].items[0] if lane.again else lane.waiting[0]
+        return first.at_s + self.bounds.delivery_timeout_s
+
+    def _gathered(self, lane: Lane[S]) -> Batch[S]:
+        waiting = lane.waiting
+        items: list[Item[S]] = []
+        room = self.bounds.max_batch_bytes
+        for _ in range(min(len(waiting), self.bounds.max_batch_messages)):
+            room -= len(waiting[0].payload)
+            if room < 0 and items:
+                break
+            items.append(waiting.popleft())
+        lane.waiting_bytes -= _bytes(items)
+        return Batch(lane, items)
+
+    def _release(self, items: list[Item[S]]) -> None:
+        self.pending -= len(items)
+        self.pending_bytes -= _bytes(items)
+
+    def _forget_if_empty(self, lane: Lane[S]) -> None:
+        if not (lane.busy or lane.again or lane.waiting):
+            self._lanes.pop(lane.topic, None)
+
+    def _late(self, in_doubt: bool) -> PlainsongError:
+        outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
+        detail = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
+        if self.bounds.mode == "best_effort":
+            return MessageDropped(detail, outcome=outcome)
+        return DeadlineExceeded(detail, outcome=outcome, hint="delivery_timeout_s is the limit")
+
+    def _closed(self, in_doubt: bool) -> PlainsongError:
+        return MessageDropped("the publisher was closed", outcome="unknown" if in_doubt else "not-applied")
+
+
+def _bytes(items: list[Item[S]]) -> int:
+    return sum([len(item.payload) for item in items]) + ITEM_BYTES * len(items)

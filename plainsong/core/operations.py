@@ -1,0 +1,133 @@
+"""What a client can do besides its long-lived parts, as steps: one method for each, for both shells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plainsong.core import calls, polls
+from plainsong.core.attempts import Call, Places, attempts
+from plainsong.ids import MessageId
+from plainsong.messages import Origin, Outgoing
+from plainsong.serializers import SerializerLike, encoded, serializer_for
+from plainsong.starts import NEWEST, as_bound, parse_start
+from protocol.errors import InvalidParameter, NoMessages
+from protocol.requests import MAX_WAIT_MS, PollRequest, PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from plainsong.core.effects import Steps
+    from plainsong.messages import Page, Receipt
+    from plainsong.settings import Settings
+    from plainsong.starts import Start
+
+T = TypeVar("T")
+
+
+class Operations:
+    """The decisions of one client.
+
+    Args:
+      random: a number from 0 to 1.
+      wall_ms: this computer's time of day, in milliseconds since 1970.
+    """
+
+    def __init__(self, settings: Settings, random: Callable[[], float], wall_ms: Callable[[], int]) -> None:
+        self.settings = settings
+        self.namespace = settings.namespace
+        self.places = Places(settings.urls)
+        self.random = random
+        self.wall_ms = wall_ms
+
+    def call(self, call: Call[T], deadline_s: float | None = None, *, endless: bool = False) -> Steps[T]:
+        """One call with its retries."""
+        return attempts(call, self.settings, self.places, self.random, deadline_s=deadline_s, endless=endless)
+
+    # --- publish and poll ------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        messages: Any,
+        *,
+        ttl_s: int | None,
+        serializer: SerializerLike,
+        retry_unknown: bool,
+        deadline_s: float | None,
+    ) -> Steps[Receipt]:
+        """One request. A list or tuple is many messages, anything else is one."""
+        many = messages if isinstance(messages, (list, tuple)) else [messages]
+        if not many:
+            raise NoMessages("the list is empty")
+        request = outgoing_request(many, serializer, ttl_s)
+        return self.call(calls.publish(self.namespace, topic, request, retry_unknown=retry_unknown), deadline_s)
+
+    def poll(
+        self,
+        topic: str,
+        start: Start,
+        *,
+        inclusive: bool | None,
+        limit: int | None,
+        max_bytes: int | None,
+        wait_ms: int | None,
+        until: Start,
+        serializer: SerializerLike,
+        deadline_s: float | None,
+        endless: bool = False,
+    ) -> Steps[Page]:
+        """One page."""
+        if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
+            raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")
+        origin = Origin(topic, serializer_for(serializer))
+        position = yield from self.resolve(topic, start, deadline_s)
+        request = PollRequest(position, is_inclusive(position, inclusive), limit)
+        request.max_bytes = max_bytes
+        request.wait_ms = wait_ms
+        if until is not None:
+            end = yield from self.resolve(topic, until, deadline_s)
+            request.end_before = None if end is None else as_bound(end)
+        return (yield from self.call(polls.poll(self.namespace, origin, request), deadline_s, endless=endless))
+
+    def resolve(self, topic: str, start: Start, deadline_s: float | None = None) -> Steps[bytes | int | None]:
+        """A start as an id, a time or None for the oldest; ``newest`` is asked of the daemon."""
+        if start != NEWEST:
+            return parse_start(start, self.wall_ms())
+        stats = yield from self.call(calls.topic_stats(self.namespace, topic), deadline_s)
+        newest = stats.get("newestId")
+        return None if newest is None else bytes(MessageId(newest))
+
+    def position_of_last(self, topic: str, count: int) -> Steps[MessageId | None]:
+        """The id after which the last ``count`` messages stand; None: there are no more than that."""
+        if count < 0:
+            raise InvalidParameter(f"count is {count}", hint="use 0 or more")
+        all_of_it = yield from self.call(calls.topic_offsets(self.namespace, topic, {}))
+        before = int(all_of_it["count"]) - count
+        if before <= 0:
+            return None
+        bounds = {"maxMessages": before, "end": all_of_it["end"]}
+        upto = yield from self.call(calls.topic_offsets(self.namespace, topic, bounds))
+        return MessageId((int.from_bytes(MessageId(upto["end"]), "big") - 1).to_bytes(20, "big"))
+
+
+def outgoing_request(values: Sequence[Any], serializer: SerializerLike, ttl_s: int | None) -> PublishRequest:
+    """Values as they go out. Raises NotEncodable, InvalidParameter: nothing happened."""
+    using = serializer_for(serializer)
+    payloads, ttls_s = [], []
+    for value in values:
+        own = None
+        if isinstance(value, Outgoing):
+            value, own = value.value, value.ttl_s
+        payloads.append(value if type(value) is bytes and serializer is None else encoded(using, value))
+        ttls_s.append(own)
+    return PublishRequest(payloads, ttl_s=ttl_s, message_ttls_s=calls.own_ttls(ttls_s))
+
+
+def is_inclusive(position: bytes | int | None, asked: bool | None) -> bool:
+    """A time is inclusive and an id exclusive, unless somebody says otherwise."""
+    return not isinstance(position, bytes) if asked is None else asked
+
+
+def checked_properties(properties: Mapping[str, Any], ttl_s: int | None) -> dict[str, Any]:
+    """Properties as they are sent; ``ttl_s`` is the daemon's ``ttl``."""
+    return {**properties, **({} if ttl_s is None else {"ttl": ttl_s})}

@@ -1,0 +1,186 @@
+"""What a client raises: the daemon's errors, told by code, and what can happen on the way to it.
+
+    protocol.errors.PlainsongError            every one has code, outcome, detail, hint
+    ├── what the daemon answered: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
+    ├── ConnectFailed         nobody answered the door: nothing happened
+    ├── ConnectionLost        the connection broke before a whole answer: unknown, unless it was only reading
+    ├── DeadlineExceeded      a time limit passed: its outcome says whether nothing happened or nobody knows
+    ├── UnexpectedAnswer      somebody answered, who is not our daemon or of a later version
+    ├── NotSent               a publisher was closed with messages left: how many, and what is known of them
+    ├── BufferFull            a publisher's buffer is full, and it was asked not to wait: nothing happened
+    ├── MessageDropped        best effort gave this message up
+    ├── PositionNotSaved      a reader's position could not be read or written: reading again delivers again
+    ├── NotEncodable          a serializer cannot write this value: nothing happened
+    └── Closed                the client, publisher or reader has been closed: nothing happened
+
+``outcome`` is of the one call that raised: ``not-applied`` (change it or try again), ``applied``, or
+``unknown`` (it may have happened). No other exception leaves this package on account of the network.
+"""
+
+from __future__ import annotations
+
+from protocol.errors import (
+    BadRequest,
+    BodyTooLarge,
+    Conflict,
+    Forbidden,
+    GenerationChanged,
+    Gone,
+    Internal,
+    InvalidMessageId,
+    InvalidName,
+    InvalidParameter,
+    InvalidProperty,
+    LowSpace,
+    MessageTooLarge,
+    NotFound,
+    Outcome,
+    OutcomeUnknown,
+    Overloaded,
+    PlainsongError,
+    PositionChanged,
+    QuotaExceeded,
+    Recovering,
+    ShuttingDown,
+    StorageFailed,
+    TooLarge,
+    TopicExists,
+    TopicFull,
+    TopicNotFound,
+    TransactionsUnavailable,
+    Unauthenticated,
+    Unavailable,
+)
+
+__all__ = [
+    "BadRequest",
+    "BodyTooLarge",
+    "BufferFull",
+    "Closed",
+    "Conflict",
+    "ConnectFailed",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "Forbidden",
+    "GenerationChanged",
+    "Gone",
+    "Internal",
+    "InvalidMessageId",
+    "InvalidName",
+    "InvalidParameter",
+    "InvalidProperty",
+    "LowSpace",
+    "MessageDropped",
+    "MessageTooLarge",
+    "NotEncodable",
+    "NotFound",
+    "NotSent",
+    "Outcome",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PlainsongError",
+    "PositionChanged",
+    "PositionNotSaved",
+    "QuotaExceeded",
+    "Recovering",
+    "ShuttingDown",
+    "StorageFailed",
+    "TooLarge",
+    "TopicExists",
+    "TopicFull",
+    "TopicNotFound",
+    "TransactionsUnavailable",
+    "Unauthenticated",
+    "Unavailable",
+    "UnexpectedAnswer",
+]
+
+
+class ConnectFailed(Unavailable):
+    """No connection came about at any of the URLs: nothing happened."""
+
+    code = "connect_failed"
+    title = "The daemon cannot be reached"
+
+
+class ConnectionLost(PlainsongError):
+    """The connection broke after the request had begun to leave, before a whole answer came: unknown."""
+
+    code = "connection_lost"
+    title = "The connection broke before the answer came"
+    outcome: Outcome = "unknown"
+
+
+class DeadlineExceeded(PlainsongError):
+    """A request's or a call's time was over. ``outcome``: ``not-applied`` when no attempt can have taken, else ``unknown``."""
+
+    code = "deadline_exceeded"
+    title = "The time is over"
+
+    def __init__(self, detail: str = "", *, outcome: Outcome = "not-applied", hint: str = "") -> None:
+        super().__init__(detail, hint=hint)
+        self.outcome = outcome
+
+
+class UnexpectedAnswer(PlainsongError):
+    """An answer that no daemon of this version gives: a proxy's page, a redirect, a body that does not decode."""
+
+    code = "unexpected_answer"
+    title = "This is no answer of ours"
+    outcome: Outcome = "unknown"
+
+
+class NotSent(PlainsongError):
+    """A publisher ended with messages whose publishing did not come to a good end.
+
+    ``unsent``: never happened. ``unknown``: sent, and nobody knows. Each message's own future says the same.
+    """
+
+    code = "not_sent"
+    title = "Not everything was sent"
+
+    def __init__(self, unsent: int, unknown: int) -> None:
+        detail = f"{unsent} messages were not sent, of {unknown} nobody knows"
+        super().__init__(detail, hint="their futures say which; give close a longer timeout_s")
+        self.unsent = unsent
+        self.unknown = unknown
+        self.outcome = "unknown" if unknown else "not-applied"
+
+
+class BufferFull(PlainsongError):
+    """The publisher's buffer has no room, or the message is larger than all of it: nothing happened."""
+
+    code = "buffer_full"
+    title = "The buffer is full"
+
+
+class MessageDropped(PlainsongError):
+    """Best effort gave the message up; ``outcome`` says whether it may have been published all the same."""
+
+    code = "message_dropped"
+    title = "The message was given up"
+
+    def __init__(self, detail: str = "", *, outcome: Outcome = "not-applied", hint: str = "") -> None:
+        super().__init__(detail, hint=hint)
+        self.outcome = outcome
+
+
+class PositionNotSaved(PlainsongError):
+    """A position could not be read or written. What was read since the last one that could will be delivered again."""
+
+    code = "position_not_saved"
+    title = "The position cannot be kept"
+
+
+class NotEncodable(PlainsongError):
+    """The serializer cannot make bytes of a value: nothing happened. ``__cause__`` is its own error."""
+
+    code = "not_encodable"
+    title = "This value cannot be written"
+
+
+class Closed(PlainsongError):
+    """Used after it was closed, or outside of its ``with`` block: nothing happened."""
+
+    code = "closed"
+    title = "It is closed"

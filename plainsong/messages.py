@@ -1,0 +1,161 @@
+"""Messages as users see them: what is sent, what is read, and what the daemon said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+from plainsong.ids import MessageId
+from plainsong.serializers import BYTES, Serializer, Undecodable
+from protocol.frames import NO_ATTRIBUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from protocol.page import End
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message with more than a value.
+
+    Args:
+      value: what the serializer makes bytes of; bytes, where there is no serializer.
+      ttl_s: seconds it lives, if that is shorter than the topic's ttl.
+    """
+
+    value: Any
+    ttl_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one publish: durable, under these ids."""
+
+    first_id: MessageId | None
+    last_id: MessageId | None
+    """None when the daemon does not know them any more."""
+    count: int
+    """Messages that were sent with it."""
+    generation: int
+    """Which life of the topic's name they are in."""
+    duplicate: bool = False
+    deduplicated: bool = False
+    last_sequence_id: int | None = None
+    stored: Sequence[int] | None = None
+    dropped: Sequence[int] | None = None
+
+
+class Origin(NamedTuple):
+    """What the messages of one page have in common."""
+
+    topic: str
+    serializer: Serializer = BYTES
+
+
+class Message:
+    """One message of a topic. Its value is decoded when it is first asked for."""
+
+    __slots__ = ("_attributes", "_origin", "_value", "id_bytes", "payload")
+
+    id_bytes: bytes
+    """Its id, as plain bytes."""
+    payload: bytes
+    """The bytes, as they were published."""
+    _value: Any
+
+    def __init__(
+        self,
+        origin: Origin,
+        message_id: bytes,
+        payload: bytes,
+        pointer: int = 0,
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
+    ) -> None:
+        self._origin = origin
+        self.id_bytes = message_id
+        self.payload = payload
+        self._attributes = attributes
+
+    @property
+    def id(self) -> MessageId:
+        """Its id: 20 bytes, 40 hex digits as text."""
+        return MessageId(self.id_bytes)
+
+    @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self._origin.topic
+
+    @property
+    def value(self) -> Any:
+        """What the reader's serializer makes of the payload; an ``Undecodable`` where it fails."""
+        try:
+            return self._value
+        except AttributeError:
+            self._value = self._decoded()
+            return self._value
+
+    def _decoded(self) -> Any:
+        try:
+            return self._origin.serializer.decode(self.payload)
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is handed over
+            return Undecodable(self.payload, error)
+
+    @property
+    def publish_time(self) -> datetime:
+        """When it became durable, by the daemon's clock, in UTC, to the millisecond."""
+        return self.id.publish_time
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """The small strings that came beside the payload; empty where there are none."""
+        return self._attributes
+
+    def __repr__(self) -> str:
+        shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
+        return f"<Message {self.topic} {self.id_bytes.hex()} {shown!r}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Page(Sequence[Message]):
+    """The messages of one poll, oldest first; a sequence of them, with the position to go on from."""
+
+    messages: Sequence[Message]
+    last_id: MessageId | None
+    """Go on after it; present also when nothing was found. None before anything was ever published."""
+    end: End
+    """``end``: there is no more now; ``more``: a bound was reached; ``held``: a transaction is undecided."""
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self.messages[index]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self.messages)} messages, then {self.end}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A message as ``messages`` shows it: looked at, not consumed."""
+
+    id: MessageId
+    state: Literal["plain", "committed", "open", "rolled-back", "invalid", "damaged"]
+    payload: bytes
+    publish_time_ms: int
+    expires_ms: int | None
+    size: int
+    write_pointer: int | None = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
+    producer: str | None = None
+    sequence_id: int | None = None
+    detail: str = ""
+    """What is wrong with a damaged one."""

@@ -1,0 +1,107 @@
+"""How a client is set up: where the daemon is, and how long things may take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from protocol.errors import InvalidParameter
+from protocol.names import namespace_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+DEFAULT_URL = "http://127.0.0.1:7420"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client needs to know; ``Client`` and ``AsyncClient`` take the same as arguments."""
+
+    urls: tuple[str, ...]
+    """Where daemons answer; the next one is tried when one cannot be reached or is leaving."""
+    namespace: str
+    token: str | None
+    connect_timeout_s: float
+    """For one connection to come about."""
+    request_timeout_s: float
+    """For one request and its whole answer, without the time a poll was asked to wait."""
+    deadline_s: float
+    """For one call, retries and pauses included, without the time a poll was asked to wait."""
+    retry: bool
+    """Whether a call may take more than one attempt (at each URL)."""
+    max_connections: int
+
+    @classmethod
+    def checked(
+        cls,
+        url: str | Sequence[str],
+        *,
+        namespace: str,
+        token_file: str | os.PathLike[str] | None,
+        connect_timeout_s: float,
+        request_timeout_s: float,
+        deadline_s: float,
+        retry: bool,
+        max_connections: int,
+    ) -> Self:
+        """Settings whose values make sense.
+
+        Raises:
+          InvalidName: of the namespace. InvalidParameter: anything else; the detail names it.
+        """
+        urls = [part for text in ([url] if isinstance(url, str) else url) for part in text.split(",")]
+        for name, seconds in (
+            ("connect_timeout_s", connect_timeout_s),
+            ("request_timeout_s", request_timeout_s),
+            ("deadline_s", deadline_s),
+        ):
+            if not seconds > 0:
+                raise InvalidParameter(f"{name} is {seconds}", hint="use a number of seconds above 0")
+        if max_connections < 1:
+            raise InvalidParameter(f"max_connections is {max_connections}", hint="use 1 or more")
+        return cls(
+            tuple(_checked_url(each.strip()) for each in urls),
+            namespace_name(namespace),
+            _token(token_file),
+            connect_timeout_s,
+            request_timeout_s,
+            deadline_s,
+            retry,
+            max_connections,
+        )
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``url`` and ``namespace`` as ``PLAINSONG_URL`` (several: with commas) and ``PLAINSONG_NAMESPACE`` name them."""
+    return {
+        "url": environ.get("PLAINSONG_URL") or DEFAULT_URL,
+        "namespace": environ.get("PLAINSONG_NAMESPACE") or "default",
+    }
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
+        raise InvalidParameter(f"{url[:200]!r} is no URL of a daemon", hint=f"for example {DEFAULT_URL}")
+    return url.rstrip("/")
+
+
+def _token(token_file: str | os.PathLike[str] | None) -> str | None:
+    if token_file is None:
+        return None
+    try:
+        token = Path(token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"the token file cannot be read: {error}") from error
+    if not token or not token.isprintable() or not token.isascii():
+        raise InvalidParameter(f"{token_file}: a token is one line of printable ASCII")
+    return token

@@ -1,0 +1,1 @@
+"""The client for threads: its shells around ``plainsong.core``."""
