@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from plainsong.aio.administration import AsyncAdministration
 from plainsong.aio.publisher import AsyncPublisher
 from plainsong.aio.reader import AsyncReader
 from plainsong.aio.shell import AsyncShell
-from plainsong.aio.topic import AsyncTopic
-from plainsong.core import calls, options, polls
-from plainsong.core.operations import Operations, checked_properties
+from plainsong.core import options
+from plainsong.core.operations import Operations
 from plainsong.core.reading import Reading
 from plainsong.settings import DEFAULT_URL, Settings, from_environment
 from plainsong.starts import OLDEST
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     from plainsong.core.gathering import Mode, Overflow
     from plainsong.core.outcomes import DroppedMessage
-    from plainsong.ids import MessageId
-    from plainsong.messages import Page, Receipt, Seen
+    from plainsong.messages import Page, Receipt
     from plainsong.positions import Position
     from plainsong.serializers import SerializerLike
     from plainsong.starts import Start
 
 
-class AsyncClient:
+class AsyncClient(AsyncAdministration):
     """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
 
     For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
@@ -91,11 +90,6 @@ class AsyncClient:
         """A client for ``PLAINSONG_URL`` and ``PLAINSONG_NAMESPACE``; ``options`` as above, which win."""
         return cls(**{**from_environment(), **options})
 
-    @property
-    def namespace(self) -> str:
-        """The namespace of all topics of this client."""
-        return self._settings.namespace
-
     async def aclose(self) -> None:
         """Close all connections; what is under way fails. Idempotent. Its publishers end with their own blocks."""
         await self._wire.aclose()
@@ -109,103 +103,6 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {self.namespace} at {self._operations.places.current}>"
-
-    # --- topics --------------------------------------------------------------------------------
-
-    def topic(self, name: str) -> AsyncTopic:
-        """A topic to work with; nothing is asked of the daemon. Raises InvalidName."""
-        return AsyncTopic(self, name)
-
-    async def topics(self) -> list[str]:
-        """The names of all topics of the namespace, sorted."""
-        return await self._shell.run(self._operations.call(calls.list_topics(self.namespace)))
-
-    async def create_topic(
-        self, name: str, *, ttl_s: int | None = None, if_not_exists: bool = False, **properties: Any
-    ) -> AsyncTopic:
-        """Make a topic.
-
-        Args:
-          ttl_s: seconds a message lives; None: the daemon's default, seven days.
-          if_not_exists: be content with a topic of equal properties; then a lost answer is asked for again.
-          properties: ``transactional``, ``deduplication``, ``max_bytes``, as the daemon knows them.
-        Raises:
-          TopicExists, InvalidName, InvalidProperty: nothing happened.
-          ConnectionLost, DeadlineExceeded: unknown; look with ``topics``, or repeat with ``if_not_exists``.
-        """
-        given = checked_properties(properties, ttl_s)
-        call = calls.create_topic(self.namespace, name, given, if_not_exists=if_not_exists)
-        await self._shell.run(self._operations.call(call))
-        return AsyncTopic(self, name)
-
-    async def properties(self, topic: str) -> dict[str, str]:
-        """The topic's properties, its generation among them, every value a string. Raises TopicNotFound."""
-        return await self._shell.run(self._operations.call(calls.describe_topic(self.namespace, topic)))
-
-    async def set_properties(self, topic: str, *, ttl_s: int | None = None, **properties: Any) -> None:
-        """Replace all properties; what is not given has its default again. Raises TopicNotFound, InvalidProperty."""
-        given = checked_properties(properties, ttl_s)
-        await self._shell.run(self._operations.call(calls.set_properties(self.namespace, topic, given)))
-
-    async def delete_topic(self, topic: str) -> None:
-        """The topic and its messages are gone for every reader.
-
-        Raises:
-          TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
-        """
-        await self._shell.run(self._operations.call(calls.delete_topic(self.namespace, topic)))
-
-    async def undelete_topic(self, topic: str) -> None:
-        """Bring a deleted topic back. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
-        await self._shell.run(self._operations.call(calls.undelete_topic(self.namespace, topic)))
-
-    async def stats(self, topic: str, *, reader: str | bytes | None = None) -> dict[str, Any]:
-        """Numbers of a topic as the daemon tells them (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
-
-        Args:
-          reader: an id: how much stands after it, as ``reader``.
-        Raises:
-          TopicNotFound.
-        """
-        at = reader.hex() if isinstance(reader, bytes) else reader
-        return await self._shell.run(self._operations.call(calls.topic_stats(self.namespace, topic, at)))
-
-    async def messages(
-        self, topic: str, start: Start = OLDEST, *, until: Start = None, limit: int | None = None
-    ) -> Sequence[Seen]:
-        """Look at messages, each with its state, without consuming them (``start <= id < until``).
-
-        Args:
-          limit: at most so many, 100 if it is None, 1 000 at most.
-        Raises:
-          TopicNotFound, InvalidParameter.
-        """
-        since = await self._shell.run(self._operations.resolve(topic, start))
-        end = await self._shell.run(self._operations.resolve(topic, until))
-        return await self._shell.run(self._operations.call(polls.look(self.namespace, topic, since, end, limit)))
-
-    async def position_of_last(self, topic: str, count: int) -> MessageId | None:
-        """The id after which the last ``count`` messages stand; None: start at the oldest. Raises TopicNotFound."""
-        return await self._shell.run(self._operations.position_of_last(topic, count))
-
-    # --- readers that the daemon keeps -----------------------------------------------------------
-
-    async def readers(self, topic: str) -> list[dict[str, Any]]:
-        """All positions kept for a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
-        return await self._shell.run(self._operations.call(calls.list_readers(self.namespace, topic)))
-
-    async def reader(self, topic: str, name: str) -> dict[str, Any]:
-        """One of them. Raises NotFound (there is none of that name), TopicNotFound."""
-        return await self._shell.run(self._operations.call(calls.show_reader(self.namespace, topic, name)))
-
-    async def set_reader(self, topic: str, name: str, position: bytes | str) -> None:
-        """Put a position in place, whatever was there. Raises TopicNotFound, InvalidMessageId."""
-        call = calls.set_reader(self.namespace, topic, name, calls.checked_position(position))
-        await self._shell.run(self._operations.call(call))
-
-    async def delete_reader(self, topic: str, name: str) -> None:
-        """Forget a position. Raises NotFound, TopicNotFound: nothing happened."""
-        await self._shell.run(self._operations.call(calls.delete_reader(self.namespace, topic, name)))
 
     # --- publishing ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from plainsong.aio.sent import AsyncSent, settle
 from plainsong.core.batches import attempt_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
-from plainsong.core.outcomes import Counts, DroppedMessage, Tally
+from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -97,8 +97,7 @@ class AsyncPublisher:
             under_way = self._gathering.pending
             self._tasks.cancel_scope.cancel()
             # The error, if any, is the block's own business: the tasks are gone, and it goes on.
-            with anyio.CancelScope(shield=True):
-                await self._tasks.__aexit__(None, None, None)
+            await self._tasks.__aexit__(None, None, None)
             if kind is not None and (failed is not None or under_way):
                 left = failed or NotSent(0, under_way)
                 log.warning("a block with a publisher was left by an error: %s", left.detail)
@@ -156,7 +155,7 @@ class AsyncPublisher:
         dropped = MessageDropped(full.detail, hint=full.hint)
         settle([sent], dropped)
         self._tally.dropped(1)
-        self._tell_of_drop(DroppedMessage(topic, payload, dropped))
+        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
         return sent
 
     # --- the end -------------------------------------------------------------------------------
@@ -271,19 +270,10 @@ class AsyncPublisher:
                 self._tally.failed([item.sent for item in lost.items], lost.error)
                 continue
             self._tally.dropped(len(lost.items))
-            for item in lost.items:
-                self._tell_of_drop(DroppedMessage(lost.topic, item.payload, lost.error))
+            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
         if given_up:
             self._tell_of_progress()
 
     def _tell_of_progress(self) -> None:
         if self._progress is not None:
             self._progress.set()
-
-    def _tell_of_drop(self, dropped: DroppedMessage) -> None:
-        if self._on_drop is None:
-            return
-        try:
-            self._on_drop(dropped)
-        except Exception:
-            log.exception("on_drop failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
@@ -9,12 +10,27 @@ from plainsong.errors import NotSent
 from plainsong.ids import nth_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from plainsong.ids import MessageId
     from plainsong.messages import Receipt
     from protocol.errors import PlainsongError
 
+log = logging.getLogger("plainsong.publisher")
+
 #: Failed futures that are kept to see whether somebody asks; what is beyond counts as not asked about.
 MAX_KEPT = 10_000
+
+
+def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
+    """Call the user's function for each; what it raises goes to the log."""
+    if on_drop is None:
+        return
+    for message in dropped:
+        try:
+            on_drop(message)
+        except Exception:
+            log.exception("on_drop failed")
 
 
 class Asked(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.core.batches import attempt_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lane, Lost
-from plainsong.core.outcomes import Counts, DroppedMessage, Tally
+from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import Closed, MessageDropped, NotSent
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -129,7 +129,7 @@ class Publisher:
         dropped = MessageDropped(full.detail, hint=full.hint)
         settle(self._settled, [sent], dropped)
         self._tally.dropped(1)
-        self._tell_of_drop(DroppedMessage(topic, payload, dropped))
+        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
         return sent
 
     # --- the end -------------------------------------------------------------------------------
@@ -271,18 +271,9 @@ class Publisher:
         settle(self._settled, [item.sent for item in lost.items], lost.error)
         if self._bounds.mode == "best_effort":
             self._tally.dropped(len(lost.items))
-            for item in lost.items:
-                self._tell_of_drop(DroppedMessage(lost.topic, item.payload, lost.error))
+            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
         else:
             self._tally.failed([item.sent for item in lost.items], lost.error)
-
-    def _tell_of_drop(self, dropped: DroppedMessage) -> None:
-        if self._on_drop is None:
-            return
-        try:
-            self._on_drop(dropped)
-        except Exception:
-            log.exception("on_drop failed")
 
     # --- beyond this process, and after it -----------------------------------------------------
 
