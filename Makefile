@@ -1,6 +1,7 @@
 # Plainsong's chores. Everything happens in .venv, which is made from the lock files, with hashes.
 
-PYTEST := .venv/bin/python -m pytest
+# Tools that were fetched for the tests alone stand in .cache/tools.
+PYTEST := PATH="$(CURDIR)/.cache/tools:$$PATH" .venv/bin/python -m pytest
 LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
 
@@ -14,7 +15,7 @@ serve:  ## install what is needed, then run the daemon; options go in ARGS="--bi
 	@etc/venv run
 	@exec .venv/bin/plainsong serve $(ARGS)
 
-test: venv  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
+test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
 	@$(MAKE) --no-print-directory static
 	$(PYTEST) --durations=5
 
@@ -37,11 +38,15 @@ bench:  ## the benchmark, with its report and plots in bench/report; options go 
 	@etc/venv bench
 	.venv/bin/python -m bench $(ARGS)
 
-torture: venv  ## every test with many more rounds: hours, not minutes
+torture: venv tools  ## every test with many more rounds: hours, not minutes
 	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture
 
 venv:
 	@etc/venv dev
+
+.PHONY: tools
+tools:
+	@etc/tools
 
 lock:  ## resolve the dependencies of pyproject.toml anew (the only target that chooses versions)
 	@etc/venv dev
