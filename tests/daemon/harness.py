@@ -75,10 +75,14 @@ class Daemon:
         """
         begun = time.monotonic()
         self.spawn()
-        if self._stdout is None:
-            self.wait_ready()
-        elif self.address[1]:
-            eventually("it answers", self._answers)
+        try:
+            if self._stdout is None:
+                self.wait_ready()
+            elif self.address[1]:
+                eventually("it answers", self._answers)
+        except BaseException:
+            self.end()
+            raise
         self.start_s = time.monotonic() - begun
         return self
 
@@ -136,10 +140,6 @@ class Daemon:
         """SIGTERM, and wait for the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
-
-    def restart(self) -> Daemon:
-        """Start again after an end."""
-        return self.start()
 
     def end(self) -> None:
         """Make sure that nothing of it runs any more."""

@@ -48,7 +48,7 @@ class Sent:
     """From the receipt, when acknowledged."""
     last_id: bytes | None = None
     ttl_ms: int | None = None
-    """The shortest time to live it was given; None: it outlives the history."""
+    """The shortest time to live it was given, whose last millisecond still counts; None: it outlives the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Log:
         """Whether the log may lack the message because its time was over."""
         if request is None or request.ttl_ms is None:
             return False
-        return unpack_id(message_id).publish_ts_ms + request.ttl_ms <= self.reading.answered_ms
+        return unpack_id(message_id).publish_ts_ms + request.ttl_ms < self.reading.answered_ms
 
 
 def check(sent: Sequence[Sent], pages: Sequence[Seen], last: Seen) -> list[Anomaly]:
@@ -171,7 +171,7 @@ def _of_page(log: _Log, page: Seen) -> Iterator[Anomaly]:
         yield from _of_stretch(log, page)
     for message_id, payload in page.messages:
         request = log.request.get(payload)
-        if request and request.ttl_ms and unpack_id(message_id).publish_ts_ms + request.ttl_ms <= page.asked_ms:
+        if request and request.ttl_ms and unpack_id(message_id).publish_ts_ms + request.ttl_ms < page.asked_ms:
             yield Anomaly("undead", f"{page.reader} saw {message_id.hex()} after its time")
         if log.ids.get(payload, message_id) != message_id:
             yield Anomaly("different orders", f"{page.reader} saw {payload!r} as {message_id.hex()}, not where it is")
@@ -188,7 +188,7 @@ def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
             yield Anomaly("appeared behind", f"{page.reader} passed {message_id.hex()} without seeing it")
     at, stop = bisect_left(log.mortal, (page.since, 0)), bisect_left(log.mortal, (end, 0))
     for message_id, expires_ms in log.mortal[at:stop]:
-        if expires_ms > page.answered_ms and message_id not in there:
+        if expires_ms >= page.answered_ms and message_id not in there:
             yield Anomaly("expired early", f"{page.reader} passed {message_id.hex()}, which was alive")
     for message_id, payload in page.messages:
         if log.payloads.get(message_id) == payload:

@@ -61,7 +61,7 @@ async def ring(tmp_path: Path, seed: int, cycles: int) -> None:
                 for cycle in range(cycles):
                     await live(daemon, place, rng)
                     await die(daemon, place, ENDS[cycle % len(ENDS)], rng)
-                    await trio.to_thread.run_sync(daemon.restart)
+                    await trio.to_thread.run_sync(daemon.start)
                 await live(daemon, place, rng)
                 place.over = True
             readers.cancel_scope.cancel()
@@ -139,7 +139,7 @@ async def reborn(tmp_path: Path, seed: int, cycles: int) -> None:
                 await place.more(acknowledged=rng.randrange(20, 60), polled=5)
                 daemon.kill()
                 place.closed()
-                await trio.to_thread.run_sync(daemon.restart)
+                await trio.to_thread.run_sync(daemon.start)
             place.opened(daemon.address)
             await place.more(acknowledged=30, polled=5)
             place.over = True

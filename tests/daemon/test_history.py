@@ -29,7 +29,7 @@ def page(first: int, last: int, *, now_ms: int = 200, since: bytes | None = None
 
 
 SENT = [*(sent_request(n) for n in range(4)), sent_request(4, ttl_ms=1000)]
-PAGES = [page(0, 3), page(1, 7, since=after(IDS[0])), page(5, 5, cut=True), page(8, 9)]
+PAGES = [page(0, 3), page(1, 7, since=after(IDS[0])), page(5, 5, cut=True), page(8, 9), page(8, 9, now_ms=1104)]
 LAST = Seen("last", LOG[:8], 5000, 5001)
 
 
@@ -102,7 +102,7 @@ PLANTED: dict[str, tuple[Kind, Callable[[], tuple[list[Sent], list[Seen], Seen]]
         "different orders",
         lambda: (SENT, [replace(page(0, 3), messages=(LOG[0], (IDS[1], b"m2"), (IDS[2], b"m1"), LOG[3]))], LAST),
     ),
-    "an expired message came back": ("undead", lambda: (SENT, [page(8, 9, now_ms=1104)], LAST)),
+    "an expired message came back": ("undead", lambda: (SENT, [page(8, 9, now_ms=1105)], LAST)),
     "a living message was passed over": (
         "expired early",
         lambda: (SENT, [Seen("reader", (LOG[7], LOG[9]), 200, 200, IDS[7])], LAST),

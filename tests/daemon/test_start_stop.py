@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,8 +49,9 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     assert ask((host, int(port)), "PUT", command[3].removeprefix(f"http://{address}")).status == 200
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "lane"), [(signal.SIGTERM, "true"), (signal.SIGTERM, "false"), (signal.SIGINT, "true")]
+)
 async def test_parked_polls_are_answered_and_the_daemon_leaves_within_a_second(daemon, number, lane):
     running = daemon(f"http.lane={lane}")
     create(running.address, "quiet")
@@ -99,7 +101,7 @@ def test_what_was_published_before_sigterm_is_there_after_it(daemon):
     create(running.address, "t")
     receipt = publish(running.address, "t", b"one", b"two")
     assert running.stop() == 0
-    running.restart()
+    running.start()
     assert [payload for _, payload in poll(running.address, "t")] == [b"one", b"two"]
     assert poll(running.address, "t")[0][0] == receipt.first_id
 
@@ -117,53 +119,41 @@ def refusal(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int
     return done.returncode, done.stderr
 
 
-def test_a_second_daemon_on_the_directory_ends_and_the_first_is_unharmed(daemon, tmp_path):
+def test_a_second_daemon_is_refused_directory_and_address_and_the_first_is_unharmed(daemon, tmp_path):
     running = daemon()
     create(running.address, "t")
     code, error = refusal("--data-dir", str(tmp_path / "data"))
     assert code == Exit.STORE
     assert f"{tmp_path / 'data'} is in use by process {running.pid} " in error
     assert "hint: " in error
-    publish(running.address, "t", b"still here")
-    assert [payload for _, payload in poll(running.address, "t")] == [b"still here"]
-
-
-def test_an_address_in_use_is_said_and_the_store_is_let_go(daemon, tmp_path):
-    running = daemon()
     port = running.address[1]
     code, error = refusal("--data-dir", str(tmp_path / "other"), "--bind", f"127.0.0.1:{port}")
     assert code == Exit.FAILED
     assert error.startswith(f"error: http.bind 127.0.0.1:{port} is in use\nhint: ")
+    publish(running.address, "t", b"still here")
+    assert [payload for _, payload in poll(running.address, "t")] == [b"still here"]
 
 
-def stopped_store(daemon, tmp_path: Path) -> Path:
+def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_path):
     running = daemon()
     create(running.address, "t")
     publish(running.address, "t", b"kept")
     running.stop()
-    return tmp_path / "data"
-
-
-def test_a_newer_format_is_refused_and_untouched(daemon, tmp_path):
-    directory = stopped_store(daemon, tmp_path)
+    directory = tmp_path / "data"
+    shutil.copytree(directory, tmp_path / "damaged")
     (directory / "FORMAT").write_text(json.dumps({"format": 99, "written_by": "9.0"}))
-    before = snapshot(directory / "rows")
-    code, error = refusal("--data-dir", str(directory))
-    assert code == Exit.STORE
-    assert "has format 99, written by version 9.0" in error
-    assert snapshot(directory / "rows") == before
+    (tmp_path / "damaged" / "rows" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
+    for store, said in ((directory, "has format 99, written by version 9.0"), (tmp_path / "damaged", "store explain")):
+        before = rows_of(store)
+        code, error = refusal("--data-dir", str(store))
+        assert code == Exit.STORE
+        assert said in error
+        assert rows_of(store) == before
 
 
-def test_a_damaged_store_is_refused_and_never_repaired(daemon, tmp_path):
-    directory = stopped_store(daemon, tmp_path)
-    (directory / "rows" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
-    before = snapshot(directory / "rows")
-    code, error = refusal("--data-dir", str(directory))
-    assert code == Exit.STORE
-    assert "plainsong store explain" in error
-    assert {name: data for name, data in snapshot(directory / "rows").items() if not name.startswith("LOG")} == {
-        name: data for name, data in before.items() if not name.startswith("LOG")
-    }
+def rows_of(directory: Path) -> dict[str, bytes]:
+    """LevelDB's files, but for its own log of what it did."""
+    return {name: data for name, data in snapshot(directory / "rows").items() if not name.startswith("LOG")}
 
 
 def test_a_read_only_directory_is_refused(tmp_path):
