@@ -55,6 +55,8 @@ class Settings:
           InvalidName: of the namespace. InvalidParameter: anything else; the detail names it.
         """
         urls = [part for text in ([url] if isinstance(url, str) else url) for part in text.split(",")]
+        if not urls:
+            raise InvalidParameter("no URL is given", hint=f"for example {DEFAULT_URL}")
         for name, seconds in (
             ("connect_timeout_s", connect_timeout_s),
             ("request_timeout_s", request_timeout_s),

@@ -188,6 +188,7 @@ class AsyncClient(AsyncAdministration):
             mode=mode,
             overflow=overflow,
             retry_unknown=retry_unknown,
+            connections=connections,
         )
         return AsyncPublisher(
             self._operations,

@@ -12,7 +12,7 @@ from plainsong.aio.sent import AsyncSent, settle
 from plainsong.core.batches import attempt_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
-from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
+from plainsong.errors import BufferFull, Closed, InvalidParameter, MessageDropped, NotSent
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
@@ -113,7 +113,7 @@ class AsyncPublisher:
           message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
           topic: where it goes; may be left out when the publisher was made for one.
         Raises:
-          NotEncodable, BufferFull, Closed: nothing happened. In best effort only NotEncodable and Closed.
+          NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
         """
         self._breath += 1
         if self._breath % BREATH == 0:
@@ -137,7 +137,7 @@ class AsyncPublisher:
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
-            raise Closed("no topic is named", hint="name it here, or when making the publisher")
+            raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
         if self._closed:
             raise Closed("the publisher is closed", hint="use it within its async with block")
         sent = AsyncSent()

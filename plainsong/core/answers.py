@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
     from plainsong.core.effects import Answer
 
+
+def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
+    """The subclass that has no code of its own but this one: ``Overloaded`` for ``Unavailable``."""
+    return next((narrow for narrow in cls.__subclasses__() if narrow.code == cls.code), cls)
+
+
+#: Every code and the narrowest class that carries it, so that users can catch either.
+NARROWEST = {code: _narrowed(cls) for code, cls in BY_CODE.items()}
 #: What a code that this version does not know is told as.
 BY_STATUS: dict[int, type[PlainsongError]] = {
     400: BadRequest,
@@ -94,7 +102,7 @@ def problem_error(problem: Mapping[str, Any], status: int = 0) -> PlainsongError
     """The error that a problem+json object tells; a code of a later version is kept as it is."""
     code = str(problem.get("code", ""))
     status = status or int(problem.get("status", 500))
-    cls = BY_CODE.get(code) or BY_STATUS.get(status, PlainsongError)
+    cls = NARROWEST.get(code) or BY_STATUS.get(status, PlainsongError)
     error = cls(str(problem.get("detail", "")), hint=str(problem.get("hint", "")))
     if error.code != code and code:
         vars(error)["code"] = code

@@ -33,12 +33,14 @@ def publisher_bounds(
     mode: Mode,
     overflow: Overflow,
     retry_unknown: bool,
+    connections: int,
 ) -> Bounds:
     """What a publisher gathers and holds. Raises InvalidParameter."""
     numbers = {
         "max_batch_messages": max_batch_messages,
         "max_batch_bytes": max_batch_bytes,
         "max_pending_bytes": max_pending_bytes,
+        "connections": connections,
         "delivery_timeout_s": 1 if delivery_timeout_s is None else delivery_timeout_s,
     }
     for name, number in numbers.items():

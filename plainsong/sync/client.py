@@ -191,6 +191,7 @@ class Client(Administration):
             mode=mode,
             overflow=overflow,
             retry_unknown=retry_unknown,
+            connections=connections,
         )
         publisher = Publisher(
             self._operations,

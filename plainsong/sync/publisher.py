@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plainsong.core.batches import attempt_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lane, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
-from plainsong.errors import Closed, MessageDropped, NotSent
+from plainsong.errors import Closed, InvalidParameter, MessageDropped, NotSent
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 from plainsong.sync.afterlife import watch
@@ -90,7 +90,7 @@ class Publisher:
           message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
           topic: where it goes; may be left out when the publisher was made for one.
         Raises:
-          NotEncodable, BufferFull, Closed: nothing happened. In best effort only NotEncodable and Closed.
+          NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
         """
         ttl_s = None
         if type(message) is Outgoing:
@@ -98,7 +98,7 @@ class Publisher:
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
-            raise Closed("no topic is named", hint="name it here, or when making the publisher")
+            raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
         sent = Sent(self._settled)
         with self._lock:
             if self._closed:

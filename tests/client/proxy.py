@@ -1,0 +1,98 @@
+"""A TCP proxy that loses things: it stands between a client and a daemon and can be told what to do to answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Literal
+
+#: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
+#: ``refuse`` requests unread.
+Mode = Literal["pass", "lose", "swallow", "cut", "refuse"]
+
+
+class Proxy:
+    """Listens on a port of its own; ``with`` it. ``then`` are the modes of the next answers, ``mode`` of those after."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.mode: Mode = "pass"
+        self.then: list[Mode] = []
+        #: Answers that were not passed on whole.
+        self.lost = 0
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads: list[threading.Thread] = []
+        self._ending = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Proxy:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in self._open:
+            _end(each)
+        for thread in self._threads:
+            thread.join(10)
+        for each in self._open:
+            each.close()
+
+    def _start(self, work: object, *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self.target)
+            except OSError:
+                near.close()
+                continue
+            self._open += [near, far]
+            self._start(self._requests, near, far)
+            self._start(self._answers, near, far)
+
+    def _requests(self, near: socket.socket, far: socket.socket) -> None:
+        try:
+            while data := near.recv(65536):
+                if self.mode == "refuse":
+                    break
+                far.sendall(data)
+        except OSError:
+            pass
+        _end(near), _end(far)
+
+    def _answers(self, near: socket.socket, far: socket.socket) -> None:
+        try:
+            while data := far.recv(65536):
+                mode = self.then.pop(0) if self.then else self.mode
+                if mode == "pass":
+                    near.sendall(data)
+                    continue
+                self.lost += 1
+                if mode == "cut":
+                    near.sendall(data[: len(data) // 2])
+                if mode != "swallow":
+                    break
+        except OSError:
+            pass
+        _end(near), _end(far)
+
+
+def _end(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass

@@ -1,0 +1,237 @@
+"""What a publisher holds, sends next and gives up; driven by hand, an hour in a moment."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plainsong.core.gathering import ITEM_BYTES, Bounds, Gathering
+from plainsong.errors import (
+    BadRequest,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    MessageDropped,
+    MessageTooLarge,
+    TopicNotFound,
+    Unavailable,
+)
+
+
+def gathering(**changed: object) -> Gathering[int]:
+    bounds = {
+        "linger_s": 0.0,
+        "max_batch_messages": 100,
+        "max_batch_bytes": 1 << 20,
+        "max_pending_bytes": 1 << 20,
+        "delivery_timeout_s": 60.0,
+        "mode": "reliable",
+        "retry_unknown": False,
+    }
+    return Gathering(Bounds(**{**bounds, **changed}), lambda: 0.0)  # type: ignore[arg-type]
+
+
+def payloads(batch):
+    return [item.payload for item in batch.items]
+
+
+def test_what_accumulates_while_a_request_is_under_way_is_the_next_request():
+    held = gathering()
+    held.put("t", b"1", None, 1, 0)
+    first = held.take(0)
+    for n in (2, 3, 4):
+        held.put("t", b"%d" % n, None, n, 0)
+    assert held.take(0) is None, "one request at a time for one topic"
+    held.settled(first)
+    assert payloads(held.take(0)) == [b"2", b"3", b"4"]
+
+
+def test_topics_do_not_wait_for_each_other():
+    held = gathering()
+    held.put("a", b"1", None, 1, 0)
+    held.put("b", b"2", None, 2, 0)
+    assert {held.take(0).lane.topic, held.take(0).lane.topic} == {"a", "b"}
+
+
+def test_a_first_message_lingers_until_its_time_or_until_the_batch_is_full():
+    held = gathering(linger_s=0.005, max_batch_messages=2)
+    held.put("t", b"1", None, 1, 10.0)
+    assert held.take(10.004) is None
+    assert held.next_s() == pytest.approx(10.005)
+    held.put("t", b"2", None, 2, 10.001)
+    assert payloads(held.take(10.001)) == [b"1", b"2"]
+    held.put("u", b"3", None, 3, 10.0)
+    assert payloads(held.take(10.005)) == [b"3"]
+
+
+def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
+    held = gathering(max_batch_bytes=10)
+    for n, size in enumerate((6, 4, 1, 50)):
+        held.put("t", bytes(size), None, n, 0)
+    sizes = []
+    while (batch := held.take(0)) is not None:
+        sizes.append([len(payload) for payload in payloads(batch)])
+        held.settled(batch)
+    assert sizes == [[6, 4], [1], [50]]
+
+
+def test_there_is_no_room_beyond_the_bound_until_something_is_settled():
+    held = gathering(max_pending_bytes=2 * (ITEM_BYTES + 10))
+    assert held.put("t", bytes(10), None, 1, 0)
+    assert held.put("t", bytes(10), None, 2, 0)
+    assert held.put("t", bytes(10), None, 3, 0) is None
+    batch = held.take(0)
+    assert held.put("t", bytes(10), None, 3, 0) is None, "what is under way counts"
+    held.settled(batch)
+    assert held.put("t", bytes(10), None, 3, 0)
+    assert not held.fits(bytes(3 * ITEM_BYTES))
+
+
+def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
+    held = gathering()
+    held.put("t", b"1", None, 1, 0)
+    batch = held.take(0)
+    held.put("t", b"2", None, 2, 0)
+    assert held.failed(batch, ConnectFailed(), 0) is None
+    assert held.take(0) is None, "after a pause"
+    assert payloads(held.take(1)) == [b"1"]
+
+
+def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on():
+    held = gathering()
+    held.put("t", b"1", None, 1, 0)
+    batch = held.take(0)
+    held.put("t", b"2", None, 2, 0)
+    lost = held.failed(batch, ConnectionLost(), 0)
+    assert [item.sent for item in lost.items] == [1]
+    assert lost.error.outcome == "unknown"
+    assert payloads(held.take(0)) == [b"2"]
+
+
+def test_a_batch_that_may_have_taken_is_tried_again_when_at_least_once_is_wanted():
+    held = gathering(retry_unknown=True)
+    held.put("t", b"1", None, 1, 0)
+    assert held.failed(held.take(0), ConnectionLost(), 0) is None
+    assert payloads(held.take(1)) == [b"1"]
+
+
+def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
+    held = gathering(retry_unknown=True, delivery_timeout_s=1)
+    held.put("t", b"1", None, 1, 0)
+    held.failed(held.take(0), ConnectionLost(), 0.5)
+    [lost] = held.overdue(1)
+    assert isinstance(lost.error, DeadlineExceeded)
+    assert lost.error.outcome == "unknown"
+
+
+@pytest.mark.parametrize("refused", [BadRequest, MessageTooLarge])
+@pytest.mark.parametrize("guilty", range(7))
+def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refused, guilty):
+    held = gathering()
+    for n in range(7):
+        held.put("t", b"%d" % n, None, n, 0)
+    delivered, lost = [], []
+    while (batch := held.take(0)) is not None:
+        if any(item.sent == guilty for item in batch.items):
+            gone = held.failed(batch, refused(), 0)
+            lost += [item.sent for item in gone.items] if gone else []
+        else:
+            delivered += [item.sent for item in batch.items]
+            held.settled(batch)
+    assert lost == [guilty]
+    assert delivered == [n for n in range(7) if n != guilty]
+    assert held.pending == held.pending_bytes == 0
+
+
+def test_a_topic_that_is_not_there_fails_at_once():
+    held = gathering()
+    held.put("t", b"1", None, 1, 0)
+    lost = held.failed(held.take(0), TopicNotFound(), 0)
+    assert isinstance(lost.error, TopicNotFound)
+
+
+def test_what_waits_too_long_is_given_up_and_the_rest_stays():
+    held = gathering(delivery_timeout_s=10, linger_s=100)
+    held.put("t", b"1", None, 1, 0)
+    held.put("t", b"2", None, 2, 5)
+    assert held.next_s() == 10
+    [lost] = held.overdue(10)
+    assert [item.sent for item in lost.items] == [1]
+    assert lost.error.outcome == "not-applied"
+    assert held.pending == 1
+
+
+def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in_time():
+    held = gathering(mode="best_effort", delivery_timeout_s=10, max_pending_bytes=1 << 20)
+    refused = dropped = 0
+    highest = 0
+    for tick in range(36_000):
+        now_s = tick / 10
+        for _ in range(10):
+            refused += held.put("t", bytes(100), None, tick, now_s) is None
+        for lost in held.overdue(now_s):
+            assert isinstance(lost.error, MessageDropped)
+            dropped += len(lost.items)
+        batch = held.take(now_s)
+        if batch is not None:
+            assert held.left_s(batch, now_s) <= 10
+            assert held.failed(batch, ConnectFailed(), now_s) is None
+        highest = max(highest, held.pending_bytes)
+    assert highest <= 1 << 20
+    assert dropped > 350_000
+    assert held.pending <= 1100
+    assert refused + dropped + held.pending == 360_000
+    held.overdue(3700)
+    assert (held.pending, held.pending_bytes) == (0, 0)
+
+
+def test_topics_without_messages_are_forgotten():
+    held = gathering()
+    for n in range(1000):
+        held.put(f"t{n}", b"", None, n, 0)
+    while (batch := held.take(0)) is not None:
+        held.settled(batch)
+    assert not held._lanes
+
+
+def test_what_is_cleared_says_what_is_known_of_it():
+    held = gathering(retry_unknown=True)
+    held.put("t", b"1", None, 1, 0)
+    held.failed(held.take(0), ConnectionLost(), 0)
+    held.put("t", b"2", None, 2, 0)
+    assert [(lost.items[0].sent, lost.error.outcome) for lost in held.clear()] == [(1, "unknown"), (2, "not-applied")]
+    assert held.pending == 0
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 60))
+def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages: int):
+    random = Random(seed)
+    held = gathering(max_batch_messages=3, retry_unknown=True, delivery_timeout_s=1e9)
+    stored: dict[str, list[int]] = {"a": [], "b": []}
+    under_way = []
+    put = 0
+    now_s = 0.0
+    while put < messages or held.pending:
+        now_s += 10
+        match random.choice(("put", "take", "end")):
+            case "put" if put < messages:
+                held.put(random.choice("ab"), b"", None, put, now_s)
+                put += 1
+            case "take" if (batch := held.take(now_s)) is not None:
+                under_way.append(batch)
+            case "end" if under_way:
+                batch = under_way.pop(random.randrange(len(under_way)))
+                took = random.random() < 0.7
+                if took:
+                    stored[batch.lane.topic] += [item.sent for item in batch.items]
+                if took and random.random() < 0.7:
+                    held.settled(batch)
+                else:
+                    assert held.failed(batch, ConnectionLost() if took else Unavailable(), now_s) is None
+    for order in stored.values():
+        first = list(dict.fromkeys(order))
+        assert first == sorted(first)
+    assert sorted({*stored["a"], *stored["b"]}) == list(range(messages))

@@ -1,0 +1,309 @@
+"""Publishing without waiting, from threads, against the real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import FIRST_COMPLETED, as_completed, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import pytest
+from harness import eventually
+from proxy import Proxy
+
+from plainsong import JSON, Client, Outgoing
+from plainsong.core.gathering import ITEM_BYTES
+from plainsong.errors import (
+    BufferFull,
+    Closed,
+    ConnectionLost,
+    DeadlineExceeded,
+    InvalidParameter,
+    MessageDropped,
+    MessageTooLarge,
+    NotEncodable,
+    NotSent,
+    TopicNotFound,
+)
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [message.payload for message in client.read(topic)]
+
+
+def test_each_message_has_a_future_with_its_id(client: Client, topic: str):
+    with client.publisher(topic) as publisher:
+        sents = [publisher.send(b"%d" % n) for n in range(1000)]
+    assert all(sent.done() for sent in sents)
+    read = list(client.read(topic))
+    assert [message.payload for message in read] == [b"%d" % n for n in range(1000)]
+    assert [sent.result() for sent in sents] == [message.id for message in read]
+    assert publisher.counts == (0, 0, 1000, 0, 0)
+
+
+def test_futures_work_with_what_python_has_for_futures(client: Client, topic: str):
+    with client.publisher(topic) as publisher:
+        sents = [publisher.send(b"x") for _ in range(10)]
+        assert set(as_completed(sents, timeout=20)) == set(sents)
+        done, _ = wait([publisher.send(b"y")], timeout=20, return_when=FIRST_COMPLETED)
+        assert len(done) == 1
+        called = []
+        last = publisher.send(b"z")
+        last.add_done_callback(called.append)
+        assert last.result(20)
+        assert last.exception() is None
+        eventually("the callback was called", lambda: called == [last])
+        assert not last.cancel()
+
+        async def awaited() -> object:
+            return await asyncio.wrap_future(publisher.send(b"w"))
+
+        assert len(asyncio.run(awaited())) == 20
+
+
+def test_messages_linger_and_go_together(client: Client, topic: str):
+    with client.publisher(topic, linger_ms=60_000, max_batch_messages=5) as publisher:
+        sents = [publisher.send(b"%d" % n) for n in range(5)]
+        together = {sent.result(20)[:8] for sent in sents}
+        assert len(together) == 1, "a full batch does not linger"
+        waiting = publisher.send(b"5")
+        with pytest.raises(FutureTimeoutError):
+            waiting.result(0.01)
+        publisher.flush()
+        assert waiting.done()
+
+
+def test_topics_are_served_side_by_side_each_in_its_order(client: Client):
+    topics = [client.create_topic(f"side-{n}").name for n in range(8)]
+    with client.publisher(max_batch_messages=7) as publisher:
+        for k in range(100):
+            for name in topics:
+                publisher.send(b"%d" % k, topic=name)
+    for name in topics:
+        assert payloads(client, name) == [b"%d" % k for k in range(100)]
+
+
+def test_each_thread_sees_its_own_order(client: Client, topic: str):
+    with client.publisher(topic, max_pending_bytes=200 * ITEM_BYTES) as publisher:
+        threads = [
+            threading.Thread(target=lambda n=n: [publisher.send(b"%d:%d" % (n, k)) for k in range(500)]) for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = [payload.split(b":") for payload in payloads(client, topic)]
+    for n in range(4):
+        assert [int(k) for who, k in found if int(who) == n] == list(range(500))
+
+
+def test_values_and_times_to_live_go_along(client: Client, topic: str):
+    with client.publisher(topic, serializer=JSON) as publisher:
+        publisher.send({"n": 1})
+        publisher.send(Outgoing({"n": 2}, ttl_s=60))
+        with pytest.raises(NotEncodable):
+            publisher.send(object())
+    assert [message.value for message in client.read(topic, serializer=JSON)] == [{"n": 1}, {"n": 2}]
+    lives = [seen.expires_ms - seen.publish_time_ms for seen in client.messages(topic)]
+    assert lives == [7 * 86_400_000, 60_000]
+
+
+def test_one_message_too_large_fails_alone(client: Client, topic: str):
+    with client.publisher(topic, linger_ms=50, max_batch_bytes=64 << 20, max_pending_bytes=64 << 20) as publisher:
+        sents = [publisher.send(bytes(9 << 20) if n == 3 else b"%d" % n) for n in range(6)]
+        assert isinstance(sents[3].exception(20), MessageTooLarge)
+    assert payloads(client, topic) == [b"0", b"1", b"2", b"4", b"5"]
+
+
+def test_a_failure_nobody_asked_about_is_told_when_closing(client: Client, topic: str):
+    publisher = client.publisher("not-there")
+    publisher.send(b"x")
+    heard = publisher.send(b"y")
+    assert isinstance(heard.exception(20), TopicNotFound)
+    with pytest.raises(NotSent) as caught:
+        publisher.close()
+    assert (caught.value.unsent, caught.value.unknown, caught.value.outcome) == (1, 0, "not-applied")
+    publisher.close()
+    with pytest.raises(Closed):
+        publisher.send(b"z")
+
+
+def test_a_message_without_a_topic_is_refused(client: Client):
+    with client.publisher() as publisher, pytest.raises(InvalidParameter):
+        publisher.send(b"x")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "fast"},
+        {"overflow": "burst"},
+        {"linger_ms": -1},
+        {"max_batch_messages": 0},
+        {"max_pending_bytes": 0},
+        {"delivery_timeout_s": 0},
+        {"mode": "best_effort", "overflow": "wait"},
+        {"connections": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(client: Client, options):
+    with pytest.raises(InvalidParameter):
+        client.publisher("t", **options)
+
+
+# --- the buffer is full ---------------------------------------------------------------------------
+
+ROOM_FOR_TWO = 2 * (ITEM_BYTES + 1)
+
+
+@pytest.fixture
+def nobody() -> Client:
+    """A client whose daemon is away."""
+    return Client("http://127.0.0.1:1", deadline_s=1)
+
+
+def test_a_full_buffer_raises_when_told_so(nobody: Client):
+    publisher = nobody.publisher("t", overflow="raise", max_pending_bytes=ROOM_FOR_TWO)
+    publisher.send(b"1"), publisher.send(b"2")
+    with pytest.raises(BufferFull) as caught:
+        publisher.send(b"3")
+    assert caught.value.outcome == "not-applied"
+    with pytest.raises(NotSent) as left:
+        publisher.close(0)
+    assert left.value.unsent == 2
+
+
+def test_a_full_buffer_drops_the_new_message_when_told_so(nobody: Client):
+    dropped = []
+    publisher = nobody.publisher("t", overflow="drop", max_pending_bytes=ROOM_FOR_TWO, on_drop=dropped.append)
+    publisher.send(b"1"), publisher.send(b"2")
+    third = publisher.send(b"3")
+    assert isinstance(third.exception(0), MessageDropped)
+    assert [(each.topic, each.payload) for each in dropped] == [("t", b"3")]
+    assert publisher.counts.dropped == 1
+    with pytest.raises(NotSent):
+        publisher.close(0)
+
+
+def test_a_full_buffer_makes_the_caller_wait_when_told_so(client: Client, topic: str):
+    with client.publisher(topic, max_pending_bytes=ROOM_FOR_TWO) as publisher:
+        for n in range(50):
+            publisher.send(b"%d" % (n % 10))
+            assert publisher.counts.pending_bytes <= ROOM_FOR_TWO
+    assert len(payloads(client, topic)) == 50
+
+
+def test_who_waits_for_room_is_told_when_the_publisher_closes(nobody: Client):
+    publisher = nobody.publisher("t", max_pending_bytes=ROOM_FOR_TWO)
+    publisher.send(b"1"), publisher.send(b"2")
+    told = []
+
+    def send() -> None:
+        try:
+            publisher.send(b"3")
+        except Closed as error:
+            told.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    eventually("it waits", lambda: publisher._room._waiters)
+    with pytest.raises(NotSent):
+        publisher.close(0)
+    thread.join(20)
+    assert told
+
+
+def test_a_message_larger_than_the_buffer_is_refused_whatever_is_told(nobody: Client):
+    with pytest.raises(BufferFull):
+        nobody.publisher("t", max_pending_bytes=1000).send(bytes(1000))
+
+
+# --- best effort ----------------------------------------------------------------------------------
+
+
+def test_best_effort_gives_up_counts_and_tells_and_neither_raises_nor_waits(nobody: Client):
+    dropped = []
+
+    def on_drop(message) -> None:
+        dropped.append(message)
+        raise ValueError("a user's mistake")
+
+    with nobody.publisher("t", mode="best_effort", delivery_timeout_s=0.2, on_drop=on_drop) as publisher:
+        sents = [publisher.send(b"%d" % n) for n in range(100)]
+        eventually("all are given up", lambda: publisher.counts.dropped == 100)
+    assert sorted(int(message.payload) for message in dropped) == list(range(100))
+    assert all(message.error.outcome == "not-applied" for message in dropped)
+    assert isinstance(sents[0].exception(0), MessageDropped)
+
+
+def test_best_effort_delivers_what_it_can(client: Client, topic: str):
+    with client.publisher(topic, mode="best_effort") as publisher:
+        for n in range(100):
+            publisher.send(b"%d" % n)
+    assert len(payloads(client, topic)) == 100
+
+
+# --- answers that are lost ------------------------------------------------------------------------
+
+
+def test_a_lost_answer_is_told_as_unknown_and_what_follows_goes_on(client: Client, topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        proxy.then = ["lose"]
+        with through.publisher(topic, max_batch_messages=1) as publisher:
+            first, second = publisher.send(b"1"), publisher.send(b"2")
+            error = first.exception(20)
+            assert isinstance(error, ConnectionLost)
+            assert error.outcome == "unknown"
+            assert second.result(20)
+    assert payloads(client, topic) == [b"1", b"2"], "it had taken"
+
+
+def test_at_least_once_sends_again_and_keeps_the_order(client: Client, topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        proxy.then = ["lose", "pass", "cut", "lose", "pass"]
+        with through.publisher(topic, max_batch_messages=2, retry_unknown=True) as publisher:
+            for n in range(10):
+                publisher.send(b"%d" % n)
+    found = payloads(client, topic)
+    assert list(dict.fromkeys(found)) == [b"%d" % n for n in range(10)]
+    assert len(found) > 10, "some came twice"
+
+
+def test_an_answer_that_does_not_come_ends_with_the_delivery_timeout(topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        proxy.mode = "swallow"
+        with through.publisher(topic, delivery_timeout_s=0.3) as publisher:
+            error = publisher.send(b"1").exception(20)
+        assert isinstance(error, DeadlineExceeded)
+        assert error.outcome == "unknown"
+
+
+def test_a_publish_whose_answer_is_lost_is_unknown(client: Client, topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        proxy.then = ["lose"]
+        with pytest.raises(ConnectionLost) as caught:
+            through.publish(topic, b"1")
+        assert caught.value.outcome == "unknown"
+        proxy.then = ["cut"]
+        assert through.publish(topic, b"2", retry_unknown=True).count == 1
+    assert payloads(client, topic) == [b"1", b"2", b"2"]
+
+
+def test_a_request_without_an_answer_ends_in_time(client: Client, topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=0.2, deadline_s=0.7) as through:
+        proxy.mode = "swallow"
+        with pytest.raises(DeadlineExceeded) as caught:
+            through.publish(topic, b"1")
+        assert caught.value.outcome == "unknown"
+        with pytest.raises(DeadlineExceeded) as read:
+            through.poll(topic)
+        assert read.value.outcome == "not-applied"
+        assert proxy.lost > 2, "reading was tried again"
+
+
+def test_an_answer_cut_in_the_middle_is_never_the_end_of_a_topic(client: Client, topic: str, shared_address):
+    client.publish(topic, [b"%d" % n for n in range(1000)])
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        proxy.then = ["cut", "cut", "lose"]
+        assert len(list(through.read(topic))) == 1000
+        assert proxy.lost == 3

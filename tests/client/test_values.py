@@ -1,0 +1,201 @@
+"""Ids, starts, serializers and settings: what users write, and what is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import plainsong
+from plainsong import BYTES, JSON, TEXT, Client, Message, MessageId, Undecodable
+from plainsong.core.operations import is_inclusive
+from plainsong.errors import InvalidMessageId, InvalidName, InvalidParameter, NotEncodable
+from plainsong.ids import nth_id
+from plainsong.messages import Origin
+from plainsong.serializers import encoded, serializer_for
+from plainsong.starts import parse_start
+from protocol.ids import SEQUENCES_PER_MS, pack_id
+from protocol.topic.sequence import Sequence
+
+NOW_MS = 1_700_000_000_000
+HEX = "0000018bcfe56800000200000000000000000000"
+
+
+@dataclass
+class Order:
+    number: int
+    item: str = ""
+
+
+def test_a_message_id_is_bytes_to_machines_and_hex_to_people():
+    one = MessageId(HEX)
+    assert one == bytes.fromhex(HEX) == MessageId(bytes.fromhex(HEX))
+    assert str(one) == f"{one}" == HEX
+    assert repr(one) == f"MessageId('{HEX}')"
+    assert one.publish_time_ms == NOW_MS
+    assert one.publish_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert one < MessageId(pack_id(NOW_MS, 3))
+
+
+@pytest.mark.parametrize("wrong", ["", "12", "zz" * 20, b"", b"x" * 19])
+def test_what_is_no_message_id_is_refused(wrong):
+    with pytest.raises(InvalidMessageId):
+        MessageId(wrong)
+
+
+@given(st.integers(0, 3), st.integers(-1, SEQUENCES_PER_MS - 1), st.integers(1, 200_000))
+def test_each_message_of_a_receipt_has_the_id_the_daemon_gave_it(ahead_ms: int, last: int, count: int):
+    runs = Sequence(NOW_MS, last).take(NOW_MS + ahead_ms, count)
+    given_out = [pack_id(run.ts_ms, run.first + n) for run in runs for n in range(run.length)]
+    some = range(0, count, max(1, count // 7))
+    assert [nth_id(given_out[0], given_out[-1], n, count) for n in some] == [given_out[n] for n in some]
+
+
+@pytest.mark.parametrize(
+    ("start", "position"),
+    [
+        (None, None),
+        ("oldest", None),
+        (HEX, bytes.fromhex(HEX)),
+        (MessageId(HEX), bytes.fromhex(HEX)),
+        (bytes.fromhex(HEX), bytes.fromhex(HEX)),
+        (12, 12),
+        ("1700000000000", NOW_MS),
+        ("-10m", NOW_MS - 600_000),
+        ("-1.5h", NOW_MS - 5_400_000),
+        ("- 250 ms", NOW_MS - 250),
+        (timedelta(seconds=90), NOW_MS - 90_000),
+        (timedelta(seconds=-90), NOW_MS - 90_000),
+        (timedelta(days=100_000), 0),
+        ("2023-11-14T22:13:20Z", NOW_MS),
+        ("2023-11-14 23:13:20.5+01:00", NOW_MS + 500),
+        (datetime(2023, 11, 14, 23, 13, 20, tzinfo=timezone(timedelta(hours=1))), NOW_MS),
+    ],
+)
+def test_a_start_can_be_written_in_many_ways(start, position):
+    assert parse_start(start, NOW_MS) == position
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "yesterday", "10m", "-10", "-10y", True, 1.5, -1, 1 << 63, datetime(2023, 1, 1), "1" * 40 + "g"]
+)
+def test_what_is_no_start_is_refused_with_examples(wrong):
+    with pytest.raises((InvalidParameter, InvalidMessageId)) as caught:
+        parse_start(wrong, NOW_MS)
+    assert caught.value.outcome == "not-applied"
+
+
+def test_a_time_is_inclusive_and_an_id_exclusive_unless_told_otherwise():
+    assert is_inclusive(5, None)
+    assert is_inclusive(None, None)
+    assert not is_inclusive(bytes(20), None)
+    assert is_inclusive(bytes(20), True)
+
+
+@pytest.mark.parametrize(
+    ("given_as", "value", "payload"),
+    [
+        (None, b"\xff", b"\xff"),
+        (bytes, bytearray(b"a"), b"a"),
+        (BYTES, memoryview(b"a"), b"a"),
+        (str, "ä", "ä".encode()),
+        (TEXT, "ä", "ä".encode()),
+        (JSON, {"a": [1, None]}, b'{"a":[1,null]}'),
+        (Order, Order(1, "x"), b'{"number":1,"item":"x"}'),
+        ((lambda n: b"%d" % n, int), 12, b"12"),
+    ],
+)
+def test_serializers_write_and_read_back(given_as, value, payload):
+    serializer = serializer_for(given_as)
+    assert encoded(serializer, value) == payload
+    assert Message(Origin("t", serializer), bytes(20), payload).value == value
+
+
+@pytest.mark.parametrize(
+    ("given_as", "value"), [(None, "text"), (None, 5), (str, b"x"), (JSON, float("nan")), (Order, {}), ((str, str), 1)]
+)
+def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as, value):
+    with pytest.raises(NotEncodable) as caught:
+        encoded(serializer_for(given_as), value)
+    assert caught.value.outcome == "not-applied"
+
+
+@pytest.mark.parametrize(
+    ("given_as", "payload"), [(str, b"\xff"), (JSON, b"{"), (Order, b"[1]"), (Order, b'{"item":"x"}'), (Order, b'{"n":1}')]
+)
+def test_what_does_not_decode_is_handed_over_with_its_bytes_and_the_error(given_as, payload):
+    value = Message(Origin("t", serializer_for(given_as)), bytes(20), payload).value
+    assert isinstance(value, Undecodable)
+    assert value.payload == payload
+    assert isinstance(value.error, Exception)
+
+
+def test_a_value_is_decoded_once_and_only_when_asked_for():
+    calls = []
+    message = Message(Origin("t", serializer_for((bytes, lambda b: calls.append(b) or b))), bytes(20), b"x")
+    assert not calls
+    assert message.value == message.value == b"x"
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("wrong", [5, int, (str,), object()])
+def test_what_is_no_serializer_is_refused(wrong):
+    with pytest.raises(InvalidParameter):
+        serializer_for(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"url": "ftp://x"}, InvalidParameter),
+        ({"url": "localhost:7420"}, InvalidParameter),
+        ({"url": "http://x:99999"}, InvalidParameter),
+        ({"url": "http://user@x"}, InvalidParameter),
+        ({"url": []}, InvalidParameter),
+        ({"namespace": "a-b"}, InvalidName),
+        ({"deadline_s": 0}, InvalidParameter),
+        ({"request_timeout_s": float("nan")}, InvalidParameter),
+        ({"max_connections": 0}, InvalidParameter),
+        ({"token_file": "/nowhere/token"}, InvalidParameter),
+    ],
+)
+def test_a_client_refuses_settings_that_make_no_sense(options, error):
+    with pytest.raises(error):
+        Client(**options)
+
+
+def test_a_client_is_set_up_from_the_environment_and_arguments_win(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PLAINSONG_URL", "http://a:1,http://b:2/")
+    monkeypatch.setenv("PLAINSONG_NAMESPACE", "shop")
+    client = Client.from_environment()
+    assert client._settings.urls == ("http://a:1", "http://b:2")
+    assert client.namespace == "shop"
+    assert Client.from_environment(namespace="other").namespace == "other"
+    monkeypatch.delenv("PLAINSONG_URL")
+    assert Client.from_environment()._settings.urls == ("http://127.0.0.1:7420",)
+
+
+def test_a_token_is_read_from_its_file(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert Client(token_file=file)._settings.token == "secret"
+    file.write_text("two\nlines")
+    with pytest.raises(InvalidParameter):
+        Client(token_file=file)
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in plainsong.__all__:
+        assert getattr(plainsong, name).__doc__, name
+    with pytest.raises(AttributeError):
+        plainsong.nothing_of_this_name  # noqa: B018
+
+
+def test_the_public_names_are_listed_in_order():
+    assert all(a < b for a, b in pairwise(sorted(plainsong.__all__)))
+    assert set(plainsong.__all__) == set(plainsong._HOMES)
