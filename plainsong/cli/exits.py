@@ -1,9 +1,12 @@
 """How a command ends: its exit code, and the error that says so.
 
 0    done
-1    failed; the error says why
+1    failed, and the error says why; or whoever read the output has gone
 2    the command line or the settings are wrong; nothing was done
 3    the store cannot be opened as it is; nothing was changed
+4    there is no such topic, reader or context; nothing was done
+5    no daemon answered, or it cannot serve this now; nothing was done: try again later
+6    nobody knows whether it happened: look before you repeat it
 130  interrupted (Ctrl-C)
 """
 
@@ -19,6 +22,9 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     STORE = 3
+    NOT_FOUND = 4
+    UNAVAILABLE = 5
+    UNKNOWN = 6
     INTERRUPTED = 130
 
 
@@ -36,3 +42,7 @@ class CommandFailed(Exception):
         self.message = message
         self.hint = hint
         self.code = code
+        #: The daemon's word for it, and whether it happened; for programs.
+        self.word = ""
+        self.outcome = ""
+        self.as_json = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,19 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 def program() -> None:
     """Plainsong: topics of messages in one durable order.
 
-    Start with `plainsong serve`; then open a second terminal and paste the line
-    it prints. Every command explains itself with --help.
+    Start with `plainsong serve`; then open a second terminal and try
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong command line or settings,
-    3 the store cannot be opened, 130 interrupted.
+      plainsong topic create greetings
+      plainsong publish greetings hello world
+      plainsong poll greetings
+
+    Every command explains itself with --help, and speaks JSON with --json.
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 wrong command line or settings, 3 the store
+    cannot be opened, 4 no such topic, reader or context, 5 no daemon answers,
+    6 nobody knows whether it happened, 130 interrupted.
     """
 
 
@@ -44,12 +52,12 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     try:
         code = command.main(list(arguments), prog_name=name, standalone_mode=False)
     except CommandFailed as error:
-        return _report(error.message, error.hint, error.code)
+        return _report(error)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else name
-        return _report(error.format_message(), f"try {path} --help", Exit.USAGE)
+        return _report(CommandFailed(error.format_message(), hint=f"try {path} --help", code=Exit.USAGE))
     except click.ClickException as error:
-        return _report(error.format_message(), "", Exit.FAILED)
+        return _report(CommandFailed(error.format_message()))
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     return code if isinstance(code, int) else Exit.OK
@@ -60,8 +68,12 @@ def main() -> None:
     sys.exit(run(program, sys.argv[1:], "plainsong"))
 
 
-def _report(message: str, hint: str, code: Exit) -> int:
-    click.echo(f"error: {message}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
-    return code
+def _report(error: CommandFailed) -> int:
+    if error.as_json:
+        told = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
+        click.echo(json.dumps({**told, "exit": int(error.code)}, ensure_ascii=False), err=True)
+        return error.code
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    return error.code

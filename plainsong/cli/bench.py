@@ -1,0 +1,159 @@
+"""``plainsong bench``: a quick measurement of a daemon, in a topic of its own that is deleted afterwards."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plainsong.cli import tables
+from plainsong.cli.say import echo_json, note
+from plainsong.cli.times import Length
+from plainsong.cli.verb import Verb, json_option
+from plainsong.cli.where import where_options
+from protocol.errors import PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plainsong import Client
+    from plainsong.cli.where import Where
+
+#: Should the deletion fail, nothing of it is left for long.
+TTL_S = 3600
+PAGE_MESSAGES = 10_000
+
+
+@dataclass(slots=True)
+class Measured:
+    """One kind of call, made again and again."""
+
+    what: str
+    messages: int = 0
+    took_s: float = 0.0
+    calls_s: list[float] = field(default_factory=list)
+    """How long each call took."""
+
+    @property
+    def per_second(self) -> float:
+        """Messages a second."""
+        return self.messages / self.took_s if self.took_s else 0.0
+
+    def quantile_s(self, share: float) -> float:
+        """The time that ``share`` of the calls did not exceed."""
+        ordered = sorted(self.calls_s)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        numbers = {"p50Seconds": self.quantile_s(0.5), "p99Seconds": self.quantile_s(0.99)}
+        rounded = {name: round(value, 6) for name, value in numbers.items()}
+        return {"what": self.what, "messages": self.messages, "perSecond": round(self.per_second, 1), **rounded}
+
+
+@click.command(
+    cls=Verb,
+    examples=["plainsong bench", "plainsong bench --time 10s --size 1000 --threads 16", "plainsong bench --json"],
+)
+@click.option("--time", "each_s", type=Length(), default="2s", show_default=True, metavar="TIME", help="For each part.")
+@click.option("--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of a message.")
+@click.option("--batch", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Messages of a request.")
+@click.option("--threads", type=click.IntRange(1, 64), default=4, show_default=True, help="That publish at once.")
+@json_option
+@where_options
+def bench(each_s: int, size: int, batch: int, threads: int, as_json: bool, where: Where) -> None:
+    """Measure a daemon: rates and latencies.
+
+    Publishes messages one by one, from one thread and from several, then in
+    batches, and polls them all, each for a while. It all happens in a topic of
+    its own, which is deleted at the end. The numbers are this client's and this
+    machine's as much as the daemon's.
+    """
+    topic = f"plainsong-bench-{secrets.token_hex(6)}"
+    one = os.urandom(size)
+    with where.client(max_connections=threads + 1) as client:
+        client.create_topic(topic, ttl_s=TTL_S)
+        try:
+            many = [one] * batch
+            parts = [
+                _repeat("publish one", lambda: _publish(client, topic, one), each_s, 1),
+                _repeat(f"publish one, {threads} threads", lambda: _publish(client, topic, one), each_s, threads),
+                _repeat(f"publish {batch} at once", lambda: _publish(client, topic, many), each_s, 1),
+                _poll_all(client, topic, each_s),
+            ]
+        finally:
+            _delete(client, topic)
+    if as_json:
+        echo_json({"messageBytes": size, "parts": [each.as_json() for each in parts]})
+        return
+    rows = [
+        (
+            each.what,
+            tables.show_count(each.messages),
+            tables.show_rate(each.per_second),
+            tables.show_seconds(each.quantile_s(0.5)),
+            tables.show_seconds(each.quantile_s(0.99)),
+        )
+        for each in parts
+    ]
+    tables.echo_lines(tables.table(("PART", ">MESSAGES", ">RATE", ">P50", ">P99"), rows))
+
+
+def _publish(client: Client, topic: str, messages: bytes | list[bytes]) -> int:
+    return client.publish(topic, messages).count
+
+
+def _repeat(what: str, call: Callable[[], int], each_s: float, threads: int) -> Measured:
+    """Call again and again, from so many threads, until the time is over. Raises what a call raised."""
+    note(f"{what} ...")
+    measured, lock = Measured(what), threading.Lock()
+    failures: list[BaseException] = []
+    began = time.perf_counter()
+
+    def work() -> None:
+        calls_s, messages = [], 0
+        try:
+            while (now := time.perf_counter()) - began < each_s and not failures:
+                messages += call()
+                calls_s.append(time.perf_counter() - now)
+        except PlainsongError as error:
+            failures.append(error)
+        with lock:
+            measured.calls_s += calls_s
+            measured.messages += messages
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(threads - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+    measured.took_s = time.perf_counter() - began
+    if failures:
+        raise failures[0]
+    return measured
+
+
+def _poll_all(client: Client, topic: str, each_s: float) -> Measured:
+    """Read the topic from end to end, again and again, until the time is over."""
+    last_id = None
+
+    def one_page() -> int:
+        nonlocal last_id
+        page = client.poll(topic, last_id, limit=PAGE_MESSAGES)
+        last_id = page.last_id if page.end == "more" else None
+        return len(page)
+
+    return _repeat("poll in pages", one_page, each_s, 1)
+
+
+def _delete(client: Client, topic: str) -> None:
+    try:
+        client.delete_topic(topic)
+    except PlainsongError as error:
+        click.echo(f"warning: topic {topic} could not be deleted: {error.detail}", err=True)

@@ -1,0 +1,160 @@
+"""``plainsong context``: names for daemons, kept in a file of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plainsong.cli import tables
+from plainsong.cli.contexts import Context, Contexts, checked_name, load_contexts
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.say import echo_json
+from plainsong.cli.verb import VerbGroup, json_option
+from plainsong.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> Sequence[str]:
+    return [name for name in load_contexts().by_name if name.startswith(incomplete)]
+
+
+@click.group(cls=VerbGroup)
+def context() -> None:
+    """Names for daemons, so that you need no --url.
+
+    They are kept in $XDG_CONFIG_HOME/plainsong/contexts.toml. What is given on
+    the command line or in PLAINSONG_URL, PLAINSONG_NAMESPACE and
+    PLAINSONG_TOKEN_FILE goes before the current one; --context NAME goes before
+    the environment.
+    """
+
+
+@context.command(
+    examples=[
+        "plainsong context add local --url http://127.0.0.1:7420",
+        "plainsong context add prod --url http://a.example:7420,http://b.example:7420 \\",
+        "    --namespace shop --token-file ~/.plainsong-token --use",
+    ]
+)
+@click.argument("name")
+@click.option("--url", required=True, metavar="URL", help="The daemon's address; several with commas.")
+@click.option("-n", "--namespace", metavar="NAME", help="Of the topics.")
+@click.option("--token-file", metavar="FILE", help="A file whose one line is sent as a bearer token.")
+@click.option("--use", "use_it", is_flag=True, help="Make it the current one; the first one is at once.")
+@click.option("--force", is_flag=True, help="Replace one of this name.")
+@json_option
+def add(
+    name: str, url: str, namespace: str | None, token_file: str | None, use_it: bool, force: bool, as_json: bool
+) -> None:
+    """Give a daemon a name.
+
+    The token's file is only named here: what is in it is read when it is
+    needed, and never shown.
+    """
+    checked_name(name)
+    contexts = load_contexts()
+    if name in contexts.by_name and not force:
+        raise CommandFailed(f"context {name!r} is there already", hint="--force replaces it")
+    settings = Settings.checked(
+        url,
+        namespace=namespace or "default",
+        token_file=token_file,
+        connect_timeout_s=1,
+        request_timeout_s=1,
+        deadline_s=1,
+        retry=False,
+        max_connections=1,
+    )
+    file = None if token_file is None else str(Path(token_file).absolute())
+    contexts.by_name[name] = Context(settings.urls, namespace, file)
+    if use_it or contexts.current is None:
+        contexts.current = name
+    contexts.save()
+    _say(contexts, name, as_json=as_json)
+
+
+@context.command(examples=["plainsong context use prod"])
+@click.argument("name", shell_complete=_names)
+@json_option
+def use(name: str, as_json: bool) -> None:
+    """Make a context the current one."""
+    contexts = load_contexts()
+    contexts.named(name)
+    contexts.current = name
+    contexts.save()
+    _say(contexts, name, as_json=as_json)
+
+
+@context.command(name="ls", examples=["plainsong context ls"])
+@json_option
+def list_contexts(as_json: bool) -> None:
+    """List the contexts; a star marks the current one."""
+    contexts = load_contexts()
+    if as_json:
+        echo_json([_as_json(contexts, name) for name in sorted(contexts.by_name)])
+        return
+    rows = [
+        (("* " if name == contexts.current else "  ") + name, each.namespace or "default", ", ".join(each.urls))
+        for name, each in sorted(contexts.by_name.items())
+    ]
+    if rows:
+        tables.echo_lines(tables.table(("  NAME", "NAMESPACE", "URL"), rows))
+    else:
+        click.echo("no contexts; plainsong context add NAME --url URL makes one")
+
+
+@context.command(examples=["plainsong context show", "plainsong context show prod --json"])
+@click.argument("name", required=False, shell_complete=_names)
+@json_option
+def show(name: str | None, as_json: bool) -> None:
+    """Show a context, the current one by default."""
+    contexts = load_contexts()
+    name = name or contexts.current
+    if name is None:
+        hint = "plainsong context add NAME --url URL makes one"
+        raise CommandFailed("there is no current context", hint=hint, code=Exit.NOT_FOUND)
+    contexts.named(name)
+    _say(contexts, name, as_json=as_json)
+
+
+@context.command(examples=["plainsong context rm prod"])
+@click.argument("name", shell_complete=_names)
+@json_option
+def rm(name: str, as_json: bool) -> None:
+    """Forget a context. The daemon does not notice."""
+    contexts = load_contexts()
+    contexts.named(name)
+    told = _as_json(contexts, name)
+    del contexts.by_name[name]
+    if contexts.current == name:
+        contexts.current = None
+    contexts.save()
+    if as_json:
+        echo_json(told)
+    else:
+        click.echo(f"forgot {name}")
+
+
+def _say(contexts: Contexts, name: str, *, as_json: bool) -> None:
+    if as_json:
+        echo_json(_as_json(contexts, name))
+        return
+    each = contexts.by_name[name]
+    pairs = [("name", name + (" (current)" if name == contexts.current else "")), ("url", ", ".join(each.urls))]
+    pairs += [("namespace", each.namespace or "default"), ("token file", each.token_file or "none")]
+    tables.echo_lines(tables.facts([*pairs, ("kept in", str(contexts.path))]))
+
+
+def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
+    each = contexts.by_name[name]
+    return {
+        "name": name,
+        "current": name == contexts.current,
+        "url": list(each.urls),
+        "namespace": each.namespace,
+        "tokenFile": each.token_file,
+    }

@@ -1,0 +1,190 @@
+"""``plainsong reader``: the positions that the daemon keeps for readers: seen, set, reset, forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.say import confirmed, echo_json
+from plainsong.cli.times import Place, now_ms, show_length, show_time
+from plainsong.cli.verb import VerbGroup, json_option
+from plainsong.cli.where import complete_topic, where_options
+from plainsong.starts import NEWEST, OLDEST
+from protocol.errors import NotFound, TopicNotFound, nearest
+from protocol.ids import FIRST_BOUND, before, bound_at
+
+if TYPE_CHECKING:
+    from plainsong import Client
+    from plainsong.cli.where import Where
+
+_BEHIND = ("visible", "expiredUnread", "hidden")
+
+
+@click.group(cls=VerbGroup)
+def reader() -> None:
+    """Positions that the daemon keeps for readers.
+
+    A position is the id of the last message that a reader is done with.
+    Programs keep theirs with ServerPosition.
+    """
+
+
+@reader.command(name="ls", examples=["plainsong reader ls orders"])
+@click.argument("topic", shell_complete=complete_topic)
+@json_option
+@where_options
+def list_readers(topic: str, as_json: bool, where: Where) -> None:
+    """List a topic's readers, and how far behind each one is."""
+    with where.client(topic) as client:
+        found = [_with_behind(client, topic, each) for each in client.readers(topic)]
+    if as_json:
+        echo_json(found)
+        return
+    rows = [
+        (
+            each["name"],
+            tables.show_count(each["visible"], estimated=each["estimated"]),
+            _read_up_to(each["position"]),
+            show_length(max(0, now_ms() - each["changedMs"])),
+        )
+        for each in found
+    ]
+    tables.echo_lines(tables.table(("READER", ">BEHIND", "READ UP TO", ">MOVED AGO"), rows))
+
+
+@reader.command(examples=["plainsong reader show orders billing"])
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("reader")
+@json_option
+@where_options
+def show(topic: str, reader: str, as_json: bool, where: Where) -> None:
+    """Show where a reader stands and how much lies before it."""
+    with where.client(topic) as client:
+        _show(client, topic, reader, as_json=as_json)
+
+
+@reader.command(
+    name="set",
+    examples=[
+        "plainsong reader set orders billing oldest",
+        "plainsong reader set orders billing 0000018bcfe56805000100000000000000000000",
+    ],
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("reader")
+@click.argument("place", type=Place())
+@json_option
+@where_options
+def set_position(topic: str, reader: str, place: str | bytes | int, as_json: bool, where: Where) -> None:
+    """Put a reader somewhere; make it if there is none.
+
+    At an id it is done with that message and goes on behind it. At a time
+    (-10m, 2026-01-31T12:00Z) it goes on with the first message of that time;
+    oldest reads everything, now only what is still to come.
+    """
+    with where.client(topic) as client:
+        client.set_reader(topic, reader, _position(client, topic, place))
+        _show(client, topic, reader, as_json=as_json)
+
+
+@reader.command(
+    examples=["plainsong reader reset orders billing --to -1h", "plainsong reader reset orders billing --to oldest"]
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("reader")
+@click.option("--to", "place", type=Place(), default=OLDEST, show_default=True, metavar="PLACE", help="Where to.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@where_options
+def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json: bool, where: Where) -> None:
+    """Move a reader that is there: to read again, or to skip.
+
+    A program that is reading under this name notices, and stops with
+    position_changed when it saves next.
+    """
+    with where.client(topic) as client:
+        stands = _found(client, topic, reader)["position"]
+        to = _position(client, topic, place)
+        what = "read again" if to.hex() < stands else "skip"
+        ahead = client.stats(topic, reader=min(to, bytes.fromhex(stands)))["reader"]["visible"]
+        beyond = client.stats(topic, reader=max(to, bytes.fromhex(stands)))["reader"]["visible"]
+        confirmed(
+            f"Reader {reader} of {topic} will {what} {tables.show_count(ahead - beyond)} messages. Go on?", yes=yes
+        )
+        client.set_reader(topic, reader, to)
+        _show(client, topic, reader, as_json=as_json)
+
+
+@reader.command(examples=["plainsong reader rm orders billing"])
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("reader")
+@json_option
+@where_options
+def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
+    """Forget a reader. The messages stay."""
+    with where.client(topic) as client:
+        stands = _found(client, topic, reader)["position"]
+        client.delete_reader(topic, reader)
+    if as_json:
+        echo_json({"removed": reader, "position": stands})
+    else:
+        click.echo(f"forgot {reader}; it stood at {stands}")
+
+
+# --- what they share ---------------------------------------------------------------------------------
+
+
+def _found(client: Client, topic: str, name: str) -> dict[str, Any]:
+    """The reader. Raises CommandFailed naming the nearest one."""
+    try:
+        return client.reader(topic, name)
+    except TopicNotFound:
+        raise
+    except NotFound as error:
+        names = [each["name"] for each in client.readers(topic)]
+        create = f"plainsong reader set {topic} {name} oldest"
+        near = nearest(name, names) if names else f"make it: {create}"
+        raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
+
+
+def _with_behind(client: Client, topic: str, found: dict[str, Any]) -> dict[str, Any]:
+    counts = client.stats(topic, reader=found["position"])["reader"]
+    return {**found, **counts}
+
+
+def _show(client: Client, topic: str, name: str, *, as_json: bool) -> None:
+    found = _with_behind(client, topic, _found(client, topic, name))
+    if as_json:
+        echo_json(found)
+        return
+    estimated = found["estimated"]
+    visible, expired, hidden = (tables.show_count(found[key], estimated=estimated) for key in _BEHIND)
+    at = found["position"]
+    pairs = [
+        ("reader", f"{name} of {topic}"),
+        ("position", at),
+        ("read up to", _read_up_to(at)),
+        ("behind", f"{visible} messages"),
+        ("expired unread", expired),
+        ("hidden", hidden),
+        ("moved", f"{show_length(max(0, now_ms() - found['changedMs']))} ago"),
+        ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now_ms()))}, unless it moves"),
+    ]
+    tables.echo_lines(tables.facts(pairs))
+
+
+def _read_up_to(position: str) -> str:
+    return "the beginning" if bytes.fromhex(position) == FIRST_BOUND else show_time(int(position[:16], 16))
+
+
+def _position(client: Client, topic: str, place: str | bytes | int) -> bytes:
+    """The id that a reader who goes on at ``place`` is done with."""
+    if isinstance(place, bytes):
+        return place
+    if place == NEWEST:
+        newest = client.stats(topic)["newestId"]
+        return FIRST_BOUND if newest is None else bytes.fromhex(newest)
+    return FIRST_BOUND if isinstance(place, str) else before(bound_at(place)) or FIRST_BOUND

@@ -1,0 +1,125 @@
+"""How messages are printed: format strings with ``%p``, JSON lines, and nothing that takes over a terminal.
+
+%p payload     %t topic     %s size in bytes     %T publish time (UTC)     \\n \\t \\r \\0 \\\\ and \\xHH
+%i id          %m publish time in milliseconds    %% a percent sign
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import b2a_base64
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from plainsong.cli.times import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plainsong.ids import MessageId
+
+
+class Printable(Protocol):
+    """What a shape needs of a message."""
+
+    @property
+    def topic(self) -> str: ...  # noqa: D102
+    @property
+    def id(self) -> MessageId: ...  # noqa: D102
+    @property
+    def payload(self) -> bytes: ...  # noqa: D102
+
+
+_FIELDS: dict[str, Callable[[Printable], bytes]] = {
+    "p": lambda message: message.payload,
+    "t": lambda message: message.topic.encode(),
+    "i": lambda message: str(message.id).encode(),
+    "s": lambda message: b"%d" % len(message.payload),
+    "T": lambda message: show_time(message.id.publish_time_ms).encode(),
+    "m": lambda message: b"%d" % message.id.publish_time_ms,
+}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_PART = re.compile(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)", re.DOTALL)
+
+
+class Shape:
+    """A format string, parsed: ``shape(message)`` is the line without its end.
+
+    Raises:
+      ValueError: it has a field or an escape that is none.
+    """
+
+    def __init__(self, text: str = "%p") -> None:
+        self._parts: list[bytes | Callable[[Printable], bytes]] = []
+        end = 0
+        for found in _PART.finditer(text):
+            self._parts += [text[end : found.start()].encode("utf-8", "surrogateescape"), _part(found)]
+            end = found.end()
+        self._parts.append(text[end:].encode("utf-8", "surrogateescape"))
+
+    def __call__(self, message: Printable) -> bytes:
+        """The message in this shape."""
+        return b"".join([part if isinstance(part, bytes) else part(message) for part in self._parts])
+
+
+def _part(found: re.Match[str]) -> bytes | Callable[[Printable], bytes]:
+    field, code, escape = found["field"], found["hex"], found["escape"]
+    if code is not None:
+        return bytes.fromhex(code)
+    if field is not None:
+        if field == "%":
+            return b"%"
+        if field in _FIELDS:
+            return _FIELDS[field]
+        raise ValueError(f"%{field} is no field; use %p %t %i %s %T %m or %%")
+    if escape in _ESCAPES:
+        return _ESCAPES[escape]
+    raise ValueError(f"\\{escape} is no escape; use \\n \\t \\r \\0 \\xHH or \\\\")
+
+
+class ShapeType(click.ParamType[Shape]):
+    """A format string on the command line."""
+
+    name = "format"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Shape:
+        """The shape; fails for a field that is none."""
+        if isinstance(value, Shape):
+            return value
+        try:
+            return Shape(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def payload_json(payload: bytes) -> str | dict[str, str]:
+    """A payload in JSON, as the daemon's own answers have it: its text, or ``{"base64": …}`` when it is none."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return {"base64": b2a_base64(payload, newline=False).decode()}
+
+
+def json_line(message: Printable) -> bytes:
+    """A message as one line of JSON; ``publish --ndjson`` takes it."""
+    told: dict[str, Any] = {
+        "topic": message.topic,
+        "id": str(message.id),
+        "publishTimeMs": message.id.publish_time_ms,
+        "payload": payload_json(message.payload),
+    }
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def harmless(line: bytes) -> bytes:
+    """``line`` for a terminal: what would steer it, and what is no UTF-8, is written as ``\\xHH``; tabs stay."""
+    text = line.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return line
+    return "".join(char if char.isprintable() or char in "\t\n" else _visible(char) for char in text).encode()
+
+
+def _visible(char: str) -> str:
+    return char.encode("unicode_escape").decode()

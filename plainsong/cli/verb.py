@@ -1,0 +1,107 @@
+"""A verb: a click command with examples in its help, whose errors end it with a code and a next step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plainsong.cli.exits import CommandFailed, Exit
+from protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Verb(click.Command):
+    """A command of the client.
+
+    Args:
+      examples: command lines for the end of its help, each within 78 columns.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.examples = tuple(examples)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verb's own options, then those that every verb has."""
+        own: list[tuple[str, str]] = []
+        where: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                (where if isinstance(param, WhereOption) else own).append(record)
+        for title, records in (("Options", own), ("Which daemon", where)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, as they would be typed."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; what the client raises becomes what the program reports."""
+        try:
+            return super().invoke(ctx)
+        except PlainsongError as error:
+            raise self._marked(ctx, failure_of(error)) from error
+        except CommandFailed as error:
+            raise self._marked(ctx, error) from error.__cause__
+
+    @staticmethod
+    def _marked(ctx: click.Context, failed: CommandFailed) -> CommandFailed:
+        failed.as_json = bool(ctx.params.get("as_json"))
+        return failed
+
+
+class WhereOption(click.Option):
+    """An option that says which daemon is meant."""
+
+
+class VerbGroup(click.Group):
+    """A group of verbs, listed in the order they are written in."""
+
+    command_class = Verb
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the source."""
+        return list(self.commands)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON, errors too.")
+
+
+def exit_of(error: PlainsongError) -> Exit:
+    """The exit code of an error of the client."""
+    if error.outcome == "unknown":
+        return Exit.UNKNOWN
+    if isinstance(error, NotFound):
+        return Exit.NOT_FOUND
+    if isinstance(error, (Unavailable, QuotaExceeded)) or error.code == "deadline_exceeded":
+        return Exit.UNAVAILABLE
+    return Exit.USAGE if isinstance(error, BadRequest) else Exit.FAILED
+
+
+def failure_of(error: PlainsongError, *, hint: str = "") -> CommandFailed:
+    """What the program says of an error of the client.
+
+    Args:
+      hint: instead of the error's own.
+    """
+    message = one_line(error.detail)
+    if error.outcome == "unknown":
+        message += " (nobody knows whether it happened)"
+    failed = CommandFailed(message, hint=one_line(hint or error.hint), code=exit_of(error))
+    failed.word, failed.outcome = error.code, error.outcome
+    return failed
+
+
+def one_line(text: str) -> str:
+    """``text`` as one line without control characters; it may come from a daemon."""
+    return "".join(char if char.isprintable() else " " for char in text)
