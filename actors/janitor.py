@@ -19,7 +19,7 @@ from protocol.errors import PlainsongError
 from protocol.keys import HIGH_WATER, generations_range, parse_message_key, system_key, topic_of
 from protocol.keys import topic_range as all_topics
 from protocol.records import HighWater, Metadata
-from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning, SliceCleaned
+from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
 from protocol.topic.usage import Usage
 from storage.base import read_rows
 
@@ -151,8 +151,8 @@ class Janitor:
 
     async def _clean_slices(self, name: TopicName, plan: CleaningPlan) -> int:
         """Remove messages whose own time to live has passed from among living ones."""
-        done: dict[int, SliceCleaned] = {}
-        for first_ms, last_ms in plan.due:
-            done[first_ms] = await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms)
+        done = [
+            await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms) for first_ms, last_ms in plan.due
+        ]
         await self._directory.ask(name, Cleaned(plan.prefix, done))
-        return sum(slice_.messages for slice_ in done.values())
+        return sum(slice_.messages for slice_ in done)

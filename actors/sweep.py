@@ -12,7 +12,7 @@ import trio
 
 from protocol.effects import Table
 from protocol.ids import pack_position
-from protocol.keys import READER, system_key
+from protocol.keys import READER, stop_after, system_key
 from protocol.rows import own_ttl_s
 from protocol.topic.asks import SliceCleaned
 from protocol.topic.usage import ROW_BYTES
@@ -66,15 +66,14 @@ class Sweep:
             size += sum(len(value) + ROW_BYTES for _, value in due)
             next_expiry_ms = min(filter(None, (next_expiry_ms, later_ms)), default=0)
             if len(rows) < self._step_rows:
-                return SliceCleaned(first_ms, messages, size, next_expiry_ms)
+                return SliceCleaned(first_ms, last_ms, messages, size, next_expiry_ms)
             start = rows[-1][0] + b"\x00"
             await trio.sleep(trio.current_time() - begun_s)
 
     async def remove_readers(self, name: TopicName, first: int, last: int) -> None:
         """Remove the readers' rows of generations that are gone."""
-        for generation in range(first, last + 1):
-            start, stop = system_key(READER, name, generation), system_key(READER, name, generation + 1)
-            await self.remove(Table.METADATA, start, stop)
+        start, stop = system_key(READER, name, first), stop_after(system_key(READER, name, last))
+        await self.remove(Table.METADATA, start, stop)
 
 
 def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:

@@ -58,6 +58,6 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
     del now
     if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
         return
-    for done in ask.slices.values():
-        state.usage.cleaned(done.first_ms, done.messages, done.bytes, done.own_expiry_ms)
+    for done in ask.slices:
+        state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
     step.write(state.mark())

@@ -44,12 +44,13 @@ class Parking:
         self._parked[ticket] = parked
         heappush(self._by_since, (look.since, parked.number, parked))
         heappush(self._by_deadline, (deadline_s, parked.number, parked))
-        if len(self._by_since) > 64 + 2 * len(self._parked):
-            self._sweep()
+        self._tidy()
 
     def leave(self, ticket: Hashable) -> bool:
         """Forget ``ticket``; whether it was parked."""
-        return self._parked.pop(ticket, None) is not None
+        left = self._parked.pop(ticket, None) is not None
+        self._tidy()
+        return left
 
     def reached(self, until: bytes) -> list[Parked]:
         """Take out those that start before the bound ``until``."""
@@ -90,7 +91,10 @@ class Parking:
         del self._parked[parked.ticket]
         return True
 
-    def _sweep(self) -> None:
+    def _tidy(self) -> None:
+        """Drop from the heaps those who are gone, once they outnumber the living."""
+        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
+            return
         self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
         self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
         heapify(self._by_since)

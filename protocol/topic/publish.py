@@ -41,7 +41,10 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
     roll = step.roll(state.prefix)
     first = len(roll)
     own_expiry_ms = roll.add(runs, messages, own_ttls(len(messages), request.ttl_s, request.message_ttls_s))
-    _count(state, metadata, runs[0].ts_ms, roll.values[first:], own_expiry_ms)
+    for run in runs:
+        values = roll.values[first : first + run.length]
+        _count(state, metadata, run.ts_ms, values, own_expiry_ms)
+        first += run.length
     head, last = runs[0], runs[-1]
     return Receipt(
         first_id=pack_id(head.ts_ms, head.first),

@@ -89,16 +89,22 @@ class Usage:
         """Slices ``(first_ms, last_ms)`` in which a message's own time to live has passed."""
         return [(b.first_ms, b.last_ms) for b in self.buckets if 0 < b.own_expiry_ms < now_ms]
 
-    def cleaned(self, first_ms: int, messages: int, size: int, own_expiry_ms: int) -> None:
-        """Count out rows removed from the slice that begins at ``first_ms``, and set what is next there."""
-        for bucket in self.buckets:
-            if bucket.first_ms <= first_ms <= bucket.last_ms:
-                bucket.messages -= messages
-                bucket.bytes -= size
-                bucket.own_expiry_ms = own_expiry_ms
-                self.messages -= messages
-                self.bytes -= size
-                return
+    def cleaned(self, first_ms: int, last_ms: int, messages: int, size: int, own_expiry_ms: int) -> None:
+        """Count out rows removed from the slice ``first_ms`` to ``last_ms``, and set what is next there.
+
+        A slice that has grown or was joined meanwhile stays due: it holds messages the cleaner has not seen.
+        """
+        bucket = next((each for each in self.buckets if each.first_ms <= first_ms <= each.last_ms), None)
+        if bucket is None:
+            return
+        # Never below zero: rows at the very edge may be counted in the next slice.
+        messages, size = min(messages, bucket.messages), min(size, bucket.bytes)
+        bucket.messages -= messages
+        bucket.bytes -= size
+        self.messages -= messages
+        self.bytes -= size
+        if (bucket.first_ms, bucket.last_ms) == (first_ms, last_ms):
+            bucket.own_expiry_ms = own_expiry_ms
 
     def _join_neighbours(self) -> None:
         pairs = zip(self.buckets[::2], self.buckets[1::2], strict=False)

@@ -230,9 +230,9 @@ class TopicMachine(RuleBasedStateMachine):
         if plan.expired is not None:
             keys += [key for key, _ in self.store.scan(Table.MESSAGE, *plan.expired)]
         self.remove(keys[: round(share * len(keys))])
-        slices = {}
+        slices = []
         for first_ms, last_ms in plan.due[: round(share * len(plan.due))]:
-            slices[first_ms] = self.clean_slice(plan, first_ms, last_ms)
+            slices.append(self.clean_slice(plan, first_ms, last_ms))
         if plan.due and share == 1.0:
             step, _, _ = self.decide([lambda machine: asks.Cleaned(plan.prefix, slices)], low_space=False)
             self.store.write(step.operations)
@@ -251,7 +251,7 @@ class TopicMachine(RuleBasedStateMachine):
                 later += [expires_ms] if expires_ms >= plan.now_ms else []
         self.remove([key for key, _ in due])
         size = sum(len(value) + ROW_BYTES for _, value in due)
-        return asks.SliceCleaned(first_ms, len(due), size, min(later, default=0))
+        return asks.SliceCleaned(first_ms, last_ms, len(due), size, min(later, default=0))
 
     def remove(self, keys):
         self.store.discard(Table.MESSAGE, keys)
@@ -323,12 +323,11 @@ class TopicMachine(RuleBasedStateMachine):
             case asks.Undelete() if facts.generation:
                 return self.changed(replace(facts, alive=True), asks.Description)
             case asks.PlanCleaning():
-                if facts.generation and not facts.alive and not facts.partly_cleaned and answer.purge is not None:
-                    if answer.purge[1] == facts.generation:
-                        deleted_ms = self.core.state.metadata.deleted_ms
-                        assert time_ms >= deleted_ms + GRACE_MS
-                        return self.changed(replace(facts, partly_cleaned=True), asks.CleaningPlan)
-                return facts, None, asks.CleaningPlan
+                first_purge = facts.generation and not facts.alive and not facts.partly_cleaned
+                if not first_purge or answer.purge is None or answer.purge[1] < facts.generation:
+                    return facts, None, asks.CleaningPlan
+                assert time_ms >= self.core.state.metadata.deleted_ms + GRACE_MS
+                return self.changed(replace(facts, partly_cleaned=True), asks.CleaningPlan)
             case asks.Cleaned():
                 return facts, None, type(None)
             case _ if not facts.alive:
@@ -460,7 +459,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     def drop_answered(self):
         """Parked looks whose time has come were answered by a step that is not about them."""
-        left = {parked for parked in self.core.parking._parked}
+        left = set(self.core.parking._parked)
         self.parked = {ticket: look for ticket, look in self.parked.items() if ticket in left}
 
     @rule(consumer=st.integers(0, 2))

@@ -1,0 +1,76 @@
+"""Parked polls: woken by position, by deadline, and forgotten when nobody waits."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.topic.asks import Look
+from protocol.topic.parking import Parking
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("park"), st.integers(0, 9), st.integers(0, 9)),
+        st.tuples(st.just("reached"), st.integers(0, 9), st.just(0)),
+        st.tuples(st.just("overdue"), st.integers(0, 9), st.just(0)),
+        st.tuples(st.just("leave"), st.integers(0, 30), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions)
+def test_each_poll_is_taken_out_once_when_something_is_there_or_its_time_is_over(actions):
+    parking, model = Parking(), {}
+    for number, (what, one, other) in enumerate(actions):
+        if what == "park":
+            parking.park(number, Look(bytes([one])), float(other))
+            model[number] = (bytes([one]), float(other))
+            continue
+        if what == "leave":
+            assert parking.leave(one) == (model.pop(one, None) is not None)
+            gone, taken = set(), []
+        elif what == "reached":
+            gone, taken = {n for n, (since, _) in model.items() if since < bytes([one])}, parking.reached(bytes([one]))
+        else:
+            gone, taken = {n for n, (_, deadline_s) in model.items() if deadline_s <= one}, parking.overdue(float(one))
+        assert {parked.ticket for parked in taken} == gone
+        assert len(taken) == len(gone)
+        for ticket in gone:
+            del model[ticket]
+        assert len(parking) == len(model)
+        assert parking.next_deadline_s() == min((deadline_s for _, deadline_s in model.values()), default=None)
+    assert {parked.ticket for parked in parking.everyone()} == set(model)
+    assert len(parking) == 0
+
+
+def held(parking):
+    """Entries the heaps hold, living or not."""
+    return len(parking._by_since), len(parking._by_deadline)
+
+
+def test_those_who_left_are_not_held_in_memory():
+    parking = Parking()
+    for number in range(5_000):
+        parking.park(number, Look(bytes([9])), 1.0)
+    for number in range(5_000):
+        parking.leave(number)
+    assert max(held(parking)) <= 64
+
+
+def test_polls_that_are_woken_again_and_again_are_not_held_until_their_deadline():
+    parking = Parking()
+    parking.park("first", Look(bytes([9])), 10.0)
+    for number in range(5_000):
+        parking.park(number, Look(bytes([1])), 60.0 + number)
+        assert len(parking.reached(bytes([2]))) == 1
+    assert len(parking) == 1
+    assert max(held(parking)) <= 70
+
+
+def test_polls_that_time_out_are_not_held_until_a_message_comes():
+    parking = Parking()
+    for number in range(5_000):
+        parking.park(number, Look(bytes([9])), float(number))
+        assert len(parking.overdue(float(number))) == 1
+    assert max(held(parking)) <= 70

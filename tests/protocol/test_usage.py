@@ -1,0 +1,81 @@
+"""How much a topic holds: counted in slices, never too low, too high by one slice at most."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.topic.usage import MAX_BUCKETS, SLICES, Usage
+
+added = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5), st.sampled_from([0, 0, 0, 1500])), max_size=60)
+
+
+@given(added, st.integers(0, 5000), st.sampled_from([1_000, 12_800, 128_000]))
+def test_the_count_is_too_high_by_one_slice_at_most(added, gone_ms, ttl_ms):
+    usage, counted, ts_ms = Usage(), [], 0
+    for after_ms, messages, _ in added:
+        ts_ms += after_ms
+        usage.add(ts_ms, messages, 10 * messages, ttl_ms)
+        counted.append((ts_ms, messages))
+    usage.drop_before(gone_ms)
+    living = sum(messages for ts_ms, messages in counted if ts_ms >= gone_ms)
+    slice_before = sum(messages for ts_ms, messages in counted if gone_ms - max(1, ttl_ms // SLICES) < ts_ms < gone_ms)
+    assert living <= usage.messages <= living + slice_before
+    assert usage.bytes == 10 * usage.messages
+    assert Usage(usage.stored()).stored() == usage.stored()
+    assert Usage(usage.stored()).messages == usage.messages
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=900), st.integers(0, 20_000))
+def test_slices_are_bounded_and_nothing_is_lost_when_they_join(steps, gone_ms):
+    usage, ts_ms, stamps = Usage(), 0, []
+    for step in steps:
+        ts_ms += step
+        stamps.append(ts_ms)
+        usage.add(ts_ms, 1, 1, 1000)
+    assert len(usage.buckets) <= MAX_BUCKETS
+    assert usage.messages == len(steps)
+    assert [bucket.first_ms for bucket in usage.buckets] == sorted(bucket.first_ms for bucket in usage.buckets)
+    usage.drop_before(gone_ms)
+    assert usage.messages >= sum(ts_ms >= gone_ms for ts_ms in stamps)
+
+
+def test_the_next_expiry_is_that_of_the_message_that_expires_first():
+    usage = Usage()
+    assert usage.own_expiry_ms() == 0
+    usage.add(0, 1, 1, 128_000, 9_000)
+    usage.add(1, 1, 1, 128_000, 0)
+    usage.add(2, 1, 1, 128_000, 7_000)
+    usage.add(5_000, 1, 1, 128_000, 6_000)
+    assert usage.own_expiry_ms() == 6_000
+    assert usage.due(6_000) == []
+    assert usage.due(6_001) == [(5_000, 5_000)]
+    assert usage.due(7_001) == [(0, 2), (5_000, 5_000)]
+
+
+def test_what_was_cleaned_is_counted_out_of_its_slice():
+    usage = Usage()
+    usage.add(0, 3, 30, 128_000, 9_000)
+    usage.cleaned(0, 0, messages=1, size=10, own_expiry_ms=11_000)
+    assert (usage.messages, usage.bytes, usage.own_expiry_ms()) == (2, 20, 11_000)
+    usage.cleaned(7_000, 7_000, messages=1, size=10, own_expiry_ms=0)
+    assert (usage.messages, usage.own_expiry_ms()) == (2, 11_000)
+
+
+def test_a_slice_that_grew_while_it_was_cleaned_stays_due():
+    usage = Usage()
+    usage.add(0, 3, 30, 128_000, 500)
+    (slice_,) = usage.due(600)
+    usage.add(700, 1, 10, 128_000, 900)
+    usage.cleaned(*slice_, messages=3, size=30, own_expiry_ms=0)
+    assert usage.messages == 1
+    assert usage.due(1_000) == [(0, 700)]
+
+
+def test_no_slice_is_counted_below_zero():
+    usage = Usage()
+    usage.add(100, 1, 10, 128_000, 500)
+    usage.add(150, 1, 10, 1_280, 500)
+    usage.cleaned(100, 100, messages=5, size=70, own_expiry_ms=0)
+    assert [(bucket.messages, bucket.bytes) for bucket in usage.buckets] == [(0, 0), (1, 10)]
+    assert (usage.messages, usage.bytes) == (1, 10)
