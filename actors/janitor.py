@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.sweep import Sweep
+from actors.sweep import Sweep, is_message, is_payload
 from protocol.effects import Table
 from protocol.errors import PlainsongError
-from protocol.keys import HIGH_WATER, generations_range, parse_message_key, system_key, topic_of
+from protocol.keys import HIGH_WATER, DamagedRow, generations_range, parse_message_key, system_key, topic_of
 from protocol.keys import topic_range as all_topics
 from protocol.records import HighWater, Metadata
 from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
@@ -103,8 +103,11 @@ class Janitor:
         start = max(start, self._first_keys.get(name, start))
         rows = await read_rows(self._store, Table.MESSAGE, start, stop, limit=1, values=False)
         if rows:
-            key = parse_message_key(rows[0][0])
             self._first_keys[name] = rows[0][0]
+            try:
+                key = parse_message_key(rows[0][0])
+            except DamagedRow:
+                return True  # it stays, but what stands behind it may be due
             if key.generation < metadata.generation:
                 return True
             if metadata.deleted_ms is not None:
@@ -130,9 +133,12 @@ class Janitor:
         expired = purged = 0
         if plan.purge is not None:
             purged = await self._purge(name, *plan.purge)
+            self._first_keys[name] = generations_range(name, *plan.purge)[1]
         if plan.expired is not None:
             start, stop = plan.expired
-            expired = await self._sweep.remove(Table.MESSAGE, max(start, self._first_keys.get(name, start)), stop)
+            expired = await self._sweep.remove(
+                Table.MESSAGE, max(start, self._first_keys.get(name, start)), stop, is_message
+            )
             self._first_keys[name] = stop
         if plan.due:
             expired += await self._clean_slices(name, plan)
@@ -142,10 +148,10 @@ class Janitor:
         return expired + purged
 
     async def _purge(self, name: TopicName, first: int, last: int) -> int:
-        """Remove all rows of generations that are gone: messages, payloads, and what the metadata table has."""
+        """Remove all rows of generations that are gone: messages, payloads, readers."""
         start, stop = generations_range(name, first, last)
-        removed = await self._sweep.remove(Table.MESSAGE, start, stop)
-        removed += await self._sweep.remove(Table.PAYLOAD, start, stop)
+        removed = await self._sweep.remove(Table.MESSAGE, start, stop, is_message)
+        removed += await self._sweep.remove(Table.PAYLOAD, start, stop, is_payload)
         await self._sweep.remove_readers(name, first, last)
         return removed
 

@@ -6,24 +6,33 @@ disk from those who publish and poll.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.effects import Table
 from protocol.ids import pack_position
-from protocol.keys import READER, stop_after, system_key
-from protocol.rows import own_ttl_s
+from protocol.keys import READER, DamagedRow, parse_message_key, parse_payload_key, stop_after, system_key
+from protocol.records import Reader
+from protocol.rows import is_intact, own_ttl_s
 from protocol.topic.asks import SliceCleaned
 from protocol.topic.usage import ROW_BYTES
 from storage.base import read_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from protocol.names import TopicName
     from storage.base import Row, Store
 
+log = logging.getLogger(__name__)
+
 #: Rows removed from a range before its space is asked back: below, the store's own compactions do.
-RECLAIM_ROWS = 50_000
+MIN_RECLAIM_ROWS = 50_000
+#: Rows whose space is asked back at a time. A store cannot be closed while it gives space back, and a million
+#: small rows take it a good part of a second.
+RECLAIM_ROWS = 500_000
 
 
 class Sweep:
@@ -33,23 +42,38 @@ class Sweep:
         self._store = store
         self._step_rows = step_rows
 
-    async def remove(self, table: Table, start: bytes, stop: bytes) -> int:
-        """Remove all rows of a range; their number. Space is given back when there were many."""
-        removed = 0
-        at = start
+    async def remove(self, table: Table, start: bytes, stop: bytes, is_ours: Callable[[Row], bool]) -> int:
+        """Remove the rows of a range; their number. Space is given back piece by piece when there were many.
+
+        Args:
+          is_ours: whether a row can be read at all. One that cannot is kept for somebody to look at:
+            nobody knows what it was.
+        """
+        removed = kept = unclaimed = 0
+        piece = at = start
         while at < stop:
             begun_s = trio.current_time()
-            rows = await read_rows(self._store, table, at, stop, limit=self._step_rows, values=False)
-            if rows:
-                await self._store.discard(table, [key for key, _ in rows])
-                removed += len(rows)
+            rows = await read_rows(self._store, table, at, stop, limit=self._step_rows)
+            ours = [row[0] for row in rows if is_ours(row)]
+            if ours:
+                await self._store.discard(table, ours)
+            removed += len(ours)
+            unclaimed += len(ours)
+            kept += len(rows) - len(ours)
             if len(rows) < self._step_rows:
                 break
             # Go on behind the last one: starting over would pass all the tombstones again.
             at = rows[-1][0] + b"\x00"
             await trio.sleep(trio.current_time() - begun_s)
-        if removed >= RECLAIM_ROWS:
-            await self._store.reclaim(table, start, stop)
+            if unclaimed >= RECLAIM_ROWS:
+                await self._store.reclaim(table, piece, at)
+                piece, unclaimed = at, 0
+        if removed >= MIN_RECLAIM_ROWS and unclaimed:
+            await self._store.reclaim(table, piece, stop)
+        if kept:
+            log.warning(
+                "rows that cannot be read were kept", extra={"table": table.name, "rows": kept, "from": start.hex()}
+            )
         return removed
 
     async def remove_due(self, prefix: bytes, first_ms: int, last_ms: int, now_ms: int) -> SliceCleaned:
@@ -73,7 +97,29 @@ class Sweep:
     async def remove_readers(self, name: TopicName, first: int, last: int) -> None:
         """Remove the readers' rows of generations that are gone."""
         start, stop = system_key(READER, name, first), stop_after(system_key(READER, name, last))
-        await self.remove(Table.METADATA, start, stop)
+        await self.remove(Table.METADATA, start, stop, _is_reader)
+
+
+def is_message(row: Row) -> bool:
+    """Whether a row of the message table can be read."""
+    return _parses(parse_message_key, row[0]) and is_intact(row[1])
+
+
+def is_payload(row: Row) -> bool:
+    """Whether a row of the payload table can be read."""
+    return _parses(parse_payload_key, row[0]) and is_intact(row[1])
+
+
+def _is_reader(row: Row) -> bool:
+    return _parses(Reader.decode, row[1])
+
+
+def _parses(parse: Callable[[bytes], object], raw: bytes) -> bool:
+    try:
+        parse(raw)
+    except DamagedRow:
+        return False
+    return True
 
 
 def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:
@@ -85,7 +131,7 @@ def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:
         if ttl_s is None:
             continue
         expires_ms = int.from_bytes(row[0][-10:-2], "big") + ttl_s * 1000
-        if expires_ms < now_ms:
+        if expires_ms < now_ms and is_message(row):
             due.append(row)
         else:
             later_ms = min(later_ms or expires_ms, expires_ms)

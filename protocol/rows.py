@@ -121,6 +121,18 @@ def _decoded(value: bytes) -> MessageRow:
     return row
 
 
+def is_intact(value: bytes) -> bool:
+    """Whether ``decode_row`` reads this value; cheap for plain rows."""
+    try:
+        if value[0] == PLAIN:
+            size, at = read_varint(value, 1)
+            return at + size == len(value)
+        decode_row(value)
+    except (IndexError, DamagedRow):
+        return False
+    return True
+
+
 def own_ttl_s(value: bytes) -> int | None:
     """The message's own time to live without taking the row apart; None when it has none, or cannot be read."""
     flags = value[0] if value else 0

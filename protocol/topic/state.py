@@ -86,7 +86,10 @@ class TopicState:
     def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Count rows written after the high-water mark, in key order."""
         ttl_ms = self.living_or_last().properties.ttl_ms
+        key_bytes = len(self.prefix) + ROW_BYTES
         for key, value in rows:
+            if len(key) != key_bytes:
+                continue  # no message of ours: `store explain` tells of it
             ts_ms = int.from_bytes(key[-10:-2], "big")
             own_s = own_ttl_s(value)
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
