@@ -10,7 +10,7 @@ import anyio
 from plainsong.errors import Closed, PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import Iterator
     from typing import Self
 
     from plainsong.aio.shell import AsyncShell
@@ -35,35 +35,33 @@ class AsyncReader:
     def __init__(self, reading: Reading, shell: AsyncShell) -> None:
         self._reading = reading
         self._shell = shell
-        # Generators, since their every step costs half of a method's; nothing in them needs to be closed.
-        self._messages = self._all() if reading.keeps_position else self._all_without_position()
-        self._at_hand: Message | None = None
-        self._closed = False
+        # No asynchronous generator: one that is left early complains, and cannot be ended where it is forgotten.
+        self._page: Iterator[Message] = iter(())
+        self._keeps_position = reading.keeps_position
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self._messages
+    def __aiter__(self) -> Self:
+        return self
 
     async def __anext__(self) -> Message:
-        return await anext(self._messages)
+        if self._keeps_position:
+            await self._finish_message_at_hand()
+        for message in self._page:
+            if self._keeps_position:
+                self._reading.at_hand = message
+            return message
+        return await self._first_of_next_page()
 
-    async def _all(self) -> AsyncGenerator[Message, None]:
-        reading, run = self._reading, self._shell.run
-        while not self._closed and (page := await run(reading.next_page())) is not None:
-            for message in page:
-                self._at_hand = message
-                yield message
-                if self._closed:
-                    return
-                if self._at_hand is message and reading.did(message, anyio.current_time()):
-                    await run(reading.save())
-            self._at_hand = None
-        await run(reading.save())
+    async def _finish_message_at_hand(self) -> None:
+        if self._reading.done_with_message_at_hand(anyio.current_time()):
+            await self._shell.run(self._reading.save())
 
-    async def _all_without_position(self) -> AsyncGenerator[Message, None]:
-        run, next_page = self._shell.run, self._reading.next_page
-        while not self._closed and (page := await run(next_page())) is not None:
-            for message in page:
-                yield message
+    async def _first_of_next_page(self) -> Message:
+        page = None if self._reading.closed else await self._shell.run(self._reading.next_page())
+        if page is None:
+            await self._shell.run(self._reading.save())
+            raise StopAsyncIteration
+        self._page = iter(page)
+        return await self.__anext__()
 
     async def save(self) -> None:
         """Count the message at hand as done, and save now.
@@ -71,19 +69,18 @@ class AsyncReader:
         Raises:
           PositionNotSaved, PositionChanged: what was read since the last save will come again.
         """
-        if self._at_hand is not None:
-            at_hand, self._at_hand = self._at_hand, None
-            self._reading.did(at_hand, anyio.current_time())
+        self._reading.done_with_message_at_hand(anyio.current_time())
         await self._shell.run(self._reading.save())
 
     async def aclose(self) -> None:
         """Save what the loop is done with, and end. Idempotent. Raises as ``save`` does."""
-        self._closed = True
-        self._at_hand = None
+        self._reading.closed = True
+        self._reading.at_hand = None
+        self._page = iter(())
         await self._shell.run(self._reading.save())
 
     async def __aenter__(self) -> Self:
-        if self._closed:
+        if self._reading.closed:
             raise Closed("the reader is closed")
         return self
 

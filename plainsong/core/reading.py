@@ -94,6 +94,9 @@ class Reading:
         for topic in plan.topics:
             if not _WILD & set(topic):
                 topic_name(operations.namespace, topic)
+        #: The message that the loop has been given and is not done with yet.
+        self.at_hand: Message | None = None
+        self.closed = False
         self._operations = operations
         self._plan = plan
         self._position = position
@@ -262,11 +265,14 @@ class Reading:
 
     @property
     def keeps_position(self) -> bool:
-        """Whether ``did`` has to be told."""
+        """Whether ``done_with_message_at_hand`` has to be told."""
         return self._position is not None
 
-    def did(self, message: Message, now_s: float) -> bool:
-        """The loop is done with this message, and all before it; whether it is time to save."""
+    def done_with_message_at_hand(self, now_s: float) -> bool:
+        """The loop is done with it, and all before it; whether it is time to save."""
+        message, self.at_hand = self.at_hand, None
+        if message is None:
+            return False
         self._done[message.topic] = message.id_bytes
         self._done_messages += 1
         if self._done_messages >= self._plan.save_every:

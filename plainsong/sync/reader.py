@@ -31,9 +31,7 @@ class Reader:
     def __init__(self, reading: Reading, shell: Shell) -> None:
         self._reading = reading
         self._shell = shell
-        self._messages = self._all() if reading.keeps_position else self._all_without_position()
-        self._at_hand: Message | None = None
-        self._closed = False
+        self._messages = _all(reading, shell) if reading.keeps_position else _all_without_position(reading, shell)
 
     def __iter__(self) -> Iterator[Message]:
         return self._messages
@@ -47,27 +45,24 @@ class Reader:
         Raises:
           PositionNotSaved, PositionChanged: what was read since the last save will come again.
         """
-        if self._at_hand is not None:
-            self._reading.did(self._at_hand, monotonic())
-            self._at_hand = None
+        self._reading.done_with_message_at_hand(monotonic())
         self._shell.run(self._reading.save())
 
     def close(self) -> None:
         """Save what the loop is done with, and end. Idempotent. Raises as ``save`` does."""
-        if not self._closed:
-            self._closed = True
-            self._at_hand = None
+        if not self._reading.closed:
+            self._reading.closed = True
             self._messages.close()
             self._shell.run(self._reading.save())
 
     def __enter__(self) -> Self:
-        if self._closed:
+        if self._reading.closed:
             raise Closed("the reader is closed")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._at_hand is not None:
-            self._reading.did(self._at_hand, monotonic())
+        if kind is None:
+            self._reading.done_with_message_at_hand(monotonic())
         try:
             self.close()
         except PlainsongError as error:
@@ -75,29 +70,35 @@ class Reader:
                 raise
             log.warning("a reader's position was not saved after an error: %s", error.detail)
 
-    def _all(self) -> Generator[Message, None, None]:
-        reading, run = self._reading, self._shell.run
-        try:
-            while (page := run(reading.next_page())) is not None:
-                for message in page:
-                    self._at_hand = message
-                    yield message
-                    if self._at_hand is message and reading.did(message, monotonic()):
-                        run(reading.save())
-                self._at_hand = None
-            run(reading.save())
-        finally:
-            if not self._closed:
-                self._leave()
 
-    def _leave(self) -> None:
-        """The loop was left, or raised: save what it was done with before."""
-        try:
-            self._shell.run(self._reading.save())
-        except PlainsongError as error:
-            log.warning("a reader's position was not saved: %s", error.detail)
+# The generators know nothing of the reader, so that a loop that is left frees, and thereby ends, its generator.
 
-    def _all_without_position(self) -> Generator[Message, None, None]:
-        run, next_page = self._shell.run, self._reading.next_page
-        while (page := run(next_page())) is not None:
-            yield from page
+
+def _all(reading: Reading, shell: Shell) -> Generator[Message, None, None]:
+    run = shell.run
+    try:
+        while (page := run(reading.next_page())) is not None:
+            for message in page:
+                reading.at_hand = message
+                yield message
+                if reading.done_with_message_at_hand(monotonic()):
+                    run(reading.save())
+        run(reading.save())
+    except GeneratorExit:
+        if not reading.closed:
+            _leave(reading, shell)
+        raise
+
+
+def _leave(reading: Reading, shell: Shell) -> None:
+    """The loop was left: save what it was done with before, and be quiet: nobody is there to hear of an error."""
+    try:
+        shell.run(reading.save())
+    except PlainsongError as error:
+        log.warning("a reader's position was not saved: %s", error.detail)
+
+
+def _all_without_position(reading: Reading, shell: Shell) -> Generator[Message, None, None]:
+    run, next_page = shell.run, reading.next_page
+    while (page := run(next_page())) is not None:
+        yield from page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from typing import Literal
 
 #: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
@@ -92,7 +93,5 @@ class Proxy:
 
 
 def _end(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -58,7 +58,9 @@ def test_retry_after_is_honoured():
     assert world.pauses == [7]
 
 
-@pytest.mark.parametrize("failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")])
+@pytest.mark.parametrize(
+    "failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")]
+)
 def test_a_publish_that_may_have_taken_is_not_sent_again(failure):
     world = World([failure])
     error = outcome_of(world, publish())
@@ -97,7 +99,9 @@ def test_a_code_of_a_later_version_is_kept_and_its_status_decides_the_class():
     assert type(error).__name__ == "Conflict"
 
 
-@pytest.mark.parametrize("failure", [LOST, SILENT, NOBODY, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")])
+@pytest.mark.parametrize(
+    "failure", [LOST, SILENT, NOBODY, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")]
+)
 def test_reading_is_tried_again_whatever_came_between(failure):
     world = World([failure, said(["a"])])
     assert outcome_of(world, calls.list_topics("default")) == ["a"]

@@ -86,7 +86,8 @@ def test_topics_are_served_side_by_side_each_in_its_order(client: Client):
 def test_each_thread_sees_its_own_order(client: Client, topic: str):
     with client.publisher(topic, max_pending_bytes=200 * ITEM_BYTES) as publisher:
         threads = [
-            threading.Thread(target=lambda n=n: [publisher.send(b"%d:%d" % (n, k)) for k in range(500)]) for n in range(4)
+            threading.Thread(target=lambda n=n: [publisher.send(b"%d:%d" % (n, k)) for k in range(500)])
+            for n in range(4)
         ]
         for thread in threads:
             thread.start()

@@ -126,7 +126,8 @@ def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as
 
 
 @pytest.mark.parametrize(
-    ("given_as", "payload"), [(str, b"\xff"), (JSON, b"{"), (Order, b"[1]"), (Order, b'{"item":"x"}'), (Order, b'{"n":1}')]
+    ("given_as", "payload"),
+    [(str, b"\xff"), (JSON, b"{"), (Order, b"[1]"), (Order, b'{"item":"x"}'), (Order, b'{"n":1}')],
 )
 def test_what_does_not_decode_is_handed_over_with_its_bytes_and_the_error(given_as, payload):
     value = Message(Origin("t", serializer_for(given_as)), bytes(20), payload).value

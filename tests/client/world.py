@@ -46,7 +46,9 @@ SILENT = Failure("timeout", "no answer within 30 s")
 class World:
     """Runs steps; ``answers`` are given in turn, or by a function of what was sent. ``took_s``: a request's time."""
 
-    def __init__(self, answers: Iterable[Answer | Failure] | Callable[[Send], Answer | Failure], took_s: float = 0) -> None:
+    def __init__(
+        self, answers: Iterable[Answer | Failure] | Callable[[Send], Answer | Failure], took_s: float = 0
+    ) -> None:
         self.now_s = 0.0
         self.sent: list[Send] = []
         self.pauses: list[float] = []

@@ -1,0 +1,194 @@
+"""Clients and more than one process: kills, forks, and programs that end without closing anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE_S, eventually
+
+from plainsong import Client, FilePosition
+from plainsong.errors import MessageDropped, PlainsongError
+
+
+def program(text: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run a Python program of a few lines."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def result_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+READS_AND_NOTES = """
+    import sys
+    from plainsong import Client, FilePosition, ServerPosition
+    url, topic, kind, directory, done = sys.argv[1:]
+    position = FilePosition(directory + "/position") if kind == "file" else ServerPosition("killed")
+    with Client(url) as client, open(done, "a", buffering=1) as notes:
+        for message in client.read(topic, follow=True, position=position, save_every=7):
+            notes.write(message.payload.decode() + "\\n")
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "server"])
+def test_a_reader_that_is_killed_again_and_again_skips_nothing(
+    client: Client, topic: str, shared_url: str, tmp_path: Path, kind: str
+):
+    notes = tmp_path / "done"
+    notes.touch()
+    count = 0
+    for _ in range(3):
+        client.publish(topic, [b"%d" % n for n in range(count, count + 100)])
+        before = len(notes.read_text().splitlines())
+        process = program(READS_AND_NOTES, shared_url, topic, kind, str(tmp_path), str(notes))
+        eventually("it has read a part", lambda before=before: len(notes.read_text().splitlines()) > before + 20)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+        count += 100
+    process = program(READS_AND_NOTES, shared_url, topic, kind, str(tmp_path), str(notes))
+    eventually("it has read all", lambda: str(count - 1) in notes.read_text().splitlines())
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    done = [int(line) for line in notes.read_text().splitlines()]
+    assert list(dict.fromkeys(done)) == list(range(count)), "nothing skipped, and what comes again comes in order"
+
+
+def test_a_program_that_ends_without_closing_sends_what_it_has(client: Client, topic: str, shared_url: str):
+    text = """
+        import sys
+        from plainsong import Client
+        publisher = Client(sys.argv[1]).publisher(sys.argv[2], linger_ms=60_000)
+        for n in range(1000):
+            publisher.send(b"%d" % n)
+    """
+    assert result_of(program(text, shared_url, topic)) == (0, "", "")
+    assert [int(message.payload) for message in client.read(topic)] == list(range(1000))
+
+
+def test_a_program_that_ends_without_a_daemon_says_what_was_not_sent_and_ends_in_time():
+    text = """
+        from plainsong import Client
+        publisher = Client("http://127.0.0.1:1").publisher("t", exit_timeout_s=0.2)
+        for n in range(5):
+            publisher.send(b"x")
+    """
+    code, _, err = result_of(program(text))
+    assert code == 0
+    assert "5 messages were not sent" in err
+
+
+def test_a_program_that_fails_still_sends_what_it_has(client: Client, topic: str, shared_url: str):
+    text = """
+        import sys
+        from plainsong import Client
+        with Client(sys.argv[1]) as client, client.publisher(sys.argv[2]) as publisher:
+            publisher.send(b"last words")
+            raise SystemExit("on purpose")
+    """
+    code, _, err = result_of(program(text, shared_url, topic))
+    assert (code, err) == (1, "on purpose\n")
+    assert [message.payload for message in client.read(topic)] == [b"last words"]
+
+
+def in_a_child(work) -> int:
+    """Fork, run ``work`` in the child, and wait: 0 when it went well."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing of the test may go on in the child
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_client_can_be_used_by_parent_and_child_after_a_fork(client: Client, topic: str):
+    client.publish(topic, b"before")
+
+    def child() -> None:
+        for n in range(20):
+            client.publish(topic, b"child %d" % n)
+        assert len(client.poll(topic)) >= 21
+
+    assert in_a_child(child) == 0
+    for n in range(20):
+        client.publish(topic, b"parent %d" % n)
+    assert len(client.poll(topic)) == 41
+
+
+def test_a_publisher_starts_afresh_in_a_child_and_the_parent_keeps_what_waits(client: Client, topic: str):
+    with client.publisher(topic, linger_ms=60_000) as publisher:
+        waiting = publisher.send(b"parent's")
+
+        def child() -> None:
+            assert publisher.counts.pending == 0
+            error = waiting.exception(0)
+            assert isinstance(error, MessageDropped), "the parent will send it"
+            sent = publisher.send(b"child's")
+            publisher.close()
+            assert sent.result(0)
+
+        assert in_a_child(child) == 0
+        assert not waiting.done()
+    assert waiting.result(0)
+    assert sorted(message.payload for message in client.read(topic)) == [b"child's", b"parent's"]
+
+
+def test_a_fork_in_the_middle_of_sending_disturbs_neither(client: Client, topic: str):
+    with client.publisher(topic) as publisher:
+        for n in range(2000):
+            publisher.send(b"p%d" % n)
+            if n % 500 == 250:
+
+                def child(n: int = n) -> None:
+                    with publisher:
+                        publisher.send(b"c%d" % n)
+
+                assert in_a_child(child) == 0
+    found = [message.payload for message in client.read(topic)]
+    assert [payload for payload in found if payload.startswith(b"p")] == [b"p%d" % n for n in range(2000)]
+    assert [payload for payload in found if payload.startswith(b"c")] == [b"c%d" % n for n in (250, 750, 1250, 1750)]
+
+
+def test_importing_the_client_loads_nothing_of_the_daemon():
+    text = """
+        import sys, plainsong
+        plainsong.Client("http://127.0.0.1:1")
+        print([name for name in ("asyncio", "quart", "plyvel", "broker") if name in sys.modules])
+    """
+    assert result_of(program(text)) == (0, "[]\n", "")
+
+
+def test_the_file_of_a_position_is_never_half_written(tmp_path: Path, client: Client, topic: str, shared_url: str):
+    client.publish(topic, [b"%d" % n for n in range(2000)])
+    text = """
+        import sys
+        from plainsong import Client, FilePosition
+        with Client(sys.argv[1]) as client:
+            for message in client.read(sys.argv[2], position=FilePosition(sys.argv[3]), save_every=1):
+                pass
+    """
+    file = tmp_path / "position"
+    for _ in range(3):
+        process = program(text, shared_url, topic, str(file))
+        eventually("it has begun", file.exists)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+        try:
+            next(client.read(topic, position=FilePosition(file)), None)
+        except PlainsongError as error:
+            pytest.fail(str(error))

@@ -1,0 +1,170 @@
+"""A daemon that is killed and comes back while clients publish and read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from conftest import url_of
+from harness import Daemon, eventually
+
+from plainsong import AsyncClient, Client, FilePosition
+from plainsong.errors import PlainsongError
+
+KILLS = 3
+
+
+def kill_and_restart(daemon: Daemon) -> None:
+    """As after a crash."""
+    daemon.kill()
+    start_at_the_same_place(daemon)
+
+
+def start_at_the_same_place(daemon: Daemon) -> None:
+    host, port = daemon.address
+    daemon.command[daemon.command.index("--bind") + 1] = f"{host}:{port}"
+    daemon.start()
+
+
+def test_what_a_publisher_promised_is_there_in_order_after_kills(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+        sents = []
+        ended = threading.Event()
+        publisher = client.publisher("t", max_batch_messages=20, max_pending_bytes=100_000)
+
+        def send() -> None:
+            while not ended.is_set():
+                sents.append(publisher.send(b"%d" % len(sents)))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        for _ in range(KILLS):
+            so_far = publisher.counts.delivered
+            eventually("something is delivered", lambda so_far=so_far: publisher.counts.delivered > so_far + 200)
+            kill_and_restart(running)
+        ended.set()
+        thread.join()
+        unknown = {n for n, sent in enumerate(sents) if sent.exception(30) is not None}
+        assert all(sents[n].exception().outcome == "unknown" for n in unknown)
+        publisher.close()
+        found = [(message.id, int(message.payload)) for message in client.read("t")]
+    order = [n for _, n in found]
+    assert order == sorted(set(order)), "each once, in the order of the calls"
+    promised = {n: sent.result() for n, sent in enumerate(sents) if n not in unknown}
+    assert promised.items() <= {n: message_id for message_id, n in found}.items()
+    assert len(unknown) <= KILLS * 20, "one request is under way at a kill, no more"
+
+
+def test_at_least_once_loses_nothing_through_kills(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+        with client.publisher("t", max_batch_messages=20, retry_unknown=True, max_pending_bytes=100_000) as publisher:
+            sent = 0
+            for _ in range(KILLS):
+                for _ in range(1000):
+                    publisher.send(b"%d" % sent)
+                    sent += 1
+                kill_and_restart(running)
+        found = [int(message.payload) for message in client.read("t")]
+    assert list(dict.fromkeys(found)) == list(range(sent))
+
+
+@pytest.mark.parametrize("topics", [1, 3])
+def test_a_follower_sees_every_message_once_and_in_order_through_kills(daemon: Callable[..., Daemon], topics: int):
+    running = daemon()
+    names = [f"t{n}" for n in range(topics)]
+    with Client(url_of(running)) as client:
+        for name in names:
+            client.create_topic(name)
+        found: list[tuple[str, int]] = []
+
+        def follow() -> None:
+            reader = client.read(names, follow=True, limit=topics * (KILLS + 1) * 100)
+            found.extend((message.topic, int(message.payload)) for message in reader)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        for k in range(KILLS + 1):
+            for name in names:
+                client.publish(name, [b"%d" % n for n in range(k * 100, k * 100 + 100)])
+            if k < KILLS:
+                kill_and_restart(running)
+        thread.join(30)
+    for name in names:
+        assert [n for who, n in found if who == name] == list(range((KILLS + 1) * 100))
+
+
+def test_calls_wait_for_a_daemon_that_comes_back_in_time(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+        client.publish("t", b"before")
+        running.kill()
+        thread = threading.Thread(target=start_at_the_same_place, args=(running,))
+        thread.start()
+        assert client.publish("t", b"after").count == 1
+        thread.join()
+        assert [message.payload for message in client.poll("t")] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_asynchronous_clients_live_through_a_kill(daemon: Callable[..., Daemon], loop: str, tmp_path: Path):
+    running = daemon()
+
+    async def main() -> None:
+        async with AsyncClient(url_of(running)) as client:
+            await client.create_topic("t")
+            found: list[int] = []
+
+            async def follow() -> None:
+                async with client.read("t", follow=True, limit=200, position=FilePosition(tmp_path / "p")) as reader:
+                    async for message in reader:
+                        found.append(int(message.payload))  # noqa: PERF401 - looked at meanwhile
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                async with client.publisher("t", retry_unknown=True) as publisher:
+                    for n in range(200):
+                        sent = await publisher.send(b"%d" % n)
+                        if n == 99:
+                            await sent
+                            await anyio.to_thread.run_sync(kill_and_restart, running)
+            assert found == list(range(200))
+
+    anyio.run(main, backend=loop)
+
+
+def test_a_graceful_restart_loses_no_answer(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+        failed: list[PlainsongError] = []
+        ended = threading.Event()
+        acknowledged = 0
+
+        def publish() -> None:
+            nonlocal acknowledged
+            while not ended.is_set():
+                try:
+                    client.publish("t", b"%d" % acknowledged)
+                    acknowledged += 1
+                except PlainsongError as error:
+                    failed.append(error)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        eventually("it publishes", lambda: acknowledged > 50)
+        assert running.stop() == 0
+        start_at_the_same_place(running)
+        so_far = acknowledged
+        eventually("it goes on", lambda: acknowledged > so_far + 50)
+        ended.set()
+        thread.join()
+        assert not failed
+        assert len(list(client.read("t"))) == acknowledged
