@@ -60,13 +60,15 @@ class Measured:
     cls=Verb,
     examples=["plainsong bench", "plainsong bench --time 10s --size 1000 --threads 16", "plainsong bench --json"],
 )
-@click.option("--time", "each_s", type=Length(), default="2s", show_default=True, metavar="TIME", help="For each part.")
+@click.option(
+    "--time", "each_ms", type=Length(0.001), default="2s", show_default=True, metavar="TIME", help="For each part."
+)
 @click.option("--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of a message.")
 @click.option("--batch", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Messages of a request.")
 @click.option("--threads", type=click.IntRange(1, 64), default=4, show_default=True, help="That publish at once.")
 @json_option
 @where_options
-def bench(each_s: int, size: int, batch: int, threads: int, as_json: bool, where: Where) -> None:
+def bench(each_ms: int, size: int, batch: int, threads: int, as_json: bool, where: Where) -> None:
     """Measure a daemon: rates and latencies.
 
     Publishes messages one by one, from one thread and from several, then in
@@ -75,7 +77,7 @@ def bench(each_s: int, size: int, batch: int, threads: int, as_json: bool, where
     machine's as much as the daemon's.
     """
     topic = f"plainsong-bench-{secrets.token_hex(6)}"
-    one = os.urandom(size)
+    one, each_s = os.urandom(size), each_ms / 1000
     with where.client(max_connections=threads + 1) as client:
         client.create_topic(topic, ttl_s=TTL_S)
         try:

@@ -54,7 +54,7 @@ class Printer:
             self._line = shape or Shape(default)
         self._end = b"\0" if null else b"\n"
         self._harmless = sys.stdout.isatty() and not null
-        self._out = click.get_binary_stream("stdout")
+        self._out = sys.stdout.buffer
         self.count = 0
 
     def write(self, messages: Iterable[Printable]) -> None:
@@ -64,6 +64,8 @@ class Printer:
             return
         if self._harmless:
             lines = [harmless(line) for line in lines]
-        self._out.write(self._end.join(lines) + self._end)
+        left = memoryview(self._end.join(lines) + self._end)
+        while left:  # with PYTHONUNBUFFERED a write to a pipe may be a part
+            left = left[self._out.write(left) :]
         self._out.flush()
         self.count += len(lines)

@@ -80,7 +80,7 @@ def publish(
     if files and messages:
         raise click.UsageError("give messages or --file, not both")
     parse = _parser(ndjson=ndjson, is_base64=is_base64)
-    source = cast("inputs.Source", click.get_binary_stream("stdin"))
+    source = cast("inputs.Source", sys.stdin.buffer)
     pieces: Iterable[inputs.Piece]
     total = None
     if files:

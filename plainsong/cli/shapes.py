@@ -116,8 +116,6 @@ def json_line(message: Printable) -> bytes:
 def harmless(line: bytes) -> bytes:
     """``line`` for a terminal: what would steer it, and what is no UTF-8, is written as ``\\xHH``; tabs stay."""
     text = line.decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return line
     return "".join(char if char.isprintable() or char in "\t\n" else _visible(char) for char in text).encode()
 
 

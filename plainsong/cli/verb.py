@@ -30,7 +30,7 @@ class Verb(click.Command):
         where: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):  # the usage line has those
                 (where if isinstance(param, WhereOption) else own).append(record)
         for title, records in (("Options", own), ("Which daemon", where)):
             if records:

@@ -1,0 +1,139 @@
+"""Doctor's eye: what a sync time and a mount say about a disk, and the one sentence it comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plainsong.cli import disk, health
+from plainsong.cli.daemons import Found
+
+GOOD = disk.SyncTimes(400, 0.0015, 0.004, 0.00001)
+MOUNTS = """\
+/dev/sda1 / ext4 rw,relatime 0 0
+tmpfs /run tmpfs rw,nosuid 0 0
+/dev/sdb1 /srv/my\\040data xfs rw 0 0
+server:/x /srv/far nfs4 rw 0 0
+/dev/sdc1 /srv/far ext4 rw,barrier=0 0 0
+"""
+
+
+def mount(kind="ext4", options="rw"):
+    return disk.Mount("/", "/dev/sda1", kind, tuple(options.split(",")))
+
+
+def test_a_plausible_sync_on_a_plain_disk_is_believed():
+    assert disk.judged(GOOD, mount(), rotating=False) == (True, "a plausible time for a real disk")
+
+
+@pytest.mark.parametrize(
+    ("times", "where", "rotating", "preload", "says"),
+    [
+        (disk.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
+        (disk.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), True, "", "a disk that turns"),
+        (GOOD, mount("tmpfs"), False, "", "memory"),
+        (GOOD, mount(options="rw,nobarrier"), False, "", "without barriers"),
+        (GOOD, mount("overlay", "rw,volatile"), False, "", "volatile overlay"),
+        (GOOD, mount(), False, "/usr/lib/libeatmydata.so", "eatmydata"),
+    ],
+)
+def test_a_sync_that_cannot_be_true_is_not_believed(times, where, rotating, preload, says):
+    honest, why = disk.judged(times, where, rotating=rotating, preload=preload)
+    assert not honest
+    assert says in why
+
+
+def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
+    assert disk.judged(GOOD, mount("nfs4"), rotating=None) == (
+        True,
+        "the file system is nfs4: whether a sync is one is up to the other side",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/etc", "ext4"), ("/run/x", "tmpfs"), ("/srv/my data/x", "xfs"), ("/srv/far", "ext4"), ("/srv/m", "ext4")],
+)
+def test_a_directory_lies_on_the_closest_and_latest_mount(path, kind):
+    assert disk.mount_of(Path(path), MOUNTS).kind == kind
+
+
+def test_measuring_leaves_nothing_behind(tmp_path):
+    times = disk.measure_sync(tmp_path)
+    assert 5 <= times.rounds <= disk.MAX_ROUNDS
+    assert 0 < times.median_s <= times.p99_s
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
+    assert disk.nearest_directory(tmp_path / "a" / "b") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("store", "honest", "says"),
+    [
+        ("memory", True, "survives nothing"),
+        ("leveldb", True, "survives kill -9, a crash of the machine and a power cut"),
+        ("leveldb", False, "is lost in a power cut"),
+        ("leveldb", None, "nothing can be said"),
+        ("", True, "and a power cut"),
+    ],
+)
+def test_what_a_message_survives_is_one_sentence(store, honest, says):
+    sentence = health.survives(store, honest, Path("/srv"))
+    assert says in sentence
+    assert sentence.count(". ") == 0
+
+
+def test_a_daemon_that_is_not_ready_or_of_another_version_is_told():
+    found = Found("http://x", answers=True, seconds=[0.001], version="9.9.0", reasons=["the disk is full"])
+    states = {finding.what: finding.state for finding in health.look_at_daemon(found)}
+    assert states == {"daemon": "ok", "version": "warning", "ready": "bad"}
+
+
+def test_a_directory_that_cannot_be_written_to_is_bad(tmp_path, monkeypatch):
+    def refuse(directory):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "measure_sync", refuse)
+    findings, honest = health.look_at_disk(tmp_path)
+    assert honest is None
+    assert findings[0].state == "bad"
+    assert "Permission denied" in findings[0].says
+
+
+def test_few_open_files_are_told(monkeypatch):
+    limits = {health.resource.RLIMIT_NOFILE: (256, 512), health.resource.RLIMIT_FSIZE: (1000, 1000)}
+    monkeypatch.setattr(health.resource, "getrlimit", limits.__getitem__)
+    assert [(finding.what, finding.state) for finding in health.look_at_limits()] == [
+        ("open files", "bad"),
+        ("file size", "warning"),
+    ]
+
+
+def test_a_clock_in_the_past_is_bad(monkeypatch):
+    monkeypatch.setattr(health.time, "time", lambda: 0.0)
+    (finding,) = health.look_at_clock()
+    assert (finding.state, finding.says) == ("bad", "it says 1970-01-01")
+
+
+def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running, monkeypatch):
+    class Client:
+        def topics(self):
+            return ["orders"]
+
+        def stats(self, topic):
+            old, new = 1_700_000_000_000, 1_700_000_100_000
+            shape = "{:016x}" + "0" * 24
+            return {"oldestId": shape.format(old), "newestId": shape.format(new), "oldestAgeMs": 10_000}
+
+    class There:
+        def client(self):
+            from contextlib import nullcontext
+
+            return nullcontext(Client())
+
+    findings = {finding.what: finding.says for finding in health.look_at_times(There())}
+    assert "90" in findings["clock history"] or "1m 30s" in findings["clock history"]
+    assert "behind ours" in findings["clocks"]

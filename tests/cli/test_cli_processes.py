@@ -1,0 +1,281 @@
+"""The installed program in pipes and at a terminal: streams, interrupts, readers who leave, daemons that fall."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from plainsong import Client
+from plainsong.cli.exits import Exit
+from tests.cli.conftest import url_of
+from tests.daemon.harness import PLAINSONG, Daemon, eventually
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def numbers(cli):
+    """An empty topic."""
+    cli("topic", "create", "numbers")
+    return "numbers"
+
+
+def finished(process):
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err.decode()
+
+
+# --- pipes -------------------------------------------------------------------------------------------
+
+
+def test_lines_of_a_pipe_are_published_in_order(cli, spawn, numbers):
+    lines = [str(number) for number in range(25_000)]
+    process = spawn("publish", numbers, "--json")
+    out, err = process.communicate("\n".join(lines).encode() + b"\n", timeout=PATIENCE_S)
+    assert (process.returncode, err) == (0, b"")
+    assert json.loads(out)["messages"] == 25_000
+    assert cli("poll", numbers, "--until-empty").lines == lines
+
+
+def test_a_line_is_published_before_the_next_one_comes(cli, spawn, numbers):
+    process = spawn("publish", numbers)
+    for word in ("one", "two"):
+        process.stdin.write(word.encode() + b"\n")
+        process.stdin.flush()
+        eventually(f"{word} is there", lambda word=word: cli("poll", numbers).lines[-1:] == [word])
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+
+
+def test_what_poll_prints_as_json_publish_takes_as_ndjson(cli, spawn, numbers):
+    cli("topic", "create", "copies")
+    cli("publish", numbers, "--base64", "AP8=", "")
+    cli("publish", numbers, "text")
+    poll = spawn("poll", numbers, "--json", stdin=subprocess.DEVNULL)
+    assert finished(spawn("publish", "copies", "--ndjson", stdin=poll.stdout))[0] == 0
+    assert [row["payload"] for row in cli("poll", "copies", "--json").rows] == [{"base64": "AP8="}, "", "text"]
+
+
+def test_a_wrong_line_ends_it_after_those_before_it(cli, spawn, numbers):
+    process = spawn("publish", numbers, "--ndjson")
+    _, err = process.communicate(b'"a"\n"b"\nc\n"d"\n', timeout=PATIENCE_S)
+    assert process.returncode == Exit.USAGE
+    assert b"error: line 3: this is no JSON" in err
+    assert b"2 messages published" in err
+    assert cli("poll", numbers).lines == ["a", "b"]
+
+
+def test_a_reader_who_has_seen_enough_ends_it_in_silence(cli, spawn, numbers):
+    cli("publish", numbers, *(["x" * 1000] * 1000))
+    for verb in (("poll", numbers), ("tail", numbers, "--from", "oldest")):
+        process = spawn(*verb, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        assert process.stdout.read(1001) == b"x" * 1000 + b"\n"
+        process.stdout.close()
+        assert (process.wait(PATIENCE_S), process.stderr.read()) == (Exit.FAILED, b""), verb
+
+
+# --- interrupts --------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
+    process = spawn("publish", numbers)
+    process.stdin.write(b"a\nb\nc\nd")
+    process.stdin.flush()
+    eventually("three are there", lambda: len(cli("poll", numbers).lines) == 3)
+    last_id = cli("poll", numbers, "--json").rows[-1]["id"]
+    process.send_signal(signal.SIGINT)
+    code = process.wait(PATIENCE_S)
+    assert (code, process.stderr.read().decode()) == (
+        Exit.INTERRUPTED,
+        f"error: interrupted: 3 messages published, the last is {last_id}, what follows was not\n",
+    )
+
+
+def test_an_interrupted_tail_says_nothing_more(cli, spawn, numbers):
+    cli("publish", numbers, "a")
+    process = spawn("tail", numbers, "--last", "1")
+    assert process.stdout.readline() == b"a\n"
+    process.send_signal(signal.SIGINT)
+    assert finished(process) == (Exit.INTERRUPTED, b"", "\n")
+
+
+def test_top_goes_on_until_it_is_interrupted(cli, spawn, numbers):
+    process = spawn("top", "--every", "1s", "--json")
+    assert [json.loads(process.stdout.readline())["topics"][0]["topic"] for _ in range(2)] == [numbers] * 2
+    process.send_signal(signal.SIGINT)
+    assert finished(process) == (Exit.INTERRUPTED, b"", "\n")
+
+
+# --- tail --------------------------------------------------------------------------------------------
+
+
+def test_tail_follows_several_topics_and_says_which(cli, spawn):
+    for name in ("orders-eu", "orders-us", "audit"):
+        cli("topic", "create", name)
+        cli("publish", name, "old")
+    process = spawn("tail", "orders-*", "--from", "oldest", "--limit", "3")
+    cli("publish", "orders-us", "new")
+    code, out, _ = finished(process)
+    assert code == 0
+    assert sorted(out.splitlines()) == [b"orders-eu old", b"orders-us new", b"orders-us old"]
+
+
+def test_tail_begins_with_the_id_it_is_given(cli, spawn, numbers):
+    cli("publish", numbers, "a", "b", "c")
+    second = cli("poll", numbers, "--json").rows[1]["id"]
+    assert finished(spawn("tail", numbers, "--from", second, "--limit", "2"))[1] == b"b\nc\n"
+
+
+def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
+    with Daemon(tmp_path / "data") as daemon:
+        url, port = url_of(daemon), daemon.address[1]
+        with Client(url, retry=False) as client:
+            client.create_topic("orders")
+            client.publish("orders", b"before")
+            command = [PLAINSONG, "tail", "orders", "--from", "oldest", "--limit", "2", "--url", url]
+            tail = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            assert tail.stdout.readline() == b"before\n"
+            daemon.kill()
+        with Daemon(tmp_path / "data", bind=f"127.0.0.1:{port}"), Client(url) as client:
+            client.publish("orders", b"after")
+            assert finished(tail) == (0, b"after\n", "")
+
+
+# --- unknown outcomes --------------------------------------------------------------------------------
+
+
+def test_a_connection_that_breaks_in_the_middle_leaves_it_unknown(alone):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def break_off():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+
+        threading.Thread(target=break_off, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        said = alone("publish", "orders", "a", "b", "--url", url, code=Exit.UNKNOWN)
+    assert "nobody knows whether it happened" in said.err
+    assert "0 messages published, of number 1 to 2 nobody knows" in said.err
+
+
+def test_publish_waits_for_the_daemon_when_told_to(tmp_path, alone, spawn):
+    with Daemon(tmp_path / "data") as daemon:
+        url, port = url_of(daemon), daemon.address[1]
+        with Client(url, retry=False) as client:
+            client.create_topic("orders")
+    publish = spawn("publish", "orders", "a", "--retry-for", "20s", "--url", url, "--namespace", "default")
+    with Daemon(tmp_path / "data", bind=f"127.0.0.1:{port}"):
+        code, out, _ = finished(publish)
+    assert code == 0
+    assert out.startswith(b"published 1 message, ")
+
+
+# --- at a terminal -----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """The program with a terminal for all three streams."""
+
+    def __init__(self, *arguments):
+        self.pid, self._handle = pty.fork()
+        if self.pid == 0:
+            os.execv(PLAINSONG, ["plainsong", *arguments])
+        self.seen = b""
+
+    def until(self, part):
+        over = time.monotonic() + PATIENCE_S
+        while part not in self.seen and time.monotonic() < over:
+            try:
+                self.seen += os.read(self._handle, 4096)
+            except OSError:  # its end has closed
+                break
+        assert part in self.seen, self.seen
+        return self.seen
+
+    def type(self, text):
+        os.write(self._handle, text)
+
+    def ended(self):
+        try:
+            while chunk := os.read(self._handle, 4096):
+                self.seen += chunk
+        except OSError:
+            pass
+        os.close(self._handle)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_terminal_is_asked_before_a_topic_is_deleted(cli, numbers):
+    asked = Terminal("topic", "delete", numbers)
+    asked.until(b"Delete numbers with all messages?")
+    asked.type(b"n\n")
+    assert asked.ended() == Exit.INTERRUPTED
+    assert cli("topic", "list").lines == [numbers]
+    asked = Terminal("topic", "delete", numbers)
+    asked.until(b"[y/N]")
+    asked.type(b"y\n")
+    assert asked.ended() == 0
+    assert cli("topic", "list").lines == []
+
+
+def test_a_terminal_gets_notes_and_is_spared_what_would_steer_it(cli, numbers):
+    cli("publish", numbers, "\x1b[2J!")
+    following = Terminal("tail", numbers, "--from", "oldest")
+    seen = following.until(b"!")
+    assert b"following numbers; Ctrl-C ends" in seen
+    assert rb"\x1b[2J!" in seen
+    following.type(b"\x03")
+    assert following.ended() == Exit.INTERRUPTED
+
+
+def test_messages_are_typed_line_by_line(cli, numbers):
+    typing = Terminal("publish", numbers)
+    typing.until(b"each line is a message; Ctrl-D ends")
+    typing.type(b"hello\n\x04")
+    typing.until(b"published 1 message")
+    assert typing.ended() == 0
+    assert cli("poll", numbers).lines == ["hello"]
+
+
+def test_top_draws_the_screen_again_and_again(cli, numbers):
+    live = Terminal("top", "--every", "1s")
+    seen = live.until(b"numbers").count(b"\x1b[H")
+    eventually("it is drawn again", lambda: live.until(b"\x1b[H").count(b"\x1b[H") >= seen)
+    live.type(b"\x03")
+    assert live.ended() == Exit.INTERRUPTED
+
+
+# --- completion --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_its_completion_script(alone, shell):
+    assert f"_PLAINSONG_COMPLETE={shell}_complete" in alone("completion", shell, code=0).out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("plainsong pu", ["publish"]),
+        ("plainsong poll num", ["numbers"]),
+        ("plainsong reader ls --json num", ["numbers"]),
+        ("plainsong poll --until", ["--until-empty"]),
+        ("plainsong topic app", ["apply"]),
+    ],
+)
+def test_verbs_options_and_topics_are_completed(cli, spawn, numbers, monkeypatch, words, completed):
+    environ = {"_PLAINSONG_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [PLAINSONG], env={**os.environ, **environ}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert [line.split(",")[1] for line in done.stdout.splitlines()] == completed
+    assert done.stderr == ""

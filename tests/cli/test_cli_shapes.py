@@ -1,0 +1,103 @@
+"""Format strings, JSON lines, tables, and what a terminal is spared."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plainsong import MessageId
+from plainsong.cli import inputs, tables
+from plainsong.cli.shapes import Shape, harmless, json_line
+
+ID = "0000018bcfe56805000100000000000000000000"
+
+
+def message(payload=b"hello", topic="greetings"):
+    return SimpleNamespace(topic=topic, id=MessageId(ID), payload=payload)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("%p", b"hello"),
+        ("%t %i %p", b"greetings " + ID.encode() + b" hello"),
+        ("%T %m", b"2023-11-14T22:13:20.005Z 1700000000005"),
+        ("%s%%", b"5%"),
+        (r"%t\t%p\n\x00\\", b"greetings\thello\n\x00\\"),
+        ("é %p", "é hello".encode()),
+        ("", b""),
+    ],
+)
+def test_a_format_names_the_parts_of_a_message(text, line):
+    assert Shape(text)(message()) == line
+
+
+@pytest.mark.parametrize("text", ["%q", "%", r"\q", "\\", r"\x1", r"%p\xzz"])
+def test_a_format_with_an_unknown_part_is_refused(text):
+    with pytest.raises(ValueError, match="; use "):
+        Shape(text)
+
+
+@given(st.binary(max_size=50))
+def test_a_payload_is_printed_as_it_is(payload):
+    assert Shape("<%p>")(message(payload)) == b"<" + payload + b">"
+
+
+@given(st.binary(max_size=50))
+def test_what_poll_prints_as_json_is_what_publish_reads(payload):
+    assert inputs.from_json(json_line(message(payload))) == (payload, None)
+
+
+def test_a_json_line_has_the_topic_the_id_the_time_and_the_payload():
+    assert json.loads(json_line(message())) == {
+        "topic": "greetings",
+        "id": ID,
+        "publishTimeMs": 1_700_000_000_005,
+        "payload": "hello",
+    }
+
+
+def test_a_terminal_is_spared_control_characters_and_broken_text():
+    assert harmless(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
+    assert harmless("é ok".encode()) == "é ok".encode()
+
+
+@given(st.binary(max_size=80))
+def test_nothing_that_steers_a_terminal_gets_through(line):
+    shown = harmless(line).decode()
+    assert all(char.isprintable() or char in "\t\n" for char in shown)
+
+
+def test_a_table_is_not_wider_than_it_may_be():
+    rows = [("a-topic-with-a-very-long-name-" * 4, "12 345 678", "99.9 KiB"), ("b", "1", "1 B")]
+    lines = tables.table(("TOPIC", ">MESSAGES", ">SIZE"), rows, columns=80)
+    assert max(map(len, lines)) <= 80
+    assert len({line.rindex(" B") for line in lines if line.endswith(" B")} | {len(lines[0])}) == 2
+    assert lines[1].split("  ")[0].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1048570, "1.0 MiB"),
+        (1 << 34, "16.0 GiB"),
+        (1 << 50, "1024.0 TiB"),
+    ],
+)
+def test_sizes_are_shown_in_binary_units(count, text):
+    assert tables.show_bytes(count) == text
+
+
+def test_counts_rates_and_short_times_are_shown_short():
+    assert [tables.show_count(n) for n in (None, 0, 1234567)] == ["-", "0", "1 234 567"]
+    assert tables.show_count(1000, estimated=True) == "~1 000"
+    assert [tables.show_rate(n) for n in (0, 0.4, 1234.5)] == ["0", "0.4/s", "1 234/s"]
+    assert [tables.show_seconds(n) for n in (12e-6, 0.00345, 1.5)] == ["12 µs", "3.45 ms", "1.5 s"]

@@ -1,0 +1,382 @@
+"""Every verb against a real daemon: what it does, what it prints for people and for programs, how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plainsong import __version__
+from plainsong.cli.exits import Exit
+
+ID = "0000018bcfe56805000100000000000000000000"
+
+
+@pytest.fixture
+def greetings(cli):
+    """A topic with three messages."""
+    cli("topic", "create", "greetings")
+    cli("publish", "greetings", "one", "two", "three")
+    return cli("poll", "greetings", "--json").rows
+
+
+# --- topics ------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_created_shown_changed_deleted_and_brought_back(cli):
+    assert "topic orders is there" in cli("topic", "create", "orders", "--ttl", "30d", "max_bytes=1GiB").out
+    shown = cli("topic", "show", "orders", "--json").json
+    assert shown["properties"] == {
+        "ttl": "2592000",
+        "max_bytes": str(1 << 30),
+        "generation": "1",
+        "transactional": "optional",
+        "deduplication": "inherit",
+    }
+    cli("topic", "set", "orders", "ttl=90m")
+    shown = cli("topic", "show", "orders").out
+    assert "ttl            90m" in shown
+    assert "max_bytes      1GiB" in shown
+    cli("topic", "set", "orders", "max_bytes=default")
+    assert "max_bytes" not in cli("topic", "show", "orders").out
+    cli("publish", "orders", "kept")
+    cli("topic", "delete", "orders", "--yes")
+    assert cli("topic", "list").out == ""
+    assert "is back, with 1 messages" in cli("topic", "undelete", "orders").out
+    assert cli("poll", "orders").out == "kept\n"
+
+
+def test_topics_are_listed_by_pattern_and_in_detail(cli):
+    for name in ("orders-eu", "orders-us", "audit"):
+        cli("topic", "create", name)
+    assert cli("topic", "list").lines == ["audit", "orders-eu", "orders-us"]
+    assert cli("topic", "list", "orders-*", "--json").json == ["orders-eu", "orders-us"]
+    heading, row = cli("topic", "list", "audit", "--long").lines
+    assert heading.split() == ["TOPIC", "TTL", "MESSAGES", "SIZE", "OLDEST"]
+    assert row.split() == ["audit", "7d", "0", "0", "B", "-"]
+    assert [each["name"] for each in cli("topic", "list", "-l", "--json").json] == ["audit", "orders-eu", "orders-us"]
+    assert cli("topic", "list", "x*", code=Exit.NOT_FOUND).err.startswith("error: no topic looks like 'x*'")
+
+
+def test_creating_a_topic_twice_says_how_to_change_it(cli):
+    cli("topic", "create", "orders")
+    said = cli("topic", "create", "orders", code=Exit.FAILED)
+    assert "plainsong topic set orders" in said.err
+    cli("topic", "create", "orders", "--if-not-exists")
+    cli("topic", "create", "orders", "--if-not-exists", "--ttl", "1h", code=Exit.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("topic", "create", "a b"), "topic 'a b' is not allowed"),
+        (("topic", "create", "a", "tll=5"), "did you mean 'ttl'"),
+        (("topic", "create", "a", "ttl"), "write NAME=VALUE"),
+        (("topic", "create", "a", "ttl=soon"), "ttl is 'soon'"),
+        (("topic", "create", "a", "--ttl", "soon"), "use for example 30s"),
+        (("poll", "a", "-f", "%q"), "%q is no field"),
+        (("poll", "a", "--from", "soon"), "oldest, newest"),
+        (("poll", "a", "--from", "oldest", "--last", "3"), "exclude each other"),
+        (("publish", "a", "x", "--file", "y"), "not both"),
+        (("publish", "a", "--file", "/does/not/exist"), "cannot be read"),
+        (("tail", "a", "b", "--last", "3"), "--last is for one topic"),
+        (("poll", "a", "--json", "-f", "%p"), "exclude each other"),
+        (("poll", "a", "--url", "nonsense"), "is no URL of a daemon"),
+        (("topic", "delete", "a"), "there is no topic"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_what_is_right(cli, arguments, says):
+    code = Exit.NOT_FOUND if arguments[:2] == ("topic", "delete") else Exit.USAGE
+    if code == Exit.NOT_FOUND:
+        says = "does not exist"
+    said = cli(*arguments, code=code)
+    assert says in said.err
+    assert said.out == ""
+
+
+def test_deleting_asks_and_without_anybody_there_wants_yes(cli, greetings):
+    said = cli("topic", "delete", "greetings", code=Exit.USAGE)
+    assert "--yes" in said.err
+    assert cli("topic", "list").out == "greetings\n"
+    # One name that is none: nothing is deleted.
+    cli("topic", "delete", "greetings", "other", "--yes", code=Exit.NOT_FOUND)
+    assert cli("topic", "list").out == "greetings\n"
+
+
+# --- apply -------------------------------------------------------------------------------------------
+
+
+def test_apply_makes_the_topics_what_the_file_says(cli, home):
+    file = home / "topics.toml"
+    file.write_text('[topics.orders]\nttl = "30d"\n[topics.audit]\n')
+    cli("topic", "create", "audit", "ttl=1h")
+    cli("topic", "create", "old")
+    dry = cli("topic", "apply", "-f", str(file), "--dry-run")
+    assert [line.split() for line in dry.lines] == [
+        ["=", "audit"],
+        ["old", "(not", "in", "the", "file)"],
+        ["+", "orders", "ttl", "30d"],
+        ["1", "topic", "would", "change"],
+    ]
+    assert cli("topic", "list").lines == ["audit", "old"]
+    assert cli("topic", "apply", "-f", str(file)).lines[-1] == "1 topic changed"
+    assert cli("topic", "apply", "-f", str(file)).lines[-1] == "nothing to do"
+    assert cli("topic", "list").lines == ["audit", "old", "orders"]
+    assert cli("topic", "show", "audit", "--json").json["properties"]["ttl"] == "3600"
+
+
+def test_apply_changes_only_what_is_named_and_prunes_only_when_told(cli, home):
+    cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB")
+    cli("topic", "create", "old")
+    file = home / "topics.json"
+    file.write_text(json.dumps({"topics": {"orders": {"ttl": 7200}}}))
+    told = cli("topic", "apply", "-f", str(file), "--json").json
+    assert told["topics"] == [
+        {"topic": "old", "action": "leave", "properties": {}},
+        {"topic": "orders", "action": "change", "properties": {"ttl": {"from": "3600", "to": "7200"}}},
+    ]
+    shown = cli("topic", "show", "orders", "--json").json["properties"]
+    assert (shown["ttl"], shown["max_bytes"]) == ("7200", str(1 << 20))
+    cli("topic", "apply", "-f", str(file), "--prune", code=Exit.USAGE)
+    assert "- old" in cli("topic", "apply", "-f", str(file), "--prune", "--yes").out
+    assert cli("topic", "list").lines == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "declares no topics"),
+        ("[topcis.a]", "did you mean 'topics'"),
+        ("[topics.a]\ntll = 5", "topic a: unknown property 'tll'"),
+        ('[topics.a]\nttl = "soon"', "topic a: ttl is 'soon'"),
+        ('[topics."a b"]', "topic 'a b' is not allowed"),
+        ("[topics", "Expected ']'"),
+        ("[topics.a]\nttl = true", "use a number or a string"),
+    ],
+)
+def test_a_file_that_makes_no_sense_changes_nothing(cli, home, text, says):
+    file = home / "topics.toml"
+    file.write_text("[topics.good]\n" + text if text.startswith("[topics.") else text)
+    assert says in cli("topic", "apply", "-f", str(file), code=Exit.USAGE).err
+    assert cli("topic", "list").out == ""
+
+
+# --- publish and poll --------------------------------------------------------------------------------
+
+
+def test_arguments_are_published_in_their_order(cli, greetings):
+    assert [row["payload"] for row in greetings] == ["one", "two", "three"]
+    told = cli("publish", "greetings", "four", "--json").json
+    assert (told["topic"], told["messages"]) == ("greetings", 1)
+    assert told["firstId"] == told["lastId"] > greetings[-1]["id"]
+    assert cli("publish", "greetings", "five", "--quiet").out == ""
+
+
+def test_base64_and_files_carry_any_bytes(cli, home):
+    cli("topic", "create", "bytes")
+    (home / "picture").write_bytes(b"\x00\n\xff")
+    cli("publish", "bytes", "--base64", "AP8=")
+    cli("publish", "bytes", "--file", "picture", "--file", "picture")
+    payloads = [row["payload"] for row in cli("poll", "bytes", "--json").rows]
+    assert payloads == [{"base64": "AP8="}, {"base64": "AAr/"}, {"base64": "AAr/"}]
+    said = cli("publish", "bytes", "--base64", "good", "?", code=Exit.USAGE)
+    assert "argument 2: this is no base64" in said.err
+    assert "0 messages published" in said.err
+
+
+def test_a_ttl_of_their_own_makes_messages_expire_sooner(cli):
+    cli("topic", "create", "short")
+    cli("publish", "short", "gone", "--ttl", "10m")
+    (seen,) = cli("peek", "short", "--json").rows
+    assert seen["expiresMs"] - seen["publishTimeMs"] == 600_000
+    assert "expires in 9m" in cli("peek", "short").out
+
+
+def test_poll_starts_and_ends_where_it_is_told(cli, greetings):
+    first, second, third = (row["id"] for row in greetings)
+    time_ms = greetings[0]["publishTimeMs"]
+    assert cli("poll", "greetings").out == "one\ntwo\nthree\n"
+    assert cli("poll", "greetings", "--from", second).out == "two\nthree\n"
+    assert cli("poll", "greetings", "--after", second).out == "three\n"
+    assert cli("poll", "greetings", "--to", third).out == "one\ntwo\n"
+    assert cli("poll", "greetings", "--from", str(time_ms)).out == "one\ntwo\nthree\n"
+    assert cli("poll", "greetings", "--to", str(time_ms)).out == ""
+    assert cli("poll", "greetings", "--from", "-10m", "--limit", "2").out == "one\ntwo\n"
+    assert cli("poll", "greetings", "--from", "now").out == ""
+    assert cli("poll", "greetings", "--last", "2").out == "two\nthree\n"
+    assert cli("poll", "greetings", "--last", "10", "--limit", "1").out == "one\n"
+    assert cli("poll", "greetings", "--from", "now", "--wait", "50ms").out == ""
+    assert cli("poll", "greetings", "-f", "%t %i %p", "--limit", "1").out == f"greetings {first} one\n"
+    assert cli("poll", "greetings", "-0").out == "one\0two\0three\0"
+
+
+def test_poll_reads_page_by_page_until_it_is_empty(cli, monkeypatch):
+    cli("topic", "create", "numbers")
+    cli("publish", "numbers", *map(str, range(25)))
+    monkeypatch.setattr("plainsong.cli.poll.PAGE_MESSAGES", 10)
+    assert len(cli("poll", "numbers").lines) == 10
+    everything = cli("poll", "numbers", "--until-empty").lines
+    assert everything == [str(number) for number in range(25)]
+    assert cli("poll", "numbers", "--limit", "15").lines == everything[:15]
+    assert cli("poll", "numbers", "--last", "15").lines == everything[10:]
+
+
+def test_an_unknown_topic_names_the_nearest(cli, greetings):
+    for verb in (("poll", "greeting"), ("publish", "greeting", "x"), ("tail", "greeting"), ("peek", "greeting")):
+        said = cli(*verb, code=Exit.NOT_FOUND)
+        assert "did you mean 'greetings'?" in said.err, verb
+    for verb in (("stats", "greeting"), ("topic", "show", "greeting"), ("reader", "ls", "greeting")):
+        assert "did you mean 'greetings'?" in cli(*verb, code=Exit.NOT_FOUND).err, verb
+
+
+def test_an_unknown_topic_where_there_is_none_says_how_to_make_it(cli):
+    assert "plainsong topic create orders" in cli("poll", "orders", code=Exit.NOT_FOUND).err
+
+
+def test_errors_are_json_for_programs(cli):
+    said = cli("poll", "orders", "--json", code=Exit.NOT_FOUND)
+    told = json.loads(said.err)
+    assert (told["code"], told["outcome"], told["exit"]) == ("topic_not_found", "not-applied", 4)
+    assert "plainsong topic create orders" in told["hint"]
+
+
+# --- looking -----------------------------------------------------------------------------------------
+
+
+def test_peek_shows_state_size_and_expiry_in_eighty_columns(cli, greetings):
+    cli("publish", "greetings", "long " * 100)
+    said = cli("peek", "greetings")
+    assert said.lines[0].startswith(f"{greetings[0]['id']}  plain  3 B  expires in 6d 23h")
+    assert said.lines[1].split() == [said.lines[1].split()[0], "one"]
+    assert max(map(len, said.lines)) <= 80
+    assert cli("peek", "greetings", "--last", "2", "--json").rows[0]["payload"] == "three"
+    assert len(cli("peek", "greetings", "--limit", "2", "--json").rows) == 2
+
+
+def test_stats_of_one_topic_and_of_all(cli, greetings):
+    cli("topic", "create", "audit")
+    heading, audit, row = cli("stats").lines
+    assert heading.split() == ["TOPIC", "MESSAGES", "SIZE", "OLDEST", "IN", "OUT", "WAITING"]
+    assert (audit.split()[:2], row.split()[:2]) == (["audit", "0"], ["greetings", "3"])
+    assert cli("stats", "greet*", "--json").json[0]["topic"] == "greetings"
+    told = cli("stats", "greetings", "--json").json
+    assert (told["messages"], told["newestId"]) == (3, greetings[-1]["id"])
+    assert "messages          3" in cli("stats", "greetings").out
+
+
+def test_top_shows_the_topics_once_when_told_so(cli, greetings):
+    lines = cli("top", "--once").lines
+    assert lines[0].startswith("plainsong  http://127.0.0.1:")
+    assert lines[1].startswith("1 topics, ")
+    assert lines[-1].split()[:2] == ["greetings", "3"]
+    assert max(map(len, lines)) <= 80
+    assert cli("top", "--once", "--json").json["topics"][0]["topic"] == "greetings"
+
+
+def test_ping_says_how_far_and_whether_ready(cli, running):
+    assert cli("ping").out.endswith(f"plainsong {__version__}  ready\n")
+    (told,) = cli("ping", "--json", "--count", "2").json
+    assert (told["ready"], told["store"], len(told["seconds"])) == (True, "leveldb", 2)
+    said = cli("ping", "--url", f"http://127.0.0.1:1,{told['url']}")
+    assert [line.split("  ")[1].startswith("no answer") for line in said.lines] == [True, False]
+
+
+def test_bench_measures_and_leaves_nothing_behind(cli):
+    told = cli("bench", "--time", "100ms", "--size", "10", "--batch", "50", "--threads", "2", "--json").json
+    assert [part["what"] for part in told["parts"]] == [
+        "publish one",
+        "publish one, 2 threads",
+        "publish 50 at once",
+        "poll in pages",
+    ]
+    assert all(part["perSecond"] > 0 and 0 < part["p50Seconds"] <= part["p99Seconds"] for part in told["parts"])
+    assert cli("topic", "list").out == ""
+
+
+# --- readers -----------------------------------------------------------------------------------------
+
+
+def test_readers_are_set_listed_shown_reset_and_forgotten(cli, greetings):
+    first, _, third = (row["id"] for row in greetings)
+    assert cli("reader", "set", "greetings", "billing", first, "--json").json["visible"] == 2
+    heading, row = cli("reader", "ls", "greetings").lines
+    assert (heading.split()[0], row.split()[:2]) == ("READER", ["billing", "2"])
+    shown = cli("reader", "show", "greetings", "billing").out
+    assert first in shown
+    assert "2 messages" in shown
+    said = cli("reader", "reset", "greetings", "billing", "--to", "now", code=Exit.USAGE)
+    assert "billing of greetings will skip 2 messages" in said.err
+    assert cli("reader", "reset", "greetings", "billing", "--to", "now", "--yes", "--json").json["position"] == third
+    said = cli("reader", "reset", "greetings", "billing", code=Exit.USAGE)
+    assert "will read again 3 messages" in said.err
+    assert cli("reader", "reset", "greetings", "billing", "-y", "--json").json["visible"] == 3
+    cli("reader", "set", "greetings", "billing", str(greetings[0]["publishTimeMs"]))
+    assert cli("reader", "show", "greetings", "billing", "--json").json["visible"] == 3
+    assert "forgot billing" in cli("reader", "rm", "greetings", "billing").out
+    assert cli("reader", "ls", "greetings", "--json").json == []
+
+
+def test_an_unknown_reader_names_the_nearest(cli, greetings):
+    assert "reader set greetings billing oldest" in cli("reader", "show", "greetings", "billing", code=4).err
+    cli("reader", "set", "greetings", "billing", "oldest")
+    for verb in (("show",), ("rm",), ("reset", "--yes")):
+        said = cli("reader", verb[0], "greetings", "biling", *verb[1:], code=Exit.NOT_FOUND)
+        assert said.err == "error: topic greetings has no reader 'biling'\nhint: did you mean 'billing'?\n"
+
+
+# --- doctor ------------------------------------------------------------------------------------------
+
+
+def test_doctor_examines_everything_and_says_what_a_message_survives(cli, greetings, running):
+    said = cli("doctor", "--data-dir", str(running.data_dir), "--json", code=None)
+    told = said.json
+    looked = {check["what"] for check in told["checks"]}
+    assert {"daemon", "sync time", "honesty", "free space", "open files", "clock"} <= looked
+    assert (said.code == Exit.FAILED) == any(check["state"] == "bad" for check in told["checks"])
+    assert told["survives"].startswith("An acknowledged message survives kill -9")
+    assert told["store"] == "leveldb"
+
+
+def test_doctor_without_a_daemon_looks_at_the_machine(alone):
+    said = alone("doctor", "--no-daemon")
+    assert "there is no ./data here" in said.out
+    assert "sync time" in said.out
+    assert said.lines[-1].startswith("An acknowledged message survives")
+    assert said.code in (Exit.OK, Exit.FAILED)
+
+
+def test_doctor_finds_a_daemon_that_is_down(alone):
+    said = alone("doctor", "--url", "http://127.0.0.1:1", code=Exit.FAILED)
+    assert "BAD   daemon" in said.out
+    assert said.err.startswith("error: not well: ")
+    assert "daemon" in said.err
+
+
+# --- a daemon that is down -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("topic", "list"),
+        ("publish", "a", "x"),
+        ("poll", "a"),
+        ("tail", "a"),
+        ("peek", "a"),
+        ("stats",),
+        ("top", "--once"),
+        ("reader", "ls", "a"),
+        ("bench",),
+        ("ping",),
+    ],
+)
+def test_a_daemon_that_is_down_ends_with_5_at_once_and_a_hint(alone, verb):
+    said = alone(*verb, "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
+    assert said.err.startswith("error: ")
+    assert "plainsong serve starts one" in said.err
+
+
+def test_of_several_urls_the_next_one_answers(cli, running):
+    urls = f"http://127.0.0.1:1,http://127.0.0.1:{running.address[1]}"
+    cli("topic", "create", "a", "--url", urls)
+    assert cli("publish", "a", "x", "--url", urls).out.startswith("published 1 message, ")
