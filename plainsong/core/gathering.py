@@ -203,6 +203,9 @@ class Gathering(Generic[S]):
             lane.again.appendleft(Batch(lane, batch.items[middle:], batch.in_doubt))
             lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
             return None
+        if error.outcome == "unknown":
+            # Whatever broke may not be over: the next batch must not fall into the same hole.
+            lane.not_before_s = now_s + lane.backoff.next_s(error)
         self._release(batch.items)
         self._forget_if_empty(lane)
         if batch.in_doubt and error.outcome == "not-applied":

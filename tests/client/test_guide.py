@@ -1,0 +1,61 @@
+"""Every example of docs/client.md, run as it stands against a real daemon."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE_S
+
+GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+#: What an example prints, of those where that matters.
+SAYS = {
+    "AsyncClient": "b'third'",
+    "futures": "0000",
+    "best_effort": "0",
+    "no-such-topic": "topic_not_found not-applied",
+    "page.last_id": "more",
+    "shop-*": "shop-returns b'hello'",
+    "FilePosition": "[]",
+    "Undecodable": "skipped",
+    "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_guide_do_what_they_show(example: str, shared_url: str, tmp_path: Path):
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "PLAINSONG_URL": shared_url, "PLAINSONG_NAMESPACE": "guide", "PYTHONPATH": str(root)}
+    # The guide speaks to the default place, where a reader's own daemon is.
+    run = example.replace("Client()", "Client.from_environment()")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", run],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for mark, said in SAYS.items():
+        if mark in example:
+            assert said in done.stdout
+
+
+def test_the_guide_has_an_example_of_each_kind():
+    assert all(any(mark in example for example in EXAMPLES) for mark in SAYS)
+
+
+def test_tables_and_text_name_only_what_is_there():
+    import plainsong.errors
+
+    for name in re.findall(
+        r"`([A-Z][A-Za-z]+(?:Error|Failed|Lost|Exceeded|Sent|Full|Changed|NotFound|TooLarge))`", GUIDE.read_text()
+    ):
+        assert hasattr(plainsong.errors, name), name
