@@ -109,7 +109,7 @@ class Paging:
         items: list[bytes] = []
         for key, value in rows:
             try:
-                row = decode_row(value)
+                visible = self._item(key, decode_row(value))
             except DamagedRow:
                 if not items and not self._count:
                     raise
@@ -117,7 +117,6 @@ class Paging:
                 self.feed_items(items)
                 self._cut = True
                 return
-            visible = self._item(key, row)
             if visible is not None:
                 items.append(visible)
         self.feed_items(items)
