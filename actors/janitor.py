@@ -42,7 +42,7 @@ class JanitorSettings:
 
     interval_s: float = 60.0
     delete_grace_s: float = 3600.0
-    step_rows: int = 2_000
+    step_rows: int = 500
 
 
 class Janitor:

@@ -7,13 +7,22 @@ disk from those who publish and poll.
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.effects import Table
 from protocol.ids import pack_position
-from protocol.keys import READER, DamagedRow, parse_message_key, parse_payload_key, stop_after, system_key
+from protocol.keys import (
+    MESSAGE_TAIL_BYTES,
+    PAYLOAD_TAIL_BYTES,
+    READER,
+    DamagedRow,
+    stop_after,
+    system_key,
+    topic_of,
+)
 from protocol.records import Reader
 from protocol.rows import is_intact, own_ttl_s
 from protocol.topic.asks import SliceCleaned
@@ -102,24 +111,29 @@ class Sweep:
 
 def is_message(row: Row) -> bool:
     """Whether a row of the message table can be read."""
-    return _parses(parse_message_key, row[0]) and is_intact(row[1])
+    return _is_topic(row[0][:-MESSAGE_TAIL_BYTES]) and is_intact(row[1])
 
 
 def is_payload(row: Row) -> bool:
     """Whether a row of the payload table can be read."""
-    return _parses(parse_payload_key, row[0]) and is_intact(row[1])
+    return _is_topic(row[0][:-PAYLOAD_TAIL_BYTES]) and is_intact(row[1])
 
 
 def _is_reader(row: Row) -> bool:
-    return _parses(Reader.decode, row[1])
-
-
-def _parses(parse: Callable[[bytes], object], raw: bytes) -> bool:
     try:
-        parse(raw)
+        Reader.decode(row[1])
     except DamagedRow:
         return False
     return True
+
+
+@lru_cache(maxsize=64)
+def _is_topic(start: bytes) -> bool:
+    """Whether a key's start is ``ns:topic:`` and no more; asked of every row, and the same for most."""
+    try:
+        return topic_of(start)[1] == b""
+    except DamagedRow:
+        return False
 
 
 def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:

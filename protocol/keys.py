@@ -20,6 +20,9 @@ from protocol.names import TopicName
 _GENERATION = struct.Struct(">i")
 _PAYLOAD = struct.Struct(">qqH")
 _POSITION = struct.Struct(">qH")
+#: What follows the topic in a message key, and in a payload key.
+MESSAGE_TAIL_BYTES = _GENERATION.size + _POSITION.size
+PAYLOAD_TAIL_BYTES = _GENERATION.size + _PAYLOAD.size
 
 #: First byte of rows of the metadata table that are no topic's metadata.
 SYSTEM = b"\x00"
@@ -118,8 +121,8 @@ def topic_of(key: bytes) -> tuple[TopicName, bytes]:
 def parse_message_key(key: bytes) -> MessageKey:
     """Take a message key apart. Raises DamagedRow when it is none."""
     name, rest = topic_of(key)
-    if len(rest) != 14:
-        raise DamagedRow(f"message key {key.hex()} has {len(rest)} bytes after the topic, not 14")
+    if len(rest) != MESSAGE_TAIL_BYTES:
+        raise DamagedRow(f"message key {key.hex()} has {len(rest)} bytes after the topic, not {MESSAGE_TAIL_BYTES}")
     (generation,) = _GENERATION.unpack_from(rest)
     ts, seq = _POSITION.unpack_from(rest, 4)
     return MessageKey(name, generation, ts, seq)
@@ -128,8 +131,8 @@ def parse_message_key(key: bytes) -> MessageKey:
 def parse_payload_key(key: bytes) -> PayloadKey:
     """Take a payload key apart. Raises DamagedRow when it is none."""
     name, rest = topic_of(key)
-    if len(rest) != 22:
-        raise DamagedRow(f"payload key {key.hex()} has {len(rest)} bytes after the topic, not 22")
+    if len(rest) != PAYLOAD_TAIL_BYTES:
+        raise DamagedRow(f"payload key {key.hex()} has {len(rest)} bytes after the topic, not {PAYLOAD_TAIL_BYTES}")
     (generation,) = _GENERATION.unpack_from(rest)
     return PayloadKey(name, generation, *_PAYLOAD.unpack_from(rest, 4))
 
