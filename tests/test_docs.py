@@ -108,7 +108,7 @@ def test_log_events_that_are_described_are_written_somewhere():
 def commands(text: str) -> list[str]:
     """Every line that runs ``plainsong``, from blocks and from the prose."""
     said = [line for line in [*shell_lines(text), *spans(text)] if re.match(r"(\S*/)?plainsong \w", line)]
-    return [re.sub(r"^\S*plainsong ", "", line) for line in said]
+    return [re.split(r" [|<>] ", re.sub(r"^\S*plainsong ", "", line))[0] for line in said]
 
 
 @every_document

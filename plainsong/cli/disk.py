@@ -8,6 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+#: How far syncs can be believed.
+Trust = Literal["ok", "warning", "bad"]
 
 #: A sync faster than this has not been to any device: the fastest with a safe cache take about 10 µs.
 IMPLAUSIBLE_S = 8e-6
@@ -121,25 +125,27 @@ def is_rotating(directory: Path) -> bool | None:
     return None
 
 
-def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, preload: str = "") -> tuple[bool, str]:
-    """Whether the syncs can be believed, and why (not).
+def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, preload: str = "") -> tuple[Trust, str]:
+    """Whether the syncs can be believed (``ok``), perhaps (``warning``) or not (``bad``), and why.
 
     Args:
       preload: ``LD_PRELOAD`` of this process.
     """
     kind = mount.kind if mount is not None else ""
+    options = set(mount.options) if mount is not None else set()
     if "eatmydata" in preload:
-        return False, "LD_PRELOAD names eatmydata, which swallows syncs"
+        return "bad", "LD_PRELOAD names eatmydata, which swallows syncs"
     if kind in IN_MEMORY:
-        return False, f"the file system is {kind}: memory, gone with a restart of the machine"
-    if mount is not None and {"nobarrier", "barrier=0"} & set(mount.options):
-        return False, "the file system is mounted without barriers: the disk's own cache may lose what was synced"
-    if mount is not None and kind == "overlay" and "volatile" in mount.options:
-        return False, "the file system is a volatile overlay, which swallows syncs"
+        return "bad", f"the file system is {kind}: memory, gone with a restart of the machine"
+    if {"nobarrier", "barrier=0"} & options:
+        return "bad", "the file system is mounted without barriers: the disk's own cache may lose what was synced"
+    if kind == "overlay" and "volatile" in options:
+        return "bad", "the file system is a volatile overlay, which swallows syncs"
     if times.median_s < IMPLAUSIBLE_S:
-        return False, "no device syncs so fast: something between here and the disk only says that it did"
-    if rotating and times.median_s < ROTATION_S:
-        return False, "a disk that turns cannot be so fast: its cache answers, safe only if it has a battery"
+        return "bad", "no device syncs so fast: something between here and the disk only says that it did"
     if kind.split(".")[0] in REMOTE:
-        return True, f"the file system is {kind}: whether a sync is one is up to the other side"
-    return True, "a plausible time for a real disk"
+        return "warning", f"the file system is {kind}: whether a sync is one is up to the other side"
+    if rotating and times.median_s < ROTATION_S:
+        # Virtual disks are often called so; what is below them cannot be seen from here.
+        return "warning", "the system calls it a disk that turns, which could not be so fast: a cache answers for it"
+    return "ok", "a plausible time for a real disk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from plainsong.cli.where import where_options
 if TYPE_CHECKING:
     from plainsong.cli.where import Where
 
+#: The daemon's own variable for its storage.data_dir.
+DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"
 _LOCAL = ("127.", "localhost", "[::1]")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
 
@@ -42,19 +45,19 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
     if any(each.answers for each in found):
         findings += health.look_at_times(where)
     directory = None
-    honest = None
+    trust: health.State | None = None
     if data_dir is not None or no_daemon or _is_local(where):
-        directory = nearest_directory(Path(data_dir or "data"))
-        if data_dir is None and directory.name != "data":
+        directory = nearest_directory(Path(data_dir or os.environ.get(DATA_DIR) or "data"))
+        if data_dir is None and DATA_DIR not in os.environ and directory.name != "data":
             findings.append(_elsewhere(directory))
-        of_disk, honest = health.look_at_disk(directory)
+        of_disk, trust = health.look_at_disk(directory)
         findings += of_disk + health.look_at_limits()
     findings += health.look_at_clock()
     store = next((each.store for each in found if each.answers), "")
-    sentence = health.survives(store, honest, directory)
+    sentence = health.survives(store, trust, directory)
     if as_json:
         checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in findings]
-        echo_json({"checks": checks, "survives": sentence, "store": store or None, "honest": honest})
+        echo_json({"checks": checks, "survives": sentence, "store": store or None, "syncs": trust})
     else:
         _print(findings, sentence)
     bad = [finding.what for finding in findings if finding.state == "bad"]

@@ -45,4 +45,5 @@ class CommandFailed(Exception):
         #: The daemon's word for it, and whether it happened; for programs.
         self.word = ""
         self.outcome = ""
+        self.more: dict[str, object] = {}
         self.as_json = False

@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeAlias
 
 from plainsong import __version__
 from plainsong.cli import disk
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plainsong.cli.daemons import Found
     from plainsong.cli.where import Where
 
-State = Literal["ok", "warning", "bad"]
+State: TypeAlias = disk.Trust
 
 #: The daemon refuses publishes below 256 MiB, unless it is told otherwise.
 LOW_BYTES = 256 << 20
@@ -50,8 +50,8 @@ class Finding:
     hint: str = ""
 
 
-def look_at_disk(directory: Path) -> tuple[list[Finding], bool | None]:
-    """Sync time, honesty and free space; and whether syncs can be believed (None: not measured)."""
+def look_at_disk(directory: Path) -> tuple[list[Finding], State | None]:
+    """Sync time, honesty and free space; and how far syncs can be believed (None: not measured)."""
     findings = look_at_space(directory)
     try:
         times = disk.measure_sync(directory)
@@ -59,14 +59,14 @@ def look_at_disk(directory: Path) -> tuple[list[Finding], bool | None]:
         says = f"{directory} cannot be written to: {error.strerror}"
         return [Finding("disk", "bad", says, "give --data-dir, or run as the daemon's user"), *findings], None
     mount = disk.mount_of(directory)
-    honest, why = disk.judged(
+    trust, why = disk.judged(
         times, mount, rotating=disk.is_rotating(directory), preload=os.environ.get("LD_PRELOAD", "")
     )
     said = f"{show_seconds(times.median_s)} each (p99 {show_seconds(times.p99_s)}), on {directory}"
     slow = times.median_s > SLOW_SYNC_S
     hint = "publishes wait for it: expect no more commits a second than it allows" if slow else ""
     syncs = Finding("sync time", "warning" if slow else "ok", said, hint)
-    return [syncs, Finding("honesty", "ok" if honest else "bad", why), *findings], honest
+    return [syncs, Finding("honesty", trust, why), *findings], trust
 
 
 def look_at_space(directory: Path) -> list[Finding]:
@@ -175,18 +175,18 @@ def look_at_times(where: Where) -> list[Finding]:
     return findings
 
 
-def survives(store: str, honest: bool | None, directory: Path | None) -> str:
+def survives(store: str, trust: State | None, directory: Path | None) -> str:
     """What an acknowledged message survives, in one sentence.
 
     Args:
       store: what the daemon keeps messages in; empty when none answers.
-      honest: whether the syncs of ``directory`` can be believed; None when it was not measured.
+      trust: how far the syncs of ``directory`` can be believed; None when they were not measured.
     """
     if store == "memory":
         return "An acknowledged message survives nothing: this daemon keeps its messages in memory only."
-    if honest is None or directory is None:
+    if trust is None or directory is None:
         return "An acknowledged message survives kill -9; of a power cut nothing can be said without --data-dir."
-    if honest:
+    if trust != "bad":
         return (
             "An acknowledged message survives kill -9, a crash of the machine and a power cut,"
             f" as far as the disk under {directory} keeps what it says it has synced."

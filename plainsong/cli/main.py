@@ -53,6 +53,9 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         code = command.main(list(arguments), prog_name=name, standalone_mode=False)
     except CommandFailed as error:
         return _report(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return Exit.USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else name
         return _report(CommandFailed(error.format_message(), hint=f"try {path} --help", code=Exit.USAGE))
@@ -71,7 +74,7 @@ def main() -> None:
 def _report(error: CommandFailed) -> int:
     if error.as_json:
         told = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
-        click.echo(json.dumps({**told, "exit": int(error.code)}, ensure_ascii=False), err=True)
+        click.echo(json.dumps({**told, "exit": int(error.code), **error.more}, ensure_ascii=False), err=True)
         return error.code
     click.echo(f"error: {error.message}", err=True)
     if error.hint:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import resolved
 from plainsong.cli.verbs import SECTIONS, VERBS
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class Program(click.Group):
             return command
         point = self._entry_points.get(cmd_name)
         return super().get_command(ctx, cmd_name) if point is None else _load(point)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant. Raises click.UsageError naming the nearest one."""
+        return resolved(self, ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """All commands with one line each, in sections."""

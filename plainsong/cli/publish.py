@@ -132,18 +132,15 @@ class Sending:
                 self._one(piece)
         except KeyboardInterrupt:
             self._progress.clear()
-            raise CommandFailed(f"interrupted: {self._how_far()}", code=Exit.INTERRUPTED) from None
+            raise self._ended(CommandFailed("interrupted", code=Exit.INTERRUPTED), "unknown") from None
         except PlainsongError as error:
             self._progress.clear()
             if error.code == "topic_not_found" and not self.sent:
                 raise
-            failed = failure_of(error)
-            failed.message += f"; {self._how_far(known=error.outcome != 'unknown')}"
-            raise failed from error
+            raise self._ended(failure_of(error), error.outcome) from error
         except CommandFailed as error:
             self._progress.clear()
-            error.message += f"; {self._how_far()}"
-            raise
+            raise self._ended(error, "not-applied") from error.__cause__
         self._progress.clear()
 
     def _one(self, piece: inputs.Piece) -> None:
@@ -158,7 +155,15 @@ class Sending:
         self.last_id = None if receipt.last_id is None else str(receipt.last_id)
         self._progress.show(self.sent, piece.read_bytes)
 
-    def _how_far(self, *, known: bool = False) -> str:
+    def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:
+        """``failed``, with how far it came; ``outcome`` is of the request under way."""
+        unknown = self._under_way if outcome == "unknown" else 0
+        failed.message += (": " if failed.code == Exit.INTERRUPTED else "; ") + self._how_far(known=not unknown)
+        failed.outcome = "unknown" if unknown else "not-applied"
+        failed.more = {**self.told(), "unknown": unknown}
+        return failed
+
+    def _how_far(self, *, known: bool) -> str:
         said = [f"{_messages(self.sent)} published"]
         if self.last_id:
             said.append(f"the last is {self.last_id}")
@@ -201,12 +206,12 @@ class Progress:
         part = f" ({min(100, 100 * read_bytes // self._total)} %)" if self._total else ""
         rate = messages / (now_s - self._began_s)
         line = f"{show_count(messages)} messages, {show_bytes(read_bytes)}{part}, {show_count(rate)}/s"
-        click.echo(f"\r{line}\x1b[K", err=True, nl=False)
+        click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
 
     def clear(self) -> None:
         """Take the line away."""
         if self._is_shown:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -64,10 +65,33 @@ class WhereOption(click.Option):
     """An option that says which daemon is meant."""
 
 
+def resolved(
+    group: click.Group, ctx: click.Context, args: list[str]
+) -> tuple[str | None, click.Command | None, list[str]]:
+    """The command that is meant. Raises click.UsageError naming the nearest one."""
+    try:
+        return click.Group.resolve_command(group, ctx, args)
+    except click.UsageError as error:
+        near = get_close_matches(args[0], group.list_commands(ctx), n=1)
+        says = f"there is no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        raise click.UsageError(says, ctx=ctx) from error
+
+
 class VerbGroup(click.Group):
-    """A group of verbs, listed in the order they are written in."""
+    """A group of verbs, listed in the order they are written in; ``ls`` and ``list``, ``rm`` and ``delete`` are one."""
 
     command_class = Verb
+    _SAME: ClassVar = {"ls": "list", "list": "ls", "rm": "delete", "delete": "rm"}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name, or of the other name for the same."""
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, self._SAME.get(cmd_name, ""))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As ``resolved``."""
+        return resolved(self, ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names in the order of the source."""

@@ -24,14 +24,13 @@ def mount(kind="ext4", options="rw"):
 
 
 def test_a_plausible_sync_on_a_plain_disk_is_believed():
-    assert disk.judged(GOOD, mount(), rotating=False) == (True, "a plausible time for a real disk")
+    assert disk.judged(GOOD, mount(), rotating=False) == ("ok", "a plausible time for a real disk")
 
 
 @pytest.mark.parametrize(
     ("times", "where", "rotating", "preload", "says"),
     [
         (disk.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
-        (disk.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), True, "", "a disk that turns"),
         (GOOD, mount("tmpfs"), False, "", "memory"),
         (GOOD, mount(options="rw,nobarrier"), False, "", "without barriers"),
         (GOOD, mount("overlay", "rw,volatile"), False, "", "volatile overlay"),
@@ -39,14 +38,20 @@ def test_a_plausible_sync_on_a_plain_disk_is_believed():
     ],
 )
 def test_a_sync_that_cannot_be_true_is_not_believed(times, where, rotating, preload, says):
-    honest, why = disk.judged(times, where, rotating=rotating, preload=preload)
-    assert not honest
+    trust, why = disk.judged(times, where, rotating=rotating, preload=preload)
+    assert trust == "bad"
     assert says in why
+
+
+def test_a_disk_that_turns_and_is_too_fast_for_that_is_suspicious():
+    trust, why = disk.judged(disk.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
+    assert trust == "warning"
+    assert "a disk that turns" in why
 
 
 def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
     assert disk.judged(GOOD, mount("nfs4"), rotating=None) == (
-        True,
+        "warning",
         "the file system is nfs4: whether a sync is one is up to the other side",
     )
 
@@ -71,17 +76,17 @@ def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("store", "honest", "says"),
+    ("store", "trust", "says"),
     [
-        ("memory", True, "survives nothing"),
-        ("leveldb", True, "survives kill -9, a crash of the machine and a power cut"),
-        ("leveldb", False, "is lost in a power cut"),
+        ("memory", "ok", "survives nothing"),
+        ("leveldb", "warning", "survives kill -9, a crash of the machine and a power cut"),
+        ("leveldb", "bad", "is lost in a power cut"),
         ("leveldb", None, "nothing can be said"),
-        ("", True, "and a power cut"),
+        ("", "ok", "and a power cut"),
     ],
 )
-def test_what_a_message_survives_is_one_sentence(store, honest, says):
-    sentence = health.survives(store, honest, Path("/srv"))
+def test_what_a_message_survives_is_one_sentence(store, trust, says):
+    sentence = health.survives(store, trust, Path("/srv"))
     assert says in sentence
     assert sentence.count(". ") == 0
 
@@ -97,8 +102,8 @@ def test_a_directory_that_cannot_be_written_to_is_bad(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disk, "measure_sync", refuse)
-    findings, honest = health.look_at_disk(tmp_path)
-    assert honest is None
+    findings, trust = health.look_at_disk(tmp_path)
+    assert trust is None
     assert findings[0].state == "bad"
     assert "Permission denied" in findings[0].says
 

@@ -94,5 +94,19 @@ def test_help_and_completion_load_neither_http_nor_the_daemon():
 
 def test_an_unknown_verb_ends_with_2_and_a_hint(alone):
     said = alone("pol", code=Exit.USAGE)
-    assert said.err.startswith("error: No such command 'pol'")
-    assert "hint: try plainsong --help" in said.err
+    assert said.err == "error: there is no command 'pol'; did you mean 'poll'?\nhint: try plainsong --help\n"
+    assert alone("topic", "lits", code=Exit.USAGE).err.startswith(
+        "error: there is no command 'lits'; did you mean 'list'?"
+    )
+    assert "did you mean" not in alone("xyzzy", code=Exit.USAGE).err
+
+
+def test_a_group_without_a_verb_shows_its_help(alone):
+    said = alone("reader", code=Exit.USAGE)
+    assert said.err.startswith("Usage: plainsong reader")
+    assert "error" not in said.err
+
+
+def test_ls_and_list_rm_and_delete_are_one(alone):
+    for words in (("topic", "ls"), ("topic", "rm"), ("reader", "list"), ("reader", "delete"), ("context", "list")):
+        assert alone(*words, "--help", code=0).out

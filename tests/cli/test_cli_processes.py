@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import signal
 import socket
+import struct
 import subprocess
+import termios
 import threading
 import time
 
@@ -26,6 +29,11 @@ def numbers(cli):
     """An empty topic."""
     cli("topic", "create", "numbers")
     return "numbers"
+
+
+def unread(pipe):
+    """Bytes that stand in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
 def finished(process):
@@ -70,7 +78,11 @@ def test_a_wrong_line_ends_it_after_those_before_it(cli, spawn, numbers):
     assert process.returncode == Exit.USAGE
     assert b"error: line 3: this is no JSON" in err
     assert b"2 messages published" in err
-    assert cli("poll", numbers).lines == ["a", "b"]
+    process = spawn("publish", numbers, "--ndjson", "--json")
+    told = json.loads(process.communicate(b'"e"\n?\n', timeout=PATIENCE_S)[1])
+    assert (told["messages"], told["unknown"], told["outcome"]) == (1, 0, "not-applied")
+    assert told["firstId"] == told["lastId"]
+    assert cli("poll", numbers).lines == ["a", "b", "e"]
 
 
 def test_a_reader_who_has_seen_enough_ends_it_in_silence(cli, spawn, numbers):
@@ -87,9 +99,13 @@ def test_a_reader_who_has_seen_enough_ends_it_in_silence(cli, spawn, numbers):
 
 def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
     process = spawn("publish", numbers)
-    process.stdin.write(b"a\nb\nc\nd")
+    process.stdin.write(b"a\nb\nc\n")
     process.stdin.flush()
     eventually("three are there", lambda: len(cli("poll", numbers).lines) == 3)
+    # It reads on only when it knows of the three.
+    process.stdin.write(b"d")
+    process.stdin.flush()
+    eventually("it has read on", lambda: unread(process.stdin) == 0)
     last_id = cli("poll", numbers, "--json").rows[-1]["id"]
     process.send_signal(signal.SIGINT)
     code = process.wait(PATIENCE_S)
@@ -97,6 +113,21 @@ def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
         Exit.INTERRUPTED,
         f"error: interrupted: 3 messages published, the last is {last_id}, what follows was not\n",
     )
+
+
+def test_an_interrupt_in_the_middle_of_a_request_leaves_that_one_unknown(alone, spawn):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = spawn(
+            "publish", "numbers", "a", "b", "--json", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"
+        )
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1 << 16)
+            process.send_signal(signal.SIGINT)
+            code, _, err = finished(process)
+    told = json.loads(err.strip())
+    assert (code, told["exit"], told["outcome"]) == (Exit.INTERRUPTED, Exit.INTERRUPTED, "unknown")
+    assert (told["messages"], told["unknown"]) == (0, 2)
 
 
 def test_an_interrupted_tail_says_nothing_more(cli, spawn, numbers):
