@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from plainsong.ids import MessageId
 from plainsong.serializers import BYTES, Serializer, Undecodable
+from protocol.errors import InvalidParameter
 from protocol.frames import NO_ATTRIBUTES
+from protocol.requests import MAX_TTL_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +19,15 @@ if TYPE_CHECKING:
     from protocol.page import End
 
 
+def check_ttl(ttl_s: object) -> None:
+    """Raises InvalidParameter unless ``ttl_s`` is a time to live."""
+    if not (isinstance(ttl_s, int) and 0 < ttl_s <= MAX_TTL_S):
+        raise InvalidParameter(f"ttl_s is {ttl_s!r}", hint=f"use a whole number of seconds from 1 to {MAX_TTL_S}")
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message with more than a value.
+    """A message with more than a value. Raises InvalidParameter.
 
     Args:
       value: what the serializer makes bytes of; bytes, where there is no serializer.
@@ -28,6 +36,10 @@ class Outgoing:
 
     value: Any
     ttl_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttl_s is not None:
+            check_ttl(self.ttl_s)
 
 
 @dataclass(frozen=True, slots=True)

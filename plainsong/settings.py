@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 DEFAULT_URL = "http://127.0.0.1:7420"
+#: A year: sockets refuse to wait for very much longer.
+MAX_S = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Settings:
             ("request_timeout_s", request_timeout_s),
             ("deadline_s", deadline_s),
         ):
-            if not seconds > 0:
-                raise InvalidParameter(f"{name} is {seconds}", hint="use a number of seconds above 0")
+            if not 0 < seconds <= MAX_S:
+                raise InvalidParameter(f"{name} is {seconds}", hint=f"use a number of seconds up to {MAX_S}")
         if max_connections < 1:
             raise InvalidParameter(f"max_connections is {max_connections}", hint="use 1 or more")
         return cls(

@@ -9,10 +9,10 @@ import anyio
 import anyio.lowlevel
 
 from plainsong.aio.sent import AsyncSent, settle
-from plainsong.core.batches import attempt_of, outcome_of
+from plainsong.core.batches import attempt_of, bug_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
-from plainsong.errors import BufferFull, Closed, InvalidParameter, MessageDropped, NotSent
+from plainsong.errors import BufferFull, Closed, InvalidParameter, MessageDropped, NotSent, PlainsongError
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from plainsong.core.gathering import Overflow
     from plainsong.core.operations import Operations
     from plainsong.messages import Receipt
-    from protocol.errors import PlainsongError
 
 log = logging.getLogger("plainsong.publisher")
 
@@ -165,7 +164,7 @@ class AsyncPublisher:
 
         Raises:
           NotSent: something is still waiting after ``timeout_s`` (None: no limit), or failed since the last
-            flush and nobody awaited it. Nothing is given up by it.
+            flush and nobody awaited it. Nothing is given up by it. Never in best effort.
         """
         self._gathering.flushing = True
         self._call_sender()
@@ -175,16 +174,22 @@ class AsyncPublisher:
                     await self._wait_for_progress()
         finally:
             self._gathering.flushing = self._closed
-        self._tally.raise_if_unheard(self._gathering.pending)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(self._gathering.pending)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Flush, then give up what is left after ``timeout_s`` (None: ``delivery_timeout_s`` decides). Idempotent.
+        """Flush, then give up what is left after ``timeout_s``. Idempotent.
+
+        Args:
+          timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
 
         Raises:
           NotSent: as ``flush`` does; never in best effort.
         """
         if self._closed:
             return
+        if timeout_s is None and self._bounds.mode == "best_effort":
+            timeout_s = self._exit_timeout_s
         self._closed = True
         self._gathering.flushing = True
         self._call_sender()
@@ -194,7 +199,8 @@ class AsyncPublisher:
             while self._gathering.pending:
                 await self._wait_for_progress()
         self._abandon(self._gathering.clear())
-        self._tally.raise_if_unheard(0, self._gathering.pending)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(0, self._gathering.pending)
 
     @property
     def counts(self) -> Counts:
@@ -225,6 +231,8 @@ class AsyncPublisher:
             self._abandon(gathering.overdue(now_s))
             batch = gathering.take(now_s)
             if batch is not None:
+                if gathering.has_ready(now_s):
+                    self._call_sender()
                 await self._deliver(batch)
             else:
                 await self._wait_for_work(gathering.next_s(), now_s)
@@ -240,14 +248,8 @@ class AsyncPublisher:
             self._idle -= 1
 
     async def _deliver(self, batch: Batch[AsyncSent]) -> None:
-        left_s = self._gathering.left_s(batch, anyio.current_time())
-        send, call = attempt_of(self._operations, batch, left_s)
-        receipt: Receipt | None = None
-        error: PlainsongError | None
         try:
-            receipt, error = outcome_of(self._operations, call, await self._carry(send), send.url)
-        except Closed as closed:
-            error = closed
+            receipt, error = await self._attempt(batch)
         except BaseException:
             given_up = MessageDropped("the publisher was cancelled under way", outcome="unknown")
             self._abandon([self._gathering.abandoned(batch, given_up)])
@@ -261,6 +263,17 @@ class AsyncPublisher:
         self._tally.delivered(len(batch.items))
         settle([item.sent for item in batch.items], receipt)
         self._tell_of_progress()
+
+    async def _attempt(self, batch: Batch[AsyncSent]) -> tuple[Receipt | None, PlainsongError | None]:
+        try:
+            left_s = self._gathering.left_s(batch, anyio.current_time())
+            send, call = attempt_of(self._operations, batch, left_s)
+            return outcome_of(self._operations, call, await self._carry(send), send.url)
+        except PlainsongError as error:
+            return None, error
+        except Exception as bug:  # would end the user's block
+            log.exception("a request could not be made")
+            return None, bug_of(bug)
 
     def _abandon(self, given_up: list[Lost[AsyncSent]]) -> None:
         """Tell those who wait, the tally and ``on_drop``."""

@@ -53,7 +53,7 @@ class AsyncReader:
 
     async def _finish_message_at_hand(self) -> None:
         if self._reading.done_with_message_at_hand(anyio.current_time()):
-            await self._shell.run(self._reading.save())
+            await self._shell.run(self._reading.save(patiently=True))
 
     async def _first_of_next_page(self) -> Message:
         page = None if self._reading.closed else await self._shell.run(self._reading.next_page())

@@ -108,15 +108,15 @@ def attempts(
         result, error = read_answer(call, answer, url)
         if error is None:
             return cast("T", result)
+        again = may_repeat(call.repeat, error) and (settings.retry or endless or _first_round(tries, places, error))
         if call.repeat == "reading":
             error.outcome = "not-applied"
         in_doubt |= error.outcome == "unknown"
         if is_elsewhere(error):
             places.leave(url)
-        first_round = tries < len(places.urls) and is_elsewhere(error)
-        if not may_repeat(call.repeat, error) or not (settings.retry or first_round):
+        if not again:
             raise _covering(error, in_doubt)
-        pause_s = 0.0 if first_round else backoff.next_s(error)
+        pause_s = 0.0 if _first_round(tries, places, error) else backoff.next_s(error)
         now_s = yield Now()
         if not endless and now_s + pause_s >= started_s + limit_s:
             raise _late(error, tries, limit_s, in_doubt)
@@ -160,6 +160,11 @@ def is_elsewhere(error: PlainsongError) -> bool:
         "shutting_down",
         "no_owner",
     )
+
+
+def _first_round(tries: int, places: Places, error: PlainsongError) -> bool:
+    """Whether there is a place that has not been tried, and may do better."""
+    return tries < len(places.urls) and is_elsewhere(error)
 
 
 def _covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from plainsong.core import calls
 from plainsong.core.attempts import is_elsewhere, read_answer
 from plainsong.core.effects import Send
+from protocol.errors import Internal
 from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def attempt_of(operations: Operations, batch: Batch[Any], left_s: float) -> tupl
     settings = operations.settings
     timeout_s = min(settings.request_timeout_s, left_s)
     return Send(operations.places.current, call.request, min(settings.connect_timeout_s, timeout_s), timeout_s), call
+
+
+def bug_of(bug: Exception) -> PlainsongError:
+    """What to tell of something that must not happen."""
+    error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
+    error.__cause__ = bug
+    return error
 
 
 def outcome_of(

@@ -71,7 +71,7 @@ class Lane(Generic[S]):
     again: deque[Batch[S]] = field(default_factory=deque)
     waiting: deque[Item[S]] = field(default_factory=deque)
     waiting_bytes: int = 0
-    busy: bool = False
+    under_way: Batch[S] | None = None
     not_before_s: float = 0.0
     """No attempt before this; set after a failed one."""
 
@@ -115,7 +115,7 @@ class Gathering(Generic[S]):
 
     def wants_sender(self, lane: Lane[S]) -> bool:
         """Whether somebody should look at a lane that has just been put to: it is new, or a batch is full."""
-        if lane.busy:
+        if lane.under_way is not None:
             return False
         waiting = len(lane.waiting)
         return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
@@ -135,25 +135,29 @@ class Gathering(Generic[S]):
     # --- out -----------------------------------------------------------------------------------
 
     def take(self, now_s: float) -> Batch[S] | None:
-        """The next batch to send; its lane is busy until ``settled`` or ``failed``."""
+        """The next batch to send; its lane waits until ``settled`` or ``failed``."""
         for topic, lane in self._lanes.items():
-            if not lane.busy and self._ready_s(lane) <= now_s:
-                lane.busy = True
+            if lane.under_way is None and self._ready_s(lane) <= now_s:
                 # The others come first next time.
                 self._lanes[topic] = self._lanes.pop(topic)
-                return lane.again.popleft() if lane.again else self._gathered(lane)
+                lane.under_way = lane.again.popleft() if lane.again else self._gathered(lane)
+                return lane.under_way
         return None
+
+    def has_ready(self, now_s: float) -> bool:
+        """Whether ``take`` would find something."""
+        return any(lane.under_way is None and self._ready_s(lane) <= now_s for lane in self._lanes.values())
 
     def next_s(self) -> float | None:
         """When ``take`` or ``overdue`` will have something without another ``put``; None: not by itself."""
-        times = [min(self._ready_s(lane), self._overdue_s(lane)) for lane in self._lanes.values() if not lane.busy]
-        return min(times, default=None)
+        free = (lane for lane in self._lanes.values() if lane.under_way is None)
+        return min((min(self._ready_s(lane), self._overdue_s(lane)) for lane in free), default=None)
 
     def overdue(self, now_s: float) -> list[Lost[S]]:
         """Give up what has waited longer than ``delivery_timeout_s``; a batch under way is let be."""
         found = []
         for lane in list(self._lanes.values()):
-            if lane.busy or self._overdue_s(lane) > now_s:
+            if lane.under_way is not None or self._overdue_s(lane) > now_s:
                 continue
             late_s = now_s - self.bounds.delivery_timeout_s
             for batch in lane.again:
@@ -182,7 +186,7 @@ class Gathering(Generic[S]):
     def settled(self, batch: Batch[S]) -> None:
         """The batch is durable."""
         lane = batch.lane
-        lane.busy = False
+        lane.under_way = None
         lane.backoff.count = 0
         self._release(batch.items)
         self._forget_if_empty(lane)
@@ -190,7 +194,7 @@ class Gathering(Generic[S]):
     def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> Lost[S] | None:
         """An attempt failed. What is given up; None when the batch, or its halves, will be tried again."""
         lane = batch.lane
-        lane.busy = False
+        lane.under_way = None
         batch.in_doubt |= error.outcome == "unknown"
         repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
         if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
@@ -214,7 +218,7 @@ class Gathering(Generic[S]):
 
     def abandoned(self, batch: Batch[S], error: PlainsongError) -> Lost[S]:
         """The attempt was broken off, and there will be no other."""
-        batch.lane.busy = False
+        batch.lane.under_way = None
         self._release(batch.items)
         self._forget_if_empty(batch.lane)
         return Lost(batch.lane.topic, batch.items, error)
@@ -235,9 +239,9 @@ class Gathering(Generic[S]):
         return found
 
     def sents(self) -> Iterator[S]:
-        """Of every message that waits."""
+        """Of every message that is not settled."""
         for lane in self._lanes.values():
-            for batch in lane.again:
+            for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
                 yield from (item.sent for item in batch.items)
             yield from (item.sent for item in lane.waiting)
 
@@ -276,7 +280,7 @@ class Gathering(Generic[S]):
         self.pending_bytes -= _bytes(items)
 
     def _forget_if_empty(self, lane: Lane[S]) -> None:
-        if not (lane.busy or lane.again or lane.waiting):
+        if not (lane.under_way or lane.again or lane.waiting):
             self._lanes.pop(lane.topic, None)
 
     def _late(self, in_doubt: bool) -> PlainsongError:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plainsong.core import calls, polls
 from plainsong.core.attempts import Call, Places, attempts
 from plainsong.ids import MessageId
-from plainsong.messages import Origin, Outgoing
+from plainsong.messages import Origin, Outgoing, check_ttl
 from plainsong.serializers import SerializerLike, encoded, serializer_for
 from plainsong.starts import NEWEST, as_bound, parse_start
+from protocol import ids
 from protocol.errors import InvalidParameter, NoMessages
 from protocol.requests import MAX_WAIT_MS, PollRequest, PublishRequest
 
@@ -30,18 +31,32 @@ class Operations:
     Args:
       random: a number from 0 to 1.
       wall_ms: this computer's time of day, in milliseconds since 1970.
+      endless: no call has a deadline.
     """
 
-    def __init__(self, settings: Settings, random: Callable[[], float], wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        random: Callable[[], float],
+        wall_ms: Callable[[], int],
+        places: Places | None = None,
+        *,
+        endless: bool = False,
+    ) -> None:
         self.settings = settings
         self.namespace = settings.namespace
-        self.places = Places(settings.urls)
+        self.places = places or Places(settings.urls)
+        self.endless = endless
         self.random = random
         self.wall_ms = wall_ms
 
-    def call(self, call: Call[T], deadline_s: float | None = None, *, endless: bool = False) -> Steps[T]:
+    def without_end(self) -> Operations:
+        """The same, except that every call is tried until it works or fails for good."""
+        return Operations(self.settings, self.random, self.wall_ms, self.places, endless=True)
+
+    def call(self, call: Call[T], deadline_s: float | None = None) -> Steps[T]:
         """One call with its retries."""
-        return attempts(call, self.settings, self.places, self.random, deadline_s=deadline_s, endless=endless)
+        return attempts(call, self.settings, self.places, self.random, deadline_s=deadline_s, endless=self.endless)
 
     # --- publish and poll ------------------------------------------------------------------------
 
@@ -74,20 +89,21 @@ class Operations:
         until: Start,
         serializer: SerializerLike,
         deadline_s: float | None,
-        endless: bool = False,
     ) -> Steps[Page]:
         """One page."""
         if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
             raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")
+        for name, number in (("limit", limit), ("max_bytes", max_bytes)):
+            if number is not None and not (isinstance(number, int) and 0 < number < 1 << 31):
+                raise InvalidParameter(f"{name} is {number!r}", hint="use a whole number above 0")
         origin = Origin(topic, serializer_for(serializer))
         position = yield from self.resolve(topic, start, deadline_s)
         request = PollRequest(position, is_inclusive(position, inclusive), limit)
         request.max_bytes = max_bytes
         request.wait_ms = wait_ms
         if until is not None:
-            end = yield from self.resolve(topic, until, deadline_s)
-            request.end_before = None if end is None else as_bound(end)
-        return (yield from self.call(polls.poll(self.namespace, origin, request), deadline_s, endless=endless))
+            request.end_before = yield from self.resolve_end(topic, until, deadline_s)
+        return (yield from self.call(polls.poll(self.namespace, origin, request), deadline_s))
 
     def resolve(self, topic: str, start: Start, deadline_s: float | None = None) -> Steps[bytes | int | None]:
         """A start as an id, a time or None for the oldest; ``newest`` is asked of the daemon."""
@@ -96,6 +112,13 @@ class Operations:
         stats = yield from self.call(calls.topic_stats(self.namespace, topic), deadline_s)
         newest = stats.get("newestId")
         return None if newest is None else bytes(MessageId(newest))
+
+    def resolve_end(self, topic: str, until: Start, deadline_s: float | None = None) -> Steps[bytes | None]:
+        """An end as a bound, exclusive; ``newest`` ends after the newest message there is now."""
+        position = yield from self.resolve(topic, until, deadline_s)
+        if position is None:
+            return None
+        return ids.after(position) if until == NEWEST and isinstance(position, bytes) else as_bound(position)
 
     def position_of_last(self, topic: str, count: int) -> Steps[MessageId | None]:
         """The id after which the last ``count`` messages stand; None: there are no more than that."""
@@ -113,6 +136,8 @@ class Operations:
 def outgoing_request(values: Sequence[Any], serializer: SerializerLike, ttl_s: int | None) -> PublishRequest:
     """Values as they go out. Raises NotEncodable, InvalidParameter: nothing happened."""
     using = serializer_for(serializer)
+    if ttl_s is not None:
+        check_ttl(ttl_s)
     payloads, ttls_s = [], []
     for value in values:
         own = None

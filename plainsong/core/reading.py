@@ -17,7 +17,6 @@ from plainsong.core.attempts import Backoff
 from plainsong.core.effects import Now, Pause
 from plainsong.core.operations import is_inclusive
 from plainsong.messages import Message, Origin
-from plainsong.starts import as_bound
 from protocol import ids
 from protocol.errors import InvalidParameter, PlainsongError, TopicNotFound, Unavailable
 from protocol.names import topic_name
@@ -97,7 +96,9 @@ class Reading:
         #: The message that the loop has been given and is not done with yet.
         self.at_hand: Message | None = None
         self.closed = False
-        self._operations = operations
+        # Whoever follows waits for a daemon that is away; whoever leaves does not.
+        self._operations = operations.without_end() if plan.follow else operations
+        self._bounded = operations
         self._plan = plan
         self._position = position
         self._turns: deque[Track] = deque()
@@ -126,7 +127,7 @@ class Reading:
             elif not self._plan.follow:
                 return None
             else:
-                yield from self.save()
+                yield from self.save(patiently=True)
                 messages = yield from self._wait()
             if messages:
                 if self._left is not None:
@@ -148,9 +149,7 @@ class Reading:
         patterns = self._plan.patterns
         names = [topic for topic in self._plan.topics if topic not in patterns]
         if patterns:
-            there = yield from self._operations.call(
-                calls.list_topics(self._operations.namespace), endless=self._plan.follow
-            )
+            there = yield from self._operations.call(calls.list_topics(self._operations.namespace))
             names += [topic for topic in there if any(fnmatchcase(topic, pattern) for pattern in patterns)]
         return list(dict.fromkeys(names))
 
@@ -169,9 +168,9 @@ class Reading:
                     and (bound := at if isinstance(at, bytes) else ids.before(ids.bound_at(at))) is not None
                 ):
                     first[name] = bound
-            until = yield from operations.resolve(name, self._plan.until)
+            until = yield from operations.resolve_end(name, self._plan.until)
             origin = Origin(name, self._plan.serializer)
-            self._turns.append(Track(origin, at, None if until is None else as_bound(until)))
+            self._turns.append(Track(origin, at, until))
         if position is not None and first:
             yield from position.save(operations, first)
 
@@ -188,7 +187,7 @@ class Reading:
         request.wait_ms = wait_ms or None
         call = polls.poll(self._operations.namespace, track.origin, request)
         try:
-            page = yield from self._operations.call(call, endless=self._plan.follow)
+            page = yield from self._operations.call(call)
         except TopicNotFound:
             if not self._plan.patterns or track.origin.topic in self._plan.topics:
                 raise
@@ -233,7 +232,7 @@ class Reading:
             wait_ms=wait_ms,
             limit=limit,
         )
-        pages = yield from self._operations.call(call, endless=True)
+        pages = yield from self._operations.call(call)
         found: list[Message] = []
         passing: PlainsongError | None = None
         for name, page in pages.items():
@@ -279,13 +278,19 @@ class Reading:
             return True
         return self._saved_s is not None and now_s - self._saved_s >= self._plan.save_interval_s
 
-    def save(self) -> Steps[None]:
-        """Keep what the loop is done with. Raises PositionNotSaved, PositionChanged."""
+    def save(self, *, patiently: bool = False) -> Steps[None]:
+        """Keep what the loop is done with.
+
+        Args:
+          patiently: wait for a daemon that is away, if the reader follows.
+        Raises:
+          PositionNotSaved, PositionChanged, DeadlineExceeded: what was read since the last save will come again.
+        """
         if self._position is None or not self._done:
             return
         done, self._done, self._done_messages = self._done, {}, 0
         try:
-            yield from self._position.save(self._operations, done)
+            yield from self._position.save(self._operations if patiently else self._bounded, done)
         except BaseException:
             self._done = {**done, **self._done}
             raise

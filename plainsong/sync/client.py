@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -15,6 +15,7 @@ from plainsong.errors import NotSent
 from plainsong.settings import DEFAULT_URL, Settings, from_environment
 from plainsong.starts import OLDEST
 from plainsong.sync.administration import Administration
+from plainsong.sync.delivery import close_all
 from plainsong.sync.publisher import Publisher
 from plainsong.sync.reader import Reader
 from plainsong.sync.shell import Shell
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from plainsong.positions import Position
     from plainsong.serializers import SerializerLike
     from plainsong.starts import Start
+
+log = logging.getLogger("plainsong.client")
 
 
 class Client(Administration):
@@ -92,17 +95,26 @@ class Client(Administration):
         return cls(**{**from_environment(), **options})
 
     def close(self) -> None:
-        """Close its publishers as the end of the program would, then all connections. Idempotent."""
-        for publisher in list(self._publishers):
-            with suppress(NotSent):
-                publisher.close(publisher.exit_timeout_s)
-        self._wire.close()
+        """Close its publishers, with a limit of their ``exit_timeout_s``, then all connections. Idempotent.
+
+        Raises:
+          NotSent: what its publishers could not send; all is closed nevertheless.
+        """
+        try:
+            close_all(list(self._publishers))
+        finally:
+            self._wire.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except NotSent as error:
+            if kind is None:
+                raise
+            log.warning("a client was left by an error: %s", error.detail)
 
     def __repr__(self) -> str:
         return f"<Client of {self.namespace} at {self._operations.places.current}>"

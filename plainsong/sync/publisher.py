@@ -7,13 +7,13 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from plainsong.core.batches import attempt_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lane, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import Closed, InvalidParameter, MessageDropped, NotSent
 from plainsong.messages import Outgoing
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 from plainsong.sync.afterlife import watch
+from plainsong.sync.delivery import attempt
 from plainsong.sync.sent import Sent, settle
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from plainsong.core.effects import Answer, Failure, Send
     from plainsong.core.gathering import Overflow
     from plainsong.core.operations import Operations
-    from plainsong.messages import Receipt
-    from protocol.errors import PlainsongError
 
 log = logging.getLogger("plainsong.publisher")
 
@@ -139,31 +137,39 @@ class Publisher:
 
         Raises:
           NotSent: something is still waiting after ``timeout_s`` (None: no limit), or failed since the last
-            flush and nobody asked its future. Nothing is given up by it.
+            flush and nobody asked its future. Nothing is given up by it. Never in best effort.
         """
         with self._lock:
             self._gathering.flushing = True
-            self._call_sender()
+            if self._gathering.pending:
+                self._call_sender()
             try:
                 self._room.wait_for(lambda: not self._gathering.pending, timeout_s)
             finally:
-                self._gathering.flushing = False
+                self._gathering.flushing = self._closed
             waiting = self._gathering.pending
-        self._tally.raise_if_unheard(waiting)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(waiting)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then give up what is left after ``timeout_s`` (None: ``delivery_timeout_s`` decides). Idempotent.
+        """Flush, then give up what is left after ``timeout_s``. Idempotent.
+
+        Args:
+          timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
 
         Raises:
           NotSent: as ``flush`` does; never in best effort.
         """
+        if timeout_s is None and self._bounds.mode == "best_effort":
+            timeout_s = self.exit_timeout_s
         with self._lock:
             if self._stopping:
                 return
             self._closed = True
             self._gathering.flushing = True
             self._room.notify_all()
-            self._call_sender()
+            if self._gathering.pending:
+                self._call_sender()
             self._room.wait_for(lambda: not self._gathering.pending, timeout_s)
             given_up = self._gathering.clear()
             under_way = self._gathering.pending
@@ -175,7 +181,8 @@ class Publisher:
         if not under_way:
             for thread in threads:
                 thread.join()
-        self._tally.raise_if_unheard(0, under_way)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(0, under_way)
 
     def __enter__(self) -> Self:
         return self
@@ -227,8 +234,8 @@ class Publisher:
             if overdue:
                 self._room.notify_all()
             if batch is not None or overdue:
-                if self._idle:
-                    self._work.notify()  # there may be more than one of us can do
+                if gathering.has_ready(now_s):
+                    self._call_sender()
                 return batch, overdue
             if self._stopping:
                 return None, []
@@ -243,27 +250,22 @@ class Publisher:
                 return None, []
 
     def _deliver(self, batch: Batch[Sent]) -> None:
-        send, call = attempt_of(self._operations, batch, self._gathering.left_s(batch, self._clock()))
-        receipt: Receipt | None = None
-        error: PlainsongError | None
-        try:
-            receipt, error = outcome_of(self._operations, call, self._carry(send), send.url)
-        except Closed as closed:
-            error = closed
-        lost = None
+        left_s = self._gathering.left_s(batch, self._clock())
+        receipt, error = attempt(self._operations, self._carry, batch, left_s)
+        given_up: list[Lost[Sent]] = []
         with self._lock:
             if error is None:
                 self._gathering.settled(batch)
             else:
                 lost = self._gathering.failed(batch, error, self._clock())
-                if self._stopping and lost is None:
-                    # Too late for another attempt.
-                    lost = next(iter(self._gathering.clear()), None)
+                given_up += [] if lost is None else [lost]
+                if self._stopping:
+                    given_up += self._gathering.clear()  # too late for another attempt
             self._room.notify_all()
         if receipt is not None:
             self._tally.delivered(len(batch.items))
             settle(self._settled, [item.sent for item in batch.items], receipt)
-        elif lost is not None:
+        for lost in given_up:
             self._give_up(lost)
 
     def _give_up(self, lost: Lost[Sent]) -> None:

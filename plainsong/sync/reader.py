@@ -82,9 +82,9 @@ def _all(reading: Reading, shell: Shell) -> Generator[Message, None, None]:
                 reading.at_hand = message
                 yield message
                 if reading.done_with_message_at_hand(monotonic()):
-                    run(reading.save())
+                    run(reading.save(patiently=True))
         run(reading.save())
-    except GeneratorExit:
+    except BaseException:
         if not reading.closed:
             _leave(reading, shell)
         raise

@@ -24,7 +24,6 @@ class Proxy:
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
-        self._ending = False
 
     @property
     def url(self) -> str:
@@ -35,15 +34,18 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for each in self._open:
-            _end(each)
+        self.close_all()
         for thread in self._threads:
             thread.join(10)
         for each in self._open:
             each.close()
+
+    def close_all(self) -> None:
+        """Break every connection there is."""
+        for each in self._open:
+            _end(each)
 
     def _start(self, work: object, *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]

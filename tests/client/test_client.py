@@ -18,6 +18,7 @@ from plainsong.errors import (
     InvalidProperty,
     MessageTooLarge,
     NotFound,
+    NotSent,
     TopicExists,
     TopicNotFound,
     TransactionsUnavailable,
@@ -84,8 +85,14 @@ def test_a_message_has_the_shorter_of_all_times_to_live(client: Client, topic: s
     client.publish(topic, b"topic's")
     lives_s = [(seen.expires_ms - seen.publish_time_ms) // 1000 for seen in client.messages(topic)]
     assert lives_s == [60, 120, 7 * 86_400]
-    with pytest.raises(InvalidParameter):
-        client.publish(topic, b"", ttl_s=0)
+    for wrong in (0, -1, "60", 1.5, 1 << 31):
+        with pytest.raises(InvalidParameter):
+            client.publish(topic, b"", ttl_s=wrong)
+        with pytest.raises(InvalidParameter):
+            Outgoing(b"", ttl_s=wrong)
+    for wrong in (0, "5", 1 << 40):
+        with pytest.raises(InvalidParameter):
+            client.poll(topic, limit=wrong)
 
 
 def test_polls_start_and_end_where_they_are_told(client: Client, topic: str):
@@ -97,6 +104,7 @@ def test_polls_start_and_end_where_they_are_told(client: Client, topic: str):
     assert polled(ids[1]) == [b"2", b"3", b"4"]
     assert polled(str(ids[1]), inclusive=True, limit=2) == [b"1", b"2"]
     assert polled(until=ids[2]) == [b"0", b"1"]
+    assert polled(ids[2], until="newest") == [b"3", b"4"]
     assert polled(ids[0].publish_time_ms) == [b"0", b"1", b"2", b"3", b"4"]
     assert polled("-1h", limit=1) == [b"0"]
     assert polled("newest") == []
@@ -200,6 +208,15 @@ def test_one_client_serves_many_threads(client: Client, topic: str):
     assert len(found) == 80
     for n in range(8):
         assert [int(k) for who, k in found if int(who) == n] == list(range(10))
+
+
+def test_closing_a_client_says_what_its_publishers_could_not_send():
+    client = Client("http://127.0.0.1:1")
+    client.publisher("t", exit_timeout_s=0.05).send(b"x")
+    client.publisher("t", mode="best_effort", exit_timeout_s=0.05).send(b"x")
+    with pytest.raises(NotSent) as caught:
+        client.close()
+    assert caught.value.unsent + caught.value.unknown == 1
 
 
 def test_a_closed_client_says_so(shared_url: str):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import PATIENCE_S, eventually
+from proxy import Proxy
 
 from plainsong import Client, FilePosition
 from plainsong.errors import MessageDropped, PlainsongError
@@ -146,6 +147,24 @@ def test_a_publisher_starts_afresh_in_a_child_and_the_parent_keeps_what_waits(cl
         assert not waiting.done()
     assert waiting.result(0)
     assert sorted(message.payload for message in client.read(topic)) == [b"child's", b"parent's"]
+
+
+def test_what_is_under_way_at_a_fork_is_settled_in_the_child_too(topic: str, shared_address: tuple[str, int]):
+    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=20) as through:
+        proxy.mode = "swallow"
+        publisher = through.publisher(topic)
+        sent = publisher.send(b"x")
+        eventually("the answer is swallowed", lambda: proxy.lost)
+
+        def child() -> None:
+            assert isinstance(sent.exception(1), MessageDropped)
+            os._exit(0)
+
+        assert in_a_child(child) == 0
+        assert not sent.done()
+        proxy.close_all()
+        assert sent.exception(20).outcome == "unknown"
+        publisher.close()
 
 
 def test_a_fork_in_the_middle_of_sending_disturbs_neither(client: Client, topic: str):
