@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 #: Messages of one request.
 PIECE_MESSAGES = 10_000
-#: A line that does not end within this is no message: the daemon's own bound is 8 MiB unless it was raised.
-MAX_LINE_BYTES = 64 << 20
+#: A longer line or file is not even read: the daemon's own bound is 8 MiB unless it was raised.
+MAX_MESSAGE_BYTES = 64 << 20
 
 #: What an object of NDJSON may have; what ``poll --json`` prints besides is passed over.
 _FIELDS = ("payload", "ttlSeconds")
@@ -63,12 +63,23 @@ def from_files(paths: Iterable[str], stdin: Source, parse: Callable[[bytes], Ite
 
 
 def _whole(path: str, stdin: Source) -> bytes:
-    if path == "-":
-        return b"".join(iter(lambda: stdin.read1(PIECE_BYTES), b""))
     try:
-        return Path(path).read_bytes()
+        if path == "-":
+            return _bounded(stdin, "standard input")
+        with Path(path).open("rb") as file:
+            return _bounded(file, path)
     except OSError as error:
         raise CommandFailed(f"{path} cannot be read: {error.strerror}", code=Exit.USAGE) from error
+
+
+def _bounded(source: Source, name: str) -> bytes:
+    chunks, size = [], 0
+    while chunk := source.read1(PIECE_BYTES):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_MESSAGE_BYTES:
+            raise CommandFailed(f"{name} is larger than {MAX_MESSAGE_BYTES >> 20} MiB, too large for a message")
+    return b"".join(chunks)
 
 
 def _pieces(payloads: Iterable[bytes], parse: Callable[[bytes], Item], kind: str) -> Iterator[Piece]:
@@ -95,8 +106,8 @@ def from_lines(source: Source, parse: Callable[[bytes], Item]) -> Iterator[Piece
     while chunk := source.read1(PIECE_BYTES):
         read += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES:
-            raise CommandFailed(f"line {number + len(lines)} is longer than {MAX_LINE_BYTES >> 20} MiB")
+        if len(rest) > MAX_MESSAGE_BYTES:
+            raise CommandFailed(f"line {number + len(lines)} is longer than {MAX_MESSAGE_BYTES >> 20} MiB")
         for start in range(0, len(lines), PIECE_MESSAGES):
             yield from _lines(lines[start : start + PIECE_MESSAGES], parse, number + start, read)
         number += len(lines)

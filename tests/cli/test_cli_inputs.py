@@ -57,9 +57,18 @@ def test_pieces_are_bounded_and_say_where_they_stood():
 
 
 def test_a_line_without_an_end_in_sight_is_refused(monkeypatch):
-    monkeypatch.setattr(inputs, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(inputs, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(CommandFailed, match="line 2 is longer"):
         list(inputs.from_lines(InPieces([b"a\n", b"b" * 11]), inputs.as_is))
+
+
+def test_a_file_too_large_for_a_message_is_not_read_to_its_end(monkeypatch, tmp_path):
+    monkeypatch.setattr(inputs, "MAX_MESSAGE_BYTES", 10)
+    file = tmp_path / "large"
+    file.write_bytes(b"x" * 11)
+    for path in (str(file), "-"):
+        with pytest.raises(CommandFailed, match="too large for a message"):
+            list(inputs.from_files([path], InPieces([b"x" * 11, b"never asked for"]), inputs.as_is))
 
 
 def test_lines_before_a_wrong_one_are_handed_on_first():
