@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from bench.profiles import Profile
 
-#: How long processor time is counted while polls are parked.
-PARKED_S = 3.0
 SAYS = """Resident memory in MB, of one daemon step by step, at default settings. *Idle topics* are open, each with one
-message. *Load* is publishes of 1000 messages of 100 B over 64 connections, ten seconds of them, which fill the scan
+message. *Load* is publishes of 1000 messages of 100 B over 64 connections for ten seconds, which fill the scan
 cache and LevelDB's buffers."""
 LOAD_S = 10.0
 
@@ -47,7 +45,7 @@ def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) 
         weighed(f"{profile.topics} idle topics", ours.resident_mb())
         polls = profile.parked[-1]
         ours.create(TOPIC)
-        megabytes, busy_share = _parked(ours, polls)
+        megabytes, busy_share = _parked(ours, polls, profile.parked_s)
         weighed(f"and {polls} parked polls", megabytes)
         section.rows[-1].values["processor %"] = Spread.of([busy_share * 100])
         seconds = min(LOAD_S, profile.seconds * 20)
@@ -56,7 +54,7 @@ def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) 
     return section
 
 
-def _parked(ours: Daemon, polls: int) -> tuple[float, float]:
+def _parked(ours: Daemon, polls: int, seconds: float) -> tuple[float, float]:
     """Memory with so many parked polls, and the share of a core they cost while they wait."""
     command = [sys.executable, "-m", "bench.parked", "--port", str(ours.port), "--path", bodies.path(TOPIC)]
     command += ["--polls", str(polls), "--hold"]
@@ -66,7 +64,7 @@ def _parked(ours: Daemon, polls: int) -> tuple[float, float]:
         if process.stdout.readline() != "parked\n":
             raise RuntimeError("the polls were not parked")
         cpu_s, begun_s = ours.cpu_s(), time.monotonic()
-        time.sleep(PARKED_S)
+        time.sleep(seconds)
         share = (ours.cpu_s() - cpu_s) / (time.monotonic() - begun_s)
         megabytes = ours.resident_mb()
         process.stdin.close()

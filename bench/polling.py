@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bench.profiles import Profile
 
 SIZE = 100
-CONNECTIONS = (1, 4)
 SAYS = """Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
 behind, read from LevelDB (whose files the system has in memory, for both sides). *Raw* is one thread that iterates
 over the same rows with plyvel and the same read options, and does nothing with them. `avro` is version 1."""
@@ -43,7 +42,7 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
     with daemon(home / "data") as ours, raw_store(home / "raw" / "rows") as raw:
         cached = _fill_cache(ours.port, page)
         start, stop = _raw_range(cold, page)
-        for connections in CONNECTIONS:
+        for connections in profile.poll_connections:
             sides: dict[str, Callable[[], float]] = {"raw scan": lambda: raw.scan(start, stop, seconds)}
             for where, since in (("cached", cached), ("cold", cold)):
                 for encoding in bodies.ENCODINGS:

@@ -20,10 +20,13 @@ class Profile:
     message_bytes: tuple[int, ...]
     page_messages: int
     """Messages one poll returns."""
+    poll_connections: tuple[int, ...]
     behind_messages: int
     """Messages between a reader who starts from far behind and those in the cache."""
     parked: tuple[int, ...]
     """Polls that wait at once."""
+    parked_s: float
+    """How long the processor time they cost is counted."""
     wakes: int
     """Times they are woken, per round."""
     expired_rows: int
@@ -42,8 +45,10 @@ FULL = Profile(
     connections=(1, 16, 64),
     message_bytes=(100, 1024),
     page_messages=10_000,
+    poll_connections=(1, 4),
     behind_messages=500_000,
     parked=(1, 1000),
+    parked_s=5.0,
     wakes=10,
     expired_rows=5_000_000,
     quiet_s=5.0,
@@ -54,16 +59,18 @@ FULL = Profile(
 QUICK = Profile(
     name="quick",
     rounds=2,
-    seconds=0.15,
+    seconds=0.1,
     messages=(1, 1000),
     connections=(16,),
     message_bytes=(100,),
     page_messages=10_000,
+    poll_connections=(1,),
     behind_messages=20_000,
     parked=(1, 100),
+    parked_s=0.5,
     wakes=2,
     expired_rows=60_000,
     quiet_s=0.3,
     cleaning_connections=(1,),
-    topics=50,
+    topics=20,
 )

@@ -1,0 +1,98 @@
+"""The benchmark runs from end to end and reports what it should; never how fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.profiles import QUICK
+from bench.report import verdict_line
+from bench.rounds import Row, Section, Spread, in_turns
+from bench.targets import TARGETS, judge
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = ("memory", "publish", "poll", "wake", "cleaning")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The report of one quick run of everything."""
+    directory = tmp_path_factory.mktemp("bench")
+    command = [sys.executable, "-m", "bench", "--quick"]
+    command += ["--report", str(directory / "report"), "--scratch", str(directory / "scratch")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not list((directory / "scratch").iterdir())
+    return directory / "report", done.stdout
+
+
+def results(report) -> dict:
+    return json.loads((report[0] / "results.json").read_text(encoding="utf-8"))
+
+
+def test_every_section_has_rows_with_spreads_in_order(report):
+    sections = results(report)["sections"]
+    assert tuple(sections) == SECTIONS
+    for section in sections.values():
+        assert section["rows"]
+        for row in section["rows"]:
+            for value in row["values"].values():
+                assert 0 <= value["low"] <= value["median"] <= value["high"]
+
+
+def test_publishing_covers_its_matrix(report):
+    rows = results(report)["sections"]["publish"]["rows"]
+    cells = {(row["what"]["messages"], row["what"]["bytes"], row["what"]["connections"]) for row in rows}
+    wanted = {(m, b, c) for m in QUICK.messages for b in QUICK.message_bytes for c in QUICK.connections}
+    assert cells == wanted
+    for row in rows:
+        assert {"÷ bare", "÷ lane", "÷ raw request", "÷ raw group"} <= row["values"].keys()
+
+
+def test_all_expired_rows_are_cleaned_and_their_space_comes_back(report):
+    for row in results(report)["sections"]["cleaning"]["rows"]:
+        assert row["what"]["rows"] == QUICK.expired_rows
+        assert row["values"]["disk after MB"]["median"] < row["values"]["disk before MB"]["median"]
+
+
+def test_every_target_that_was_measured_has_a_verdict(report):
+    verdicts = results(report)["targets"]
+    # One is about 64 connections, which the quick profile leaves out.
+    assert [each["target"] for each in verdicts] == [t.says for t in TARGETS if "from 64" not in t.says]
+    assert all(each["reached"] in (True, False) for each in verdicts)
+    assert all(each["target"] in report[1] for each in verdicts)
+
+
+def test_the_report_has_a_table_for_each_section(report):
+    text = (report[0] / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# Benchmark\n")
+    assert "## Targets" in text
+    for section in results(report)["sections"].values():
+        assert f"## {section['title']}\n" in text
+
+
+def test_sides_are_measured_in_turns_and_compared_within_a_round():
+    order = []
+
+    def side(name: str, value: float):
+        return lambda: order.append(name) or value * len(order)
+
+    found = in_turns({"a": side("a", 1.0), "b": side("b", 2.0)}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert Spread.ratio(found["b"], found["a"]) == Spread(2.4, 1.5, 4.0)
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(2.5, True), (2.49, False)])
+def test_a_target_is_judged_by_its_worst_case(ratio, reached):
+    section = Section("publish", "Publishing", "")
+    for connections, value in ((1, 0.1), (16, ratio), (64, 9.0)):
+        what = {"messages": 1, "bytes": 100, "connections": connections}
+        section.rows.append(Row(what, {"÷ bare": Spread.of([value])}))
+    (verdict,) = judge([section])
+    assert verdict.reached is reached
+    assert verdict.result == ratio
+    assert verdict_line(verdict).startswith("reached" if reached else "MISSED")
