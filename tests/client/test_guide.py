@@ -1,4 +1,4 @@
-"""Every example of docs/client.md, run as it stands against a real daemon."""
+"""Every Python example of docs/client.md and of the README, run as it stands against a real daemon."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ import pytest
 from harness import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+README = GUIDE.parents[1] / "README.md"
+EXAMPLES = [
+    example
+    for document in (README, GUIDE)
+    for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+]
 #: What an example prints, of those where that matters.
 SAYS = {
+    '"greetings", start="oldest"': "b'world'",
     "AsyncClient": "b'third'",
     "futures": "0000",
     "best_effort": "0",
