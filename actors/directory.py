@@ -79,8 +79,8 @@ class Entry:
                 return
             except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
                 self._fell(error)
-            if self._failures > 1 and self._closing.is_set():
-                return
+            if self._closing.is_set() and (self._failures > 1 or not len(self.mailbox)):
+                return  # nobody waits: a mark that cannot be written costs the next load some time, no more
             if self._failures > 1:
                 await self._pause(RESTART_PAUSES_S[min(self._failures - 1, len(RESTART_PAUSES_S)) - 1])
 

@@ -89,7 +89,7 @@ class Mailbox:
         """
         ticket = Ticket(ask)
         self.put(ticket)
-        return await ticket.wait(self.on_leave)
+        return await ticket.wait(self._left)
 
     def put(self, ticket: Ticket[Any]) -> None:
         """Queue a ticket, without waiting. Raises as ``ask`` does for what is not taken."""
@@ -125,6 +125,10 @@ class Mailbox:
         for ticket in tickets:
             ticket.taken = True
         return tickets
+
+    def _left(self, ticket: Ticket[Any]) -> None:
+        # Asked when the caller leaves: the receiver may be another one than when the ticket was put in.
+        self.on_leave(ticket)
 
     def drain(self, error: Callable[[], PlainsongError]) -> None:
         """Settle everything that waits, unread."""

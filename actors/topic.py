@@ -122,6 +122,7 @@ class TopicActor:
             step = core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
             if step.operations:
                 await self._write(step, claim)
+                _drop_abandoned_looks(step)
             answers = core.settled(step, self._now())
         except BaseException as error:
             _fail(tickets, step, error)
@@ -158,6 +159,11 @@ class TopicActor:
 
 def _as_ticket(ticket: object) -> Ticket[Any]:
     return ticket  # type: ignore[return-value]  # the core gives back what it was given
+
+
+def _drop_abandoned_looks(step: Step) -> None:
+    """Whoever left during the commit was not parked yet: nobody would take it out of the parking again."""
+    step.looks = [(ticket, look) for ticket, look in step.looks if not _as_ticket(ticket).abandoned]
 
 
 def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException) -> None:

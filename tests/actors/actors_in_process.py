@@ -1,0 +1,159 @@
+"""Actors put together as the daemon does it, on a store in memory that fails when told and a clock set by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.directory import Directory
+from actors.janitor import Janitor, JanitorSettings
+from actors.observe import Unobserved
+from actors.reading import read_page
+from actors.scan_cache import CacheBudget
+from actors.space import SpaceGuard
+from actors.topic import Surroundings
+from protocol.effects import Table
+from protocol.ids import FIRST_BOUND, after
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Create, Look, Publish
+from protocol.topic.state import TopicLimits
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+NAME = TopicName("ns", "t")
+START_MS = 1_700_000_000_000
+
+
+class SetClock:
+    """A clock that stands until it is set."""
+
+    regressions = 0
+
+    def __init__(self):
+        self.ms = START_MS
+
+    def now_ms(self):
+        return self.ms
+
+
+class Watch(Unobserved):
+    """Counts what the actors tell."""
+
+    def __init__(self):
+        self.count = Counter()
+        self.loads = Counter()
+
+    def committed(self, requests, messages, write_s):
+        self.count["commits"] += 1
+        self.count["requests"] += requests
+        self.count["messages"] += messages
+
+    def fell(self, name, error):
+        self.count["falls"] += 1
+
+    def loaded(self, name, load_s):
+        self.loads[name] += 1
+
+    def cleaned(self, expired, purged):
+        self.count["expired"] += expired
+        self.count["purged"] += purged
+
+
+@dataclass
+class World:
+    """The actors and what is around them, to use and to look at."""
+
+    store: FaultyStore
+    clock: SetClock
+    space: SpaceGuard
+    directory: Directory
+    watch: Watch
+    janitor: Janitor
+    claims: Counter = field(default_factory=Counter)
+
+    def entry(self, name=NAME):
+        return next((each for each in self.directory if each.name == name), None)
+
+    def core(self, name=NAME):
+        return self.entry(name).actor.core
+
+    def ask(self, ask, name=NAME):
+        return self.directory.ask(name, ask)
+
+    async def create(self, name=NAME, **properties):
+        return await self.ask(Create(TopicProperties(**properties)), name)
+
+    async def publish(self, *payloads, name=NAME, **more):
+        """The receipt of one request with these messages."""
+        request = PublishRequest([each if isinstance(each, bytes) else each.encode() for each in payloads], **more)
+        return await self.ask(Publish(request, sum(map(len, request.messages))), name)
+
+    async def look(self, since=FIRST_BOUND, wait_s=None, name=NAME, end_before=None):
+        """The span of a poll that waits up to ``wait_s``."""
+        deadline_s = None if wait_s is None else trio.current_time() + wait_s
+        return await self.ask(Look(since, end_before, deadline_s), name)
+
+    async def page(self, since=FIRST_BOUND, limit=10**6, max_bytes=10**9, name=NAME, cached=True):
+        span = await self.look(since, name=name)
+        cache = self.directory.cache(name) if cached else None
+        return await read_page(self.store, cache, span, limit=limit, max_bytes=max_bytes)
+
+    async def read(self, since=FIRST_BOUND, name=NAME, cached=True):
+        """All payloads."""
+        return [payload for _, payload in (await self.page(since, name=name, cached=cached)).messages()]
+
+    async def end(self, name=NAME):
+        """The bound behind everything."""
+        return (await self.look(name=name)).until
+
+    def rows(self, table=Table.MESSAGE):
+        return len(self.store.inner.tables[table].rows)
+
+
+def after_receipt(receipt):
+    return after(receipt.last_id)
+
+
+@asynccontextmanager
+async def actors(
+    store=None,
+    *,
+    cache_bytes=1 << 20,
+    mailbox_requests=1_000,
+    mailbox_bytes=1 << 20,
+    max_open=100,
+    idle_s=60.0,
+    limits=None,
+    janitor=None,
+    clock=None,
+    sweeping=False,
+    **around,
+):
+    """A world; it is left as the daemon leaves: closed, drained, or cut off when the body raises."""
+    store = store or FaultyStore(MemoryStore())
+    clock, watch = clock or SetClock(), Watch()
+    space = SpaceGuard(store, 1)
+    async with trio.open_nursery() as nursery:
+        directory = Directory(
+            nursery,
+            Surroundings(store, clock, space, limits or TopicLimits(), observer=watch, **around),
+            CacheBudget(cache_bytes),
+            mailbox_requests=mailbox_requests,
+            mailbox_bytes=mailbox_bytes,
+            max_open=max_open,
+            idle_s=idle_s,
+        )
+        if sweeping:
+            nursery.start_soon(directory.run_sweeper)
+        yield World(
+            store, clock, space, directory, watch, Janitor(store, directory, clock, watch, janitor or JanitorSettings())
+        )
+        store.release_all()
+        directory.close()
+        await directory.drained()
+        nursery.cancel_scope.cancel()

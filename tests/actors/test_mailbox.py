@@ -1,0 +1,159 @@
+"""The mailbox: everybody is answered once, nobody waits for ever, and what is full says so."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from actors.mailbox import Mailbox, Ticket
+from protocol.errors import Overloaded, Recovering, ShuttingDown
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Describe, Publish
+
+
+def publish(size):
+    return Publish(PublishRequest([bytes(size)]), size)
+
+
+async def test_who_asks_gets_the_answer(nursery):
+    mailbox = Mailbox(10, 100)
+    answers = []
+
+    async def ask():
+        answers.append(await mailbox.ask(Describe()))
+
+    nursery.start_soon(ask)
+    (ticket,) = await mailbox.receive_batch(10, 100)
+    assert ticket.taken
+    ticket.settle("yes")
+    await wait_all_tasks_blocked()
+    assert answers == ["yes"]
+
+
+async def test_who_asks_gets_the_error_and_only_the_first_answer_counts():
+    mailbox = Mailbox(10, 100)
+    ticket = Ticket(Describe())
+    mailbox.put(ticket)
+    ticket.settle(Overloaded("first"))
+    ticket.settle("second")
+    with pytest.raises(Overloaded, match="first"):
+        await ticket.wait(lambda ticket: None)
+
+
+async def test_what_has_arrived_comes_together_within_the_bounds():
+    mailbox = Mailbox(100, 10_000)
+    for _ in range(7):
+        mailbox.put(Ticket(publish(10)))
+    assert len(await mailbox.receive_batch(3, 1_000)) == 3
+    assert len(await mailbox.receive_batch(100, 20)) == 2
+    assert (len(mailbox), mailbox.bytes) == (2, 20)
+    assert len(await mailbox.receive_batch(100, 1_000)) == 2
+    assert (len(mailbox), mailbox.bytes) == (0, 0)
+
+
+async def test_a_mailbox_full_by_count_refuses_without_waiting():
+    mailbox = Mailbox(2, 10_000)
+    mailbox.put(Ticket(Describe()))
+    mailbox.put(Ticket(Describe()))
+    with pytest.raises(Overloaded, match="2 requests"):
+        mailbox.put(Ticket(Describe()))
+    assert len(mailbox) == 2
+
+
+async def test_a_mailbox_full_by_bytes_refuses_until_there_is_room():
+    mailbox = Mailbox(100, 100)
+    mailbox.put(Ticket(publish(60)))
+    with pytest.raises(Overloaded, match="60 bytes"):
+        mailbox.put(Ticket(publish(41)))
+    mailbox.put(Ticket(publish(40)))
+    mailbox.put(Ticket(Describe()))
+    await mailbox.receive_batch(1, 1)
+    mailbox.put(Ticket(publish(60)))
+    assert mailbox.bytes == 100
+
+
+async def test_one_request_larger_than_the_mailbox_is_taken_when_nothing_waits():
+    mailbox = Mailbox(100, 100)
+    mailbox.put(Ticket(publish(1_000)))
+    with pytest.raises(Overloaded):
+        mailbox.put(Ticket(publish(1)))
+
+
+async def test_a_refused_request_takes_no_room():
+    mailbox = Mailbox(1, 100)
+    mailbox.put(Ticket(publish(10)))
+    for _ in range(5):
+        with pytest.raises(Overloaded):
+            mailbox.put(Ticket(publish(10)))
+    assert mailbox.bytes == 10
+
+
+async def test_a_closed_mailbox_gives_out_what_is_in_and_takes_no_more():
+    mailbox = Mailbox(10, 100)
+    mailbox.put(Ticket(Describe()))
+    mailbox.close()
+    mailbox.close()
+    with pytest.raises(ShuttingDown):
+        await mailbox.ask(Describe())
+    assert len(await mailbox.receive_batch(10, 100)) == 1
+    with pytest.raises(trio.EndOfChannel):
+        await mailbox.receive_batch(10, 100)
+
+
+async def test_what_is_drained_is_told_why(nursery):
+    mailbox = Mailbox(10, 100)
+    told = []
+
+    async def ask():
+        try:
+            await mailbox.ask(publish(10))
+        except Recovering as error:
+            told.append(error)
+
+    for _ in range(3):
+        nursery.start_soon(ask)
+    await wait_all_tasks_blocked()
+    mailbox.drain(lambda: Recovering("not now"))
+    await wait_all_tasks_blocked()
+    assert len(told) == 3
+    assert (len(mailbox), mailbox.bytes) == (0, 0)
+    mailbox.drain(lambda: Recovering("nobody is there"))
+
+
+async def test_while_the_receiver_is_away_nothing_is_taken():
+    mailbox = Mailbox(10, 100)
+    mailbox.closed_for = lambda: Recovering("the store is away")
+    with pytest.raises(Recovering, match="away"):
+        mailbox.put(Ticket(Describe()))
+    mailbox.closed_for = None
+    mailbox.put(Ticket(Describe()))
+
+
+async def test_a_caller_who_leaves_is_forgotten_and_the_receiver_is_told(nursery):
+    mailbox = Mailbox(10, 100)
+    left = []
+    mailbox.on_leave = left.append
+    with trio.CancelScope() as scope:
+        nursery.start_soon(_cancel_when_blocked, scope)
+        await mailbox.ask(Describe())
+    (ticket,) = await mailbox.receive_batch(10, 100)
+    assert left == [ticket]
+    assert ticket.abandoned
+    ticket.settle("nobody listens")
+
+
+async def test_whoever_receives_when_the_caller_leaves_is_told(nursery):
+    """The receiver may have come, or changed, since the caller asked."""
+    mailbox = Mailbox(10, 100)
+    left = []
+    with trio.CancelScope() as scope:
+        nursery.start_soon(_cancel_when_blocked, scope, lambda: setattr(mailbox, "on_leave", left.append))
+        await mailbox.ask(Describe())
+    assert len(left) == 1
+
+
+async def _cancel_when_blocked(scope, before=lambda: None):
+    await wait_all_tasks_blocked()
+    before()
+    scope.cancel()
