@@ -17,7 +17,7 @@ serve:  ## install what is needed, then run the daemon; options go in ARGS="--bi
 
 test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
 	@$(MAKE) --no-print-directory static
-	$(PYTEST) --durations=5
+	$(PYTEST) --durations=5 -rs
 
 check: venv  ## the quick half: format, lint, types, floors, and the tests that take milliseconds
 	@$(MAKE) --no-print-directory static
