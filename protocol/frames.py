@@ -11,17 +11,25 @@ from __future__ import annotations
 
 import struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
 
 FRAMES_TYPE = "application/vnd.plainsong.frames"
 FRAMES_END = b"\xff" * 20
 #: Attributes of a message that has none.
 NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
+#: The length and the bytes of an empty msgpack map.
+NO_ATTRIBUTES_PACKED = b"\x00\x00\x00\x01\x80"
+
 _SIZE = struct.Struct(">I")
+_END_BYTES = 24
+#: Shorter bodies are walked at once: looking for equal lengths would cost more.
+_MIN_ALIKE_BYTES = 512
 _POINTER_AND_SIZE = struct.Struct(">qI")
 
 
@@ -39,16 +47,28 @@ class Frame(NamedTuple):
     attributes: Mapping[str, str] = NO_ATTRIBUTES
 
 
-def decode_frames(data: bytes, *, pointers: bool = False, attributes: bool = False) -> list[Frame]:
+@overload
+def decode_frames(data: bytes, *, pointers: bool = False, attributes: bool = False) -> list[Frame]: ...
+@overload
+def decode_frames(
+    data: bytes, make: Callable[..., T], *, pointers: bool = False, attributes: bool = False
+) -> list[T]: ...
+def decode_frames(
+    data: bytes, make: Callable[..., Any] = Frame, *, pointers: bool = False, attributes: bool = False
+) -> list[Any]:
     """All messages of a whole body, in topic order.
 
     Args:
+      make: called with the fields of a ``Frame``, of which the last two are left out where they say nothing.
       pointers: the answer's type has ``fields=pointer``.
       attributes: the answer's type has ``version=2``.
     Raises:
       BrokenFrames: the end is missing, the count is another one, or bytes follow.
     """
-    found: list[Frame] = []
+    alike = None if pointers else _messages_alike(data, NO_ATTRIBUTES_PACKED if attributes else b"")
+    if alike is not None:
+        return [make(message_id, payload) for message_id, payload in alike]
+    found: list[Any] = []
     at = 0
     try:
         while (message_id := data[at : at + 20]) != FRAMES_END:
@@ -67,13 +87,38 @@ def decode_frames(data: bytes, *, pointers: bool = False, attributes: bool = Fal
                 start = at + 4
                 at = start + size
                 named = _attributes(data[start:at]) if size > 1 else NO_ATTRIBUTES
-            found.append(Frame(message_id, payload, pointer, named))
+            found.append(make(message_id, payload, pointer, named))
         (count,) = _SIZE.unpack_from(data, at + 20)
     except struct.error:
         raise BrokenFrames(f"cut off: {len(data)} bytes hold {len(found)} messages and no end") from None
     if count != len(found) or at + 24 != len(data):
         raise BrokenFrames(f"the end at byte {at} counts {count} messages, {len(found)} came before it")
     return found
+
+
+def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] | None:
+    """Ids and payloads of a body whose messages have one and the same length: cut like a table, twice as fast.
+
+    None when it is no such body; whether it is a good one is then for the walk to say.
+    """
+    body_size = len(data) - _END_BYTES
+    if body_size < _MIN_ALIKE_BYTES:
+        return None
+    size = _SIZE.unpack_from(data, 20)[0]
+    count, rest = divmod(body_size, 24 + size + len(tail))
+    if rest or data[body_size:] != FRAMES_END + _SIZE.pack(count):
+        return None
+    stride = 24 + size + len(tail)
+    same = [*enumerate(data[20:24], 20), *enumerate(tail, 24 + size)]
+    if any(data[column:body_size:stride] != bytes([value]) * count for column, value in same):
+        return None
+    if data.find(FRAMES_END, 0, body_size) >= 0 and any(
+        data[at : at + 20] == FRAMES_END for at in range(0, body_size, stride)
+    ):
+        return None
+    return cast(
+        "Iterable[tuple[bytes, bytes]]", struct.iter_unpack(f">20s4x{size}s{len(tail)}x", memoryview(data)[:body_size])
+    )
 
 
 def _attributes(packed: bytes) -> dict[str, str]:

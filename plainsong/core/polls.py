@@ -42,8 +42,7 @@ def _read_page(origin: Origin, answer: Answer) -> Page:
     content_type = answer.headers.get("content-type", "")
     if not content_type.startswith(FRAMES_TYPE):
         raise MalformedBody(f"frames were asked for, {content_type[:80]!r} came")
-    frames = decode_frames(answer.body, attributes="version=2" in content_type)
-    messages = [Message(origin, *frame) for frame in frames]
+    messages = decode_frames(answer.body, partial(Message, origin), attributes="version=2" in content_type)
     end = answer.headers.get("plainsong-end", "end")
     if end not in _ENDS:
         raise MalformedBody(f"Plainsong-End is {end[:20]!r}")

@@ -11,7 +11,7 @@ import msgpack
 from protocol.codec.items import messages_of
 from protocol.codec.media import parse_accept
 from protocol.errors import InvalidParameter
-from protocol.frames import FRAMES_END, FRAMES_TYPE
+from protocol.frames import FRAMES_END, FRAMES_TYPE, NO_ATTRIBUTES_PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _SIZE = struct.Struct(">I")
 _POINTER_AND_SIZE = struct.Struct(">qI")
-#: The length and the bytes of an empty map.
-_NO_ATTRIBUTES = b"\x00\x00\x00\x01\x80"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +60,16 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
 def encode_frames(page: Page, options: FramesOptions) -> bytes:
     """A whole answer."""
     out: list[bytes] = []
-    if options.pointers or options.attributes:
+    if options.pointers or (options.attributes and page.attributes):
         _add_rich(out, page, options)
     else:
-        _add_plain(out, page)
+        _add_plain(out, page, NO_ATTRIBUTES_PACKED if options.attributes else b"")
     out += (FRAMES_END, _SIZE.pack(page.count))
     return b"".join(out)
 
 
-def _add_plain(out: list[bytes], page: Page) -> None:
+def _add_plain(out: list[bytes], page: Page, tail: bytes) -> None:
+    """Messages that have nothing of their own but id and payload; ``tail`` stands after each."""
     last_size = -1
     head = b""
     for message_id, payload in messages_of(page):
@@ -78,7 +77,7 @@ def _add_plain(out: list[bytes], page: Page) -> None:
         if size != last_size:  # sizes often repeat
             head = _SIZE.pack(size)
             last_size = size
-        out += (message_id, head, payload)
+        out += (message_id, head, payload, tail)
 
 
 def _add_rich(out: list[bytes], page: Page, options: FramesOptions) -> None:
@@ -93,6 +92,6 @@ def _add_rich(out: list[bytes], page: Page, options: FramesOptions) -> None:
 
 def _attributes(attributes: Mapping[str, str] | None) -> bytes:
     if not attributes:
-        return _NO_ATTRIBUTES
+        return NO_ATTRIBUTES_PACKED
     packed: bytes = msgpack.packb(dict(attributes))
     return _SIZE.pack(len(packed)) + packed
