@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -81,16 +81,17 @@ def raw_store(directory: Path) -> Iterator[RawStore]:
     try:
         yield RawStore(ours)
     finally:
-        ours.send(None)
+        ours.close()
         process.join()
 
 
 def _serve(pipe: Connection, directory: Path) -> None:
     db = open_raw(directory)
     written = _Written(db)
-    while (call := pipe.recv()) is not None:
-        name, *arguments = call
-        pipe.send(written.measure(*arguments) if name == "write" else _scan(db, *arguments))
+    with suppress(EOFError):  # the other end is closed when all has been measured
+        while True:
+            name, *arguments = pipe.recv()
+            pipe.send(written.measure(*arguments) if name == "write" else _scan(db, *arguments))
     db.close()
 
 
