@@ -130,12 +130,7 @@ class AsyncClient(AsyncAdministration):
         """
         return await self._shell.run(
             self._operations.publish(
-                topic,
-                messages,
-                ttl_s=ttl_s,
-                serializer=serializer,
-                retry_unknown=retry_unknown,
-                deadline_s=deadline_s,
+                topic, messages, ttl_s=ttl_s, serializer=serializer, retry_unknown=retry_unknown, deadline_s=deadline_s
             )
         )
 
