@@ -1,0 +1,308 @@
+"""The directory: one owner a topic, opened once, let go when idle, and never silent while the store is away."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+from actors_in_process import NAME, actors
+from trio.testing import wait_all_tasks_blocked
+
+from protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed, TopicNotFound
+from protocol.names import TopicName
+from protocol.topic.asks import Describe
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+
+def names(count):
+    return [TopicName("ns", f"t{number}") for number in range(count)]
+
+
+class OwnerStore(FaultyStore):
+    """Sees to it that nobody claims a topic while another owner's write to it is under way."""
+
+    def __init__(self):
+        super().__init__(MemoryStore())
+        self.claims = Counter()
+        self.writing = Counter()
+
+    async def claim(self, name):
+        assert not self.writing[name], "two owners"
+        self.claims[name] += 1
+        return await super().claim(name)
+
+    async def write(self, commit, *, claim, expect=()):
+        self.writing[claim.name] += 1
+        try:
+            await super().write(commit, claim=claim, expect=expect)
+        finally:
+            self.writing[claim.name] -= 1
+
+
+async def told(out, call, *args, **kwargs):
+    """Append the answer or the error."""
+    try:
+        out.append(await call(*args, **kwargs))
+    except PlainsongError as error:
+        out.append(error)
+
+
+async def test_a_hundred_first_users_make_one_load(nursery):
+    async with actors(OwnerStore()) as world:
+        await world.create()
+        store = world.store
+    async with actors(store) as world:
+        claims, scans = store.claims[NAME], store.calls["scan"]
+        store.stall("claim")
+        answers = []
+        for number in range(100):
+            nursery.start_soon(
+                told, answers, world.ask if number % 2 else world.publish, Describe() if number % 2 else "m"
+            )
+        await store.stalled("claim")
+        await wait_all_tasks_blocked()
+        assert not answers
+        store.release("claim")
+        await wait_all_tasks_blocked()
+        assert len(answers) == 100
+        assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
+        assert (store.claims[NAME] - claims, world.watch.loads[NAME]) == (1, 1)
+        assert store.calls["scan"] - scans == 2
+
+
+async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojump_clock):
+    async with actors(idle_s=60, sweeping=True) as world:
+        await world.create()
+        await world.publish("m")
+        await trio.sleep(50)
+        assert len(world.directory) == 1
+        await trio.sleep(30)
+        assert len(world.directory) == 0
+        assert await world.read() == [b"m"]
+        assert world.watch.loads[NAME] == 2
+
+
+async def test_a_topic_somebody_waits_on_is_not_idle(nursery, autojump_clock):
+    async with actors(idle_s=10, sweeping=True) as world:
+        await world.create()
+        answers = []
+        nursery.start_soon(told, answers, world.look, await world.end(), 100)
+        await trio.sleep(90)
+        assert len(world.directory) == 1
+        assert not answers
+        await trio.sleep(60)
+        assert len(world.directory) == 0
+        assert len(answers) == 1
+
+
+async def test_a_used_topic_is_not_let_go(autojump_clock):
+    async with actors(idle_s=10, sweeping=True) as world:
+        await world.create()
+        for _ in range(20):
+            await trio.sleep(5)
+            await world.publish("m")
+        assert world.watch.loads[NAME] == 1
+
+
+async def test_looking_at_a_topic_does_not_open_it():
+    async with actors() as world:
+        assert world.directory.peek(NAME) is None
+        assert world.directory.cache(NAME) is None
+        assert len(world.directory) == 0
+
+
+async def test_absent_names_are_let_go_quickly(autojump_clock):
+    async with actors(idle_s=600, sweeping=True) as world:
+        await world.create()
+        for name in names(50):
+            with pytest.raises(TopicNotFound):
+                await world.read(name=name)
+        assert len(world.directory) == 51
+        await trio.sleep(7)
+        assert [entry.name for entry in world.directory] == [NAME]
+
+
+async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nursery, autojump_clock):
+    async with actors(OwnerStore(), max_open=1) as world:
+        store = world.store
+        await world.create()
+        await world.publish("a")
+        claims = store.claims[NAME]
+        store.stall("write")
+        answers = []
+        with pytest.raises(TopicNotFound):  # lets the first go, whose last write stalls
+            await world.read(name=TopicName("ns", "other"))
+        await store.stalled("write")
+        for _ in range(10):
+            nursery.start_soon(told, answers, world.publish, "b")
+        await wait_all_tasks_blocked()
+        assert store.claims[NAME] == claims
+        assert not answers
+        store.release("write")
+        await wait_all_tasks_blocked()
+        assert store.claims[NAME] == claims + 1
+        assert len({answer.first_id for answer in answers}) == 10
+        assert await world.read() == [b"a"] + [b"b"] * 10
+
+
+async def test_topics_that_come_and_go_all_the_time_have_one_owner_each(autojump_clock):
+    async with actors(OwnerStore(), max_open=2) as world:
+        every = names(5)
+        published = Counter()
+
+        async def use(name):
+            for number in range(20):
+                try:
+                    await world.publish(f"{number}", name=name)
+                    published[name] += 1
+                except Overloaded:
+                    await trio.sleep(0.01)
+
+        for name in every:
+            await world.create(name)
+        async with trio.open_nursery() as users:
+            for name in every * 2:
+                users.start_soon(use, name)
+        for name in every:
+            assert len(await world.read(name=name, cached=False)) == published[name]
+        assert max(world.watch.loads.values()) > 2
+        assert len(world.directory) <= 2
+
+
+async def test_as_many_topics_as_may_be_are_open_and_the_longest_unused_goes():
+    async with actors(max_open=3) as world:
+        first, second, third, fourth = names(4)
+        for name in (first, second, third):
+            await world.create(name)
+        await world.read(name=first)
+        await world.create(fourth)
+        assert {entry.name for entry in world.directory} == {first, third, fourth}
+
+
+async def test_when_no_topic_is_idle_a_new_one_is_refused(nursery, autojump_clock):
+    async with actors(max_open=3) as world:
+        for name in names(3):
+            await world.create(name)
+            nursery.start_soon(told, [], world.look, await world.end(name), 60, name)
+        await wait_all_tasks_blocked()
+        with pytest.raises(Overloaded, match="3 topics are open"):
+            await world.create(TopicName("ns", "other"))
+        await trio.sleep(61)
+        await world.create(TopicName("ns", "other"))
+
+
+@pytest.mark.parametrize("op", ["claim", "get", "scan"])
+async def test_while_the_store_keeps_failing_callers_are_told(op, autojump_clock):
+    async with actors() as world:
+        await world.create()
+        await world.publish("m")
+        store = world.store
+    async with actors(store) as world:
+        for _ in range(20):
+            store.fail_next(op)
+        begun_s = trio.current_time()
+        with pytest.raises(StorageFailed) as first:
+            await world.read()
+        with pytest.raises(Recovering) as second:
+            await world.read()
+        assert {first.value.outcome, second.value.outcome} == {"not-applied"}
+        assert trio.current_time() - begun_s < 1
+        heard = []
+        for _ in range(150):
+            await trio.sleep(1)
+            await told(heard, world.read)
+        assert heard.index([b"m"]) < 120, "healed, it is loaded again"
+        assert {type(each) for each in heard[: heard.index([b"m"])]} == {Recovering}
+        assert heard[heard.index([b"m"]) :] == [[b"m"]] * (150 - heard.index([b"m"]))
+        assert world.watch.count["falls"] == 20
+
+
+async def test_a_store_that_fails_once_while_a_topic_is_opened_is_not_noticed():
+    async with actors() as world:
+        await world.create()
+        await world.publish("m")
+        store = world.store
+    async with actors(store) as world:
+        store.fail_next("scan")
+        assert await world.read() == [b"m"]
+        assert world.watch.count["falls"] == 1
+
+
+async def test_one_topic_that_cannot_be_loaded_does_not_hurt_another(monkeypatch):
+    other = TopicName("ns", "other")
+    async with actors() as world:
+        await world.create()
+        await world.create(other)
+        store = world.store
+    async with actors(store) as world:
+        inner = store.get
+
+        async def get(table, key):
+            value = await inner(table, key)
+            return b"\xff garbled" if key == b"ns:t:" else value
+
+        monkeypatch.setattr(store, "get", get)
+        with pytest.raises(StorageFailed):
+            await world.read()
+        assert await world.read(name=other) == []
+
+
+async def test_a_topic_that_cannot_be_loaded_does_not_hold_the_exit(autojump_clock):
+    async with actors() as world:
+        for _ in range(1_000):
+            world.store.fail_next("claim")
+        with pytest.raises(StorageFailed):
+            await world.read()
+        world.directory.close()
+        with trio.fail_after(10):
+            await world.directory.drained()
+
+
+async def test_what_has_been_asked_is_served_when_the_daemon_leaves(nursery):
+    async with actors() as world:
+        await world.create()
+        answers = []
+        world.store.stall("write")
+        for _ in range(10):
+            nursery.start_soon(told, answers, world.publish, "m")
+        await world.store.stalled("write")
+        await wait_all_tasks_blocked()
+        world.directory.close()
+        with pytest.raises(ShuttingDown):
+            await world.publish("too late")
+        world.store.release("write")
+        await world.directory.drained()
+        await wait_all_tasks_blocked()
+        assert len(answers) == 10
+        assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
+        assert len(world.directory) == 0
+        assert world.rows() == 10
+
+
+async def test_a_name_nobody_has_used_is_refused_when_the_daemon_leaves():
+    async with actors() as world:
+        world.directory.close()
+        with pytest.raises(ShuttingDown):
+            await world.read()
+        await world.directory.drained()
+        assert len(world.directory) == 0
+
+
+async def test_a_topic_opened_while_its_predecessor_leaves_is_waited_for_too(nursery):
+    async with actors(max_open=1) as world:
+        await world.create()
+        await world.publish("a")
+        world.store.stall("write")
+        with pytest.raises(TopicNotFound):
+            await world.read(name=TopicName("ns", "other"))
+        answers = []
+        nursery.start_soon(told, answers, world.publish, "b")
+        await wait_all_tasks_blocked()
+        world.directory.close()
+        world.store.release("write")
+        await world.directory.drained()
+        await wait_all_tasks_blocked()
+        assert len(answers) == 1
+        assert not isinstance(answers[0], PlainsongError)
