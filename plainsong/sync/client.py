@@ -40,8 +40,7 @@ class Client(Administration):
     """Talks to a daemon: topics, publishing, polling, reading.
 
     Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and
-    child can both go on using the client. Connections are made when they are needed: making a client
-    does not need a daemon.
+    child can both go on using the client. Connections are made when needed: making a client needs no daemon.
 
     Every method raises ``PlainsongError`` and nothing else on account of the daemon or the network; the error's
     ``outcome`` says whether the request happened. Calls are tried again, with pauses, as long as that is safe
