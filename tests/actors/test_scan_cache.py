@@ -1,0 +1,338 @@
+"""The scan cache: never stale, never over its budget, and the same pages as the store's."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import trio
+from actors_in_process import NAME, START_MS, actors, after_receipt
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
+
+from actors.reading import read_page
+from actors.scan_cache import SEAL_BYTES, CacheBudget, TopicCache
+from protocol.errors import OutcomeUnknown, TopicNotFound
+from protocol.ids import FIRST_BOUND, after, pack_id
+from protocol.names import TopicName
+from protocol.page import item
+from protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
+from storage.base import StoreError
+
+OTHER = TopicName("ns", "other")
+
+
+def items(first, count, size=100):
+    return [item(pack_id(START_MS + number, 0), bytes(size)) for number in range(first, first + count)]
+
+
+def costs(*caches):
+    return sum(chunk.cost for cache in caches for chunk in cache.chunks)
+
+
+# --- who needs no disk ----------------------------------------------------------------------------
+
+
+async def test_a_reader_inside_the_cache_touches_no_disk():
+    async with actors() as world:
+        await world.create()
+        receipts = [await world.publish(f"{number}") for number in range(50)]
+        scans, gets = world.store.calls["scan"], world.store.calls["get"]
+        assert await world.read() == [b"%d" % number for number in range(50)], "everything there ever was is here"
+        for number in (0, 20, 49):
+            assert len(await world.read(after_receipt(receipts[number]))) == 49 - number
+        assert (world.store.calls["scan"], world.store.calls["get"]) == (scans, gets)
+
+
+async def test_a_reader_at_the_end_touches_no_disk_and_sees_each_message_once(autojump_clock):
+    async with actors() as world:
+        await world.create()
+        scans, since, got = world.store.calls["scan"], FIRST_BOUND, []
+        for number in range(20):
+            await world.publish(f"{number}")
+            page = await world.page(since)
+            got += [payload for _, payload in page.messages()]
+            since = after(page.last_id)
+        assert got == [b"%d" % number for number in range(20)]
+        assert world.store.calls["scan"] == scans
+
+
+async def test_after_a_restart_what_was_there_before_comes_from_disk_and_what_comes_then_does_not():
+    async with actors() as world:
+        await world.create()
+        await world.publish("old")
+        store = world.store
+    async with actors(store) as world:
+        end = await world.end()
+        await world.publish("new")
+        scans = store.calls["scan"]
+        assert await world.read(end) == [b"new"]
+        assert store.calls["scan"] == scans
+        assert await world.read() == [b"old", b"new"]
+        assert store.calls["scan"] == scans + 1
+
+
+async def test_an_empty_span_touches_nothing():
+    async with actors() as world:
+        await world.create()
+        await world.publish("m")
+        scans = world.store.calls["scan"]
+        assert await world.read(await world.end()) == []
+        assert world.store.calls["scan"] == scans
+
+
+# --- never stale ----------------------------------------------------------------------------------
+
+
+async def test_nothing_of_a_deleted_topic_is_read_after_its_re_creation():
+    async with actors() as world:
+        await world.create()
+        await world.publish("first life")
+        await world.ask(Remove())
+        with pytest.raises(TopicNotFound):
+            await world.read()
+        await world.create()
+        assert await world.read() == []
+        await world.publish("second life")
+        assert await world.read() == await world.read(cached=False) == [b"second life"]
+
+
+async def test_an_undeleted_topic_shows_what_it_had():
+    async with actors() as world:
+        await world.create()
+        await world.publish("a")
+        await world.ask(Remove())
+        await world.ask(Undelete())
+        assert await world.read() == [b"a"]
+        await world.publish("b")
+        assert await world.read() == await world.read(cached=False) == [b"a", b"b"]
+
+
+async def test_a_life_between_two_publishes_of_one_commit_is_not_mixed_up(nursery):
+    """Publish, delete, create and publish gather while a commit is under way, and become one."""
+    async with actors() as world:
+        await world.create()
+        await world.publish("zero")
+        world.store.stall("write")
+        nursery.start_soon(world.publish, "stalls")
+        await world.store.stalled("write")
+        for call in (
+            lambda: world.publish("old"),
+            lambda: world.ask(Remove()),
+            world.create,
+            lambda: world.publish("new"),
+            lambda: world.ask(Remove()),
+            lambda: world.ask(Undelete()),
+            lambda: world.publish("newer"),
+        ):
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+        world.store.release("write")
+        await wait_all_tasks_blocked()
+        assert await world.read() == await world.read(cached=False) == [b"new", b"newer"]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_after_a_fall_the_cache_shows_what_the_disk_has(applied):
+    async with actors() as world:
+        await world.create()
+        await world.publish("a")
+        world.store.fail_next("write", applied=applied)
+        with pytest.raises(OutcomeUnknown):
+            await world.publish("b")
+        await world.publish("c")
+        wanted = [b"a", *([b"b"] if applied else []), b"c"]
+        assert await world.read() == await world.read(cached=False) == wanted
+
+
+async def test_what_has_expired_is_not_in_the_cache_either():
+    async with actors() as world:
+        await world.create(ttl_s=10)
+        await world.publish("a", "b", message_ttls_s=[2, None])
+        world.clock.ms += 2_000
+        assert await world.read() == [b"a", b"b"]
+        world.clock.ms += 1
+        assert await world.read() == await world.read(cached=False) == [b"b"]
+        world.clock.ms += 7_999
+        assert await world.read() == await world.read(cached=False) == [b"b"]
+        world.clock.ms += 1
+        assert await world.read() == await world.read(cached=False) == []
+        await world.ask(SetProperties({"ttl": 1_000}))
+        assert await world.read() == await world.read(cached=False) == []
+
+
+async def test_a_topic_counted_empty_still_shows_what_lives():
+    """The cleaner's counts are its own; were they too high, what lives must not vanish behind the cache."""
+    async with actors() as world:
+        await world.create()
+        await world.publish("old", ttl_s=1)
+        await world.publish("lives")
+        store = world.store
+    async with actors(store) as world:
+        world.clock.ms = START_MS + 2_000
+        plan = await world.ask(PlanCleaning(0))
+        (first_ms, last_ms), *_ = plan.due
+        await world.ask(Cleaned(plan.prefix, [SliceCleaned(first_ms, last_ms, 1, 10, 0)]))
+        await world.publish("new")
+        assert await world.read() == await world.read(cached=False) == [b"lives", b"new"]
+
+
+async def test_a_page_while_the_store_fails_is_an_error_and_nothing_else():
+    async with actors(cache_bytes=0) as world:
+        await world.create()
+        await world.publish("m")
+        world.store.fail_next("scan")
+        with pytest.raises(StoreError):
+            await world.read()
+        assert await world.read() == [b"m"]
+        assert world.watch.count["falls"] == 0
+
+
+# --- the same pages -------------------------------------------------------------------------------
+
+requests = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 300), st.sampled_from([None, None, 1, 100])), min_size=1, max_size=40),
+        st.sampled_from([0, 0, 1, 500, 1_000]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(
+    requests,
+    st.sampled_from([0, 3_000, 8_000, 1 << 20]),
+    st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.integers(1, 60), st.integers(0, 9_000)), max_size=8),
+    st.sampled_from([64, 1_000, SEAL_BYTES]),
+)
+def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes, reads, seal_bytes):
+    async def run():
+        async with actors(cache_bytes=cache_bytes) as world:
+            await world.create()
+            ids = [FIRST_BOUND]
+            for number, (messages, by_ms) in enumerate(requests):
+                world.clock.ms += by_ms
+                payloads = [bytes([number % 256]) * size for size, _ in messages]
+                receipt = await world.publish(*payloads, message_ttls_s=[ttl for _, ttl in messages])
+                ids += [receipt.first_id, receipt.last_id]
+            for share, behind, limit, max_bytes in reads:
+                since = ids[int(share * (len(ids) - 1))]
+                since = after(since) if behind else since
+                cached = await world.page(since, limit, max_bytes)
+                stored = await world.page(since, limit, max_bytes, cached=False)
+                assert list(cached.messages()) == list(stored.messages())
+                assert (cached.count, cached.payload_bytes) == (stored.count, stored.payload_bytes)
+                assert (cached.last_id, cached.end) == (stored.last_id, stored.end)
+                assert cached.count == len(list(cached.messages()))
+            cache = world.directory.cache(NAME)
+            assert cache.budget.bytes == costs(cache) <= cache_bytes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        trio.run(run)
+
+
+async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
+    async with actors() as world:
+        await world.create()
+        receipt = await world.publish(*[f"{number}" for number in range(30)])
+        for end in (receipt.first_id, pack_id(START_MS, 7), pack_id(START_MS, 7, 1), receipt.last_id):
+            span = await world.look(pack_id(START_MS, 3), end_before=end)
+            pages = [
+                await read_page(world.store, cache, span, limit=100, max_bytes=10_000)
+                for cache in (world.directory.cache(NAME), None)
+            ]
+            assert list(pages[0].messages()) == list(pages[1].messages())
+            assert (pages[0].last_id, pages[0].end) == (pages[1].last_id, pages[1].end)
+
+
+# --- the budget -----------------------------------------------------------------------------------
+
+actions = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from(["append"] * 8 + ["clear", "renew"]), st.integers(1, 30), st.integers(0, 900)
+    ),
+    max_size=60,
+)
+
+
+@given(actions, st.sampled_from([0, 2_000, 20_000, 10**6]))
+def test_the_budget_is_the_sum_of_what_chunks_cost_and_never_passed(actions, max_bytes):
+    budget = CacheBudget(max_bytes)
+    caches = [TopicCache(budget) for _ in range(3)]
+    kept = [[] for _ in caches]
+    at = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.scan_cache.SEAL_BYTES", 4_000)
+        for which, what, count, size in actions:
+            cache, all_items = caches[which], kept[which]
+            if what == "clear":
+                cache.clear()
+            else:
+                prefix = b"%d" % at if what == "renew" else cache.prefix
+                more = items(at, count, size)
+                expiries = dict.fromkeys(range(0, count, 3), 1)
+                since = after(all_items[-1][1:21]) if all_items else FIRST_BOUND
+                cache.append(prefix, more, expiries, since)
+                all_items += more
+                at += count
+            assert budget.bytes == costs(*caches) <= max_bytes
+            for each, every in zip(caches, kept, strict=True):
+                here = b"".join(chunk.slice(0, len(chunk)) for chunk in each.chunks)
+                assert not here or b"".join(every).endswith(here), "the last of them, without holes"
+
+
+async def test_the_oldest_chunks_of_any_topic_are_dropped_first():
+    async with actors(cache_bytes=3 * SEAL_BYTES) as world:
+        await world.create()
+        await world.create(OTHER)
+        first = await world.publish(bytes(SEAL_BYTES))
+        await world.publish(bytes(SEAL_BYTES), name=OTHER)
+        assert world.directory.cache(NAME).chunks
+        await world.publish(bytes(SEAL_BYTES), name=OTHER)
+        assert not world.directory.cache(NAME).chunks
+        assert len(world.directory.cache(OTHER).chunks) == 2
+        scans = world.store.calls["scan"]
+        assert len(await world.read()) == 1
+        assert world.store.calls["scan"] == scans + 1
+        assert await world.read(after_receipt(first)) == []
+
+
+async def test_a_commit_larger_than_the_budget_is_read_from_the_store():
+    async with actors(cache_bytes=10_000) as world:
+        await world.create()
+        await world.publish("small")
+        await world.publish(*[bytes(1_000)] * 50)
+        assert world.directory.budget.bytes == 0
+        assert len(await world.read()) == 51
+
+
+async def test_what_a_topic_that_is_let_go_had_cached_is_given_back(autojump_clock):
+    async with actors(idle_s=10, sweeping=True) as world:
+        await world.create()
+        await world.publish(bytes(1_000))
+        assert world.directory.budget.bytes > 1_000
+        await trio.sleep(30)
+        assert world.directory.budget.bytes == 0
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 10), (1, 3_000), (50, 20), (1_000, 10)])
+def test_memory_is_bounded_by_the_budget(count, size):
+    max_bytes = 1 << 20
+    budget = CacheBudget(max_bytes)
+    caches = [TopicCache(budget) for _ in range(10)]
+    tracemalloc.start()
+    try:
+        at = written = 0
+        while written < 2 * max_bytes:
+            cache = caches[at % len(caches)]
+            cache.append(b"p", items(at, count, size), dict.fromkeys(range(0, count, 2), START_MS + at), FIRST_BOUND)
+            at += count
+            written += count * (size + 60)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert budget.bytes <= max_bytes
+    assert used < 1.3 * max_bytes
