@@ -16,7 +16,16 @@ import trio
 from actors.sweep import Sweep, is_message, is_payload
 from protocol.effects import Table
 from protocol.errors import PlainsongError
-from protocol.keys import HIGH_WATER, DamagedRow, generations_range, parse_message_key, system_key, topic_of
+from protocol.keys import (
+    HIGH_WATER,
+    READER,
+    DamagedRow,
+    generations_range,
+    parse_message_key,
+    stop_after,
+    system_key,
+    topic_of,
+)
 from protocol.keys import topic_range as all_topics
 from protocol.records import HighWater, Metadata
 from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
@@ -97,7 +106,7 @@ class Janitor:
             return 0
 
     async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
-        """Whether the topic has anything to remove: two reads, without opening it."""
+        """Whether the topic has anything to remove: a few reads, without opening it."""
         now_ms = self._clock.now_ms()
         start, stop = generations_range(name, 1, metadata.generation)
         start = max(start, self._first_keys.get(name, start))
@@ -114,9 +123,21 @@ class Janitor:
                 return now_ms > metadata.deleted_ms + self._settings.delete_grace_s * 1000
             if key.publish_ts_ms < max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms):
                 return True
+        elif await self._readers_are_due(name, metadata, now_ms):
+            return True
         elif metadata.deleted_ms is not None:
             return False
         return await self._own_expiry_is_due(name, metadata, now_ms)
+
+    async def _readers_are_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        """Whether a topic without messages has readers of generations that are gone."""
+        last = metadata.generation
+        if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + self._settings.delete_grace_s * 1000:
+            last -= 1
+        if last < 1:
+            return False
+        start, stop = system_key(READER, name, 1), stop_after(system_key(READER, name, last))
+        return bool(await read_rows(self._store, Table.METADATA, start, stop, limit=1, values=False))
 
     async def _own_expiry_is_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
         state = self._directory.peek(name)
