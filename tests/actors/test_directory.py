@@ -306,3 +306,14 @@ async def test_a_topic_opened_while_its_predecessor_leaves_is_waited_for_too(nur
         await wait_all_tasks_blocked()
         assert len(answers) == 1
         assert not isinstance(answers[0], PlainsongError)
+
+
+async def test_a_topic_whose_last_write_failed_is_opened_again_by_its_next_user():
+    async with actors(OwnerStore(), max_open=1) as world:
+        await world.create()
+        await world.publish("a")
+        world.store.fail_next("write")
+        with pytest.raises(TopicNotFound):  # lets the first go
+            await world.read(name=TopicName("ns", "other"))
+        await world.publish("b")
+        assert await world.read() == await world.read(cached=False) == [b"a", b"b"]
