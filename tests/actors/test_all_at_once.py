@@ -58,8 +58,8 @@ async def read_along(world, notes, done, random):
             await trio.sleep(0.1)
 
 
-async def fail_on(world, done, random):
-    while not done.is_set():
+async def fail_on(world, random):
+    while True:
         op = random.choice(["write", "write", "scan", "get", "claim", "discard"])
         world.store.fail_next(op, applied=random.choice([False, True, 1]) if op == "write" else False)
         if random.random() < 0.1:
@@ -95,12 +95,14 @@ async def test_promises_hold_while_everything_fails(seed, autojump_clock):
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(read_along, world, notes, done, random)
-            nursery.start_soon(fail_on, world, done, random)
             nursery.start_soon(clean_on, world, done)
             nursery.start_soon(use_others, world, done, random)
-            async with trio.open_nursery() as publishers:
-                for who in range(6):
-                    publishers.start_soon(publish_on, world, notes, who, 30, random)
+            async with trio.open_nursery() as faults:
+                faults.start_soon(fail_on, world, random)
+                async with trio.open_nursery() as publishers:
+                    for who in range(6):
+                        publishers.start_soon(publish_on, world, notes, who, 30, random)
+                faults.cancel_scope.cancel()
             world.store._faults.clear()
             await trio.sleep(20)
             done.set()
