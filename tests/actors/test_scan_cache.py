@@ -300,6 +300,18 @@ async def test_the_oldest_chunks_of_any_topic_are_dropped_first():
         assert await world.read(after_receipt(first)) == []
 
 
+async def test_who_starts_before_what_is_still_cached_reads_the_store():
+    async with actors(cache_bytes=3 * SEAL_BYTES) as world:
+        await world.create()
+        receipts = [await world.publish(bytes([number]) * SEAL_BYTES) for number in range(6)]
+        assert len(world.directory.cache(NAME).chunks) == 2
+        for number, receipt in enumerate(receipts):
+            scans = world.store.calls["scan"]
+            assert [each[0] for each in await world.read(receipt.first_id)] == list(range(number, 6))
+            assert world.store.calls["scan"] - scans == (0 if number >= 4 else 1)
+        assert len(await world.read()) == 6
+
+
 async def test_a_commit_larger_than_the_budget_is_read_from_the_store():
     async with actors(cache_bytes=10_000) as world:
         await world.create()
