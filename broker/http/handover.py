@@ -119,6 +119,15 @@ class HandedOver(TCPServer):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
             await super().protocol_send(event)
 
+    async def _idle_timeout(self) -> None:
+        """Closes the connection when it has rested too long, or when the server stops."""
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+            # Whoever was just answered may be sending already: it gets an answer, not a cut.
+            await trio.sleep(BRIEF_LINGER_S)
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
+
     async def _send_pieces(self, data: bytes) -> bool:
         """Sends ``data``; false when the reader has gone, or takes nothing any more."""
         rest = memoryview(data)

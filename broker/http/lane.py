@@ -79,10 +79,13 @@ class Lane:
         return None
 
     def stop(self) -> None:
-        """Lets the current request be the last; a connection that rests is closed at once."""
+        """Lets the current request be the last; a connection that rests is closed if none comes right now.
+
+        Whoever was just answered may be sending its next request already: it gets an answer, not a cut.
+        """
         self._stopping = True
         if self._resting:
-            self._connection.scope.cancel()
+            self._connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
     async def watch(self) -> None:
         """Ends the connection when its client leaves while the handler is at work."""

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import h11
+from hypercorn.events import Closed, Updated
 from hypercorn.protocol.h11 import H11Protocol
 
 from broker.http.request_ids import new_request_id
@@ -42,6 +43,22 @@ class RefusingH11(H11Protocol):
     def __init__(self, app: AppWrapper, config: Config, *others: Any) -> None:
         super().__init__(app, config, *others)
         self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+
+    async def _maybe_recycle(self) -> None:
+        """After an answer: ready for the next request, also when the server stops.
+
+        Hypercorn closes then, and leaves a reader that has the next request in its hands waiting for ever: the
+        stop's whole grace passes. The next one is answered instead, with ``Connection: close``; a connection at
+        rest is closed by whoever looks after its rest.
+        """
+        await self._close_stream()
+        if self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:
+            self.connection.start_next_cycle()
+            await self.can_read.set()
+            await self.send(Updated(idle=True))
+        else:
+            await self.can_read.set()
+            await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
         """Refuses what cannot be parsed: 400, or 431 for a head over the bound, or 501 for a coding we do not know."""
