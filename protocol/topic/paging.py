@@ -51,7 +51,8 @@ class Paging:
         """Take message rows, in order; False when the page is full.
 
         Raises:
-          DamagedRow: the first row that would be in the page cannot be read.
+          DamagedRow: the first row that would be in the page cannot be read. Rows that say they are plain are
+            taken at their word, since the store's own checksums vouch for their bytes.
         """
         if {value[0] if value else -1 for _, value in rows} == {PLAIN}:
             self.feed_items([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])

@@ -20,7 +20,7 @@ import trio
 from plainsong.cli.exits import Exit
 from protocol.requests import PollRequest
 from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually
-from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish
+from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
 PARKED = 100
@@ -47,6 +47,29 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     host, _, port = address.rpartition(":")
     assert command[3].startswith(f"http://{address}/")
     assert ask((host, int(port)), "PUT", command[3].removeprefix(f"http://{address}")).status == 200
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+@pytest.mark.parametrize("attempt", range(3))
+def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon, lane, attempt):
+    running = daemon(f"http.lane={lane}")
+    create(running.address, "busy")
+    path, body = topic_path("busy", "/publish").encode(), b'{"messages": ["x"]}'
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(running.address, timeout=PATIENCE_S) as sock:
+        for asked in range(1_000_000):
+            if asked == 50 + attempt:
+                begun = time.monotonic()
+                running.signal(signal.SIGTERM)
+            sock.sendall(head % (path, len(body)) + body)
+            answer = sock.recv(65536).lower()
+            # Never a connection that ends instead of an answer.
+            assert answer.startswith((b"http/1.1 200", b"http/1.1 503"))
+            if b"connection: close" in answer:
+                break
+    assert asked >= 50
+    assert running.wait() == 0
+    assert time.monotonic() - begun < 2
 
 
 @pytest.mark.parametrize(
