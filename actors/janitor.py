@@ -51,7 +51,7 @@ class JanitorSettings:
 
     interval_s: float = 60.0
     delete_grace_s: float = 3600.0
-    step_rows: int = 500
+    step_rows: int = 200
 
 
 class Janitor:

@@ -44,7 +44,7 @@ class RetentionConfig:
         high=_CENTURY_S,
     )
     step_rows: int = count(
-        500,
+        200,
         "Rows the janitor removes in one step, between which publishes and polls go first.",
         small="cleaning falls behind a busy topic's expiry",
         large="publishes wait longer while it cleans",
