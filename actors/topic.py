@@ -11,7 +11,6 @@ one carries them all: that is the group commit.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +108,15 @@ class TopicActor:
     async def _wait(self, core: TopicCore) -> Sequence[Ticket[Any]]:
         """What has arrived, or nothing once a deadline has come."""
         deadline_s = core.next_deadline_s()
-        with trio.move_on_at(math.inf if deadline_s is None else deadline_s):
-            tickets = await self._mailbox.receive_batch(self._around.commit_requests, self._around.commit_bytes)
-            return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
+        if deadline_s is None:
+            return await self._receive()
+        with trio.move_on_at(deadline_s):
+            return await self._receive()
         return ()
+
+    async def _receive(self) -> Sequence[Ticket[Any]]:
+        tickets = await self._mailbox.receive_batch(self._around.commit_requests, self._around.commit_bytes)
+        return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
 
     async def _commit(self, core: TopicCore, claim: Claim, tickets: Sequence[Ticket[Any]]) -> None:
         """One step and, if it has something to write, one commit; then, and only then, the answers."""

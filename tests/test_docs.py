@@ -94,7 +94,7 @@ def test_metrics_named_in_documents_exist(name: str):
 
 
 def test_log_events_that_are_described_are_written_somewhere():
-    floors = [path for floor in ("actors", "broker") for path in (ROOT / floor).rglob("*.py")]
+    floors = [path for floor in ("storage", "actors", "broker") for path in (ROOT / floor).rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in floors)
     rows = re.findall(r"^\| (`[^|]+`) \| (?:info|warning|error|critical) \|", OPERATIONS, re.MULTILINE)
     events = [event for row in rows for event in spans(row)]

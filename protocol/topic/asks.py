@@ -188,7 +188,6 @@ class CleaningPlan:
     """Generations, first and last, that are gone with all their rows."""
     prefix: bytes = b""
     now_ms: int = 0
-    ttl_ms: int = 0
 
 
 @dataclass(slots=True)

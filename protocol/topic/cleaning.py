@@ -39,7 +39,6 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
         purge=(1, metadata.generation - 1) if metadata.generation > 1 else None,
         prefix=prefix,
         now_ms=state.time_ms,
-        ttl_ms=metadata.properties.ttl_ms,
     )
 
 

@@ -75,6 +75,8 @@ def _check(state: TopicState, metadata: Metadata, request: PublishRequest, now: 
 
 
 def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
+    if size > max_bytes:
+        raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
     state.usage.drop_before(state.oldest_ms)
     if state.usage.bytes + size > max_bytes:
         raise TopicFull(

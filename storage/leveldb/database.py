@@ -77,6 +77,11 @@ class Database:
         self.leaving = False
         self.measure()
 
+    def measure_if_due(self) -> None:
+        """``measure``, at most once in its interval."""
+        if time.monotonic() >= self._measure_at_s:
+            self.measure()
+
     def compare(self, expect: Sequence[Expect]) -> None:
         """Raise StoreConflict for the first expectation that does not hold."""
         for wanted in expect:
@@ -97,8 +102,7 @@ class Database:
                 self._log_bytes += batch.approximate_size()
         except FOREIGN as error:
             raise call_failed(error, "writing") from error
-        if time.monotonic() >= self._measure_at_s:
-            self.measure()
+        self.measure_if_due()
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """A row's value, None if there is none."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import plyvel
 
 from storage.base import StoreError
 from storage.refusals import DAMAGED_HINT, message_of
+
+log = logging.getLogger(__name__)
+
+#: The folders of a path, but not its last part.
+_FOLDERS = re.compile(r"/(?:[^/:]+/)+")
 
 #: All that a call into the database may raise; RuntimeError is plyvel's word for a closed handle.
 FOREIGN = (plyvel.Error, OSError, RuntimeError, MemoryError)
@@ -22,5 +30,7 @@ _RUNNING: tuple[tuple[str, str], ...] = (
 def call_failed(error: BaseException, doing: str) -> StoreError:
     """What to raise when a call into an open database failed."""
     text = message_of(error)
+    log.error("the store failed", extra={"doing": doing, "why": text})
     hint = next((hint for words, hint in _RUNNING if words in text), "")
-    return StoreError(f"{doing}: {text}", hint=hint)
+    # Clients are told what failed; where the files are is for the log.
+    return StoreError(f"{doing}: {_FOLDERS.sub('', text)}", hint=hint)

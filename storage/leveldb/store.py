@@ -151,6 +151,8 @@ class LevelDBStore:
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``."""
+        if self._db is not None:
+            self._db.measure_if_due()
         try:
             free = shutil.disk_usage(self._home.path).free
         except OSError:

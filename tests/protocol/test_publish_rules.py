@@ -1,0 +1,99 @@
+"""What a topic refuses to take, and that nothing of it happens then."""
+
+from __future__ import annotations
+
+from protocol.errors import (
+    GenerationChanged,
+    LowSpace,
+    MessageTooLarge,
+    NoMessages,
+    PlainsongError,
+    RequestTooLarge,
+    TopicFull,
+    TopicNotFound,
+    TransactionRequired,
+)
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest, Receipt
+from protocol.topic.asks import Create, Publish
+from protocol.topic.core import TopicCore
+from protocol.topic.state import Now, TopicLimits, TopicState
+
+NOW_MS = 1_700_000_000_000
+
+
+class Topic:
+    """A core that is asked one thing at a time."""
+
+    def __init__(self, properties: TopicProperties | None = None, **limits: int):
+        self.core = TopicCore(TopicState(TopicName("ns", "t"), TopicLimits(**limits)))
+        if properties is not None:
+            self.ask(Create(properties))
+
+    def ask(self, ask, now_ms: int = NOW_MS, *, low_space: bool = False):
+        now = Now(now_ms, 0.0, low_space)
+        step = self.core.step([("caller", ask)], now)
+        [(_, answer)] = self.core.settled(step, now)
+        return answer
+
+    def publish(self, *messages: bytes, now_ms: int = NOW_MS, low_space: bool = False, **fields):
+        return self.ask(Publish(PublishRequest(messages, **fields), 0), now_ms, low_space=low_space)
+
+    def refuses(self, kind: type[PlainsongError], *messages: bytes, **fields) -> PlainsongError:
+        before = (repr(self.core), self.core.state.rows_since_mark)
+        error = self.publish(*messages, **fields)
+        assert type(error) is kind
+        assert error.outcome == "not-applied"
+        assert (repr(self.core), self.core.state.rows_since_mark) == before
+        return error
+
+
+def test_a_topic_that_is_not_there_takes_nothing():
+    Topic().refuses(TopicNotFound, b"x")
+
+
+def test_a_request_needs_a_message():
+    Topic(TopicProperties()).refuses(NoMessages)
+
+
+def test_a_message_over_the_bound_is_named_by_its_index():
+    topic = Topic(TopicProperties(), max_message_bytes=3)
+    assert "message 1 has 4 bytes" in topic.refuses(MessageTooLarge, b"abc", b"abcd").detail
+    assert isinstance(topic.publish(b"abc"), Receipt)
+
+
+def test_a_request_has_at_most_so_many_messages():
+    topic = Topic(TopicProperties(), max_request_messages=2)
+    topic.refuses(RequestTooLarge, b"", b"", b"")
+    assert isinstance(topic.publish(b"", b""), Receipt)
+
+
+def test_a_topic_that_wants_transactions_takes_no_plain_publish():
+    Topic(TopicProperties(transactional="required")).refuses(TransactionRequired, b"x")
+
+
+def test_a_publish_for_another_generation_is_refused():
+    topic = Topic(TopicProperties())
+    topic.refuses(GenerationChanged, b"x", generation=2)
+    assert isinstance(topic.publish(b"x", generation=1), Receipt)
+
+
+def test_nothing_is_taken_while_the_disk_is_nearly_full():
+    topic = Topic(TopicProperties())
+    topic.refuses(LowSpace, b"x", low_space=True)
+    assert isinstance(topic.publish(b"x"), Receipt)
+
+
+def test_a_full_topic_takes_nothing_until_something_has_expired():
+    topic = Topic(TopicProperties(ttl_s=10, max_bytes=200))
+    assert isinstance(topic.publish(b"x" * 150), Receipt)
+    error = topic.refuses(TopicFull, b"y" * 150)
+    assert error.retry_after_s
+    assert type(topic.publish(b"y" * 150, now_ms=NOW_MS + 10_000)) is TopicFull
+    assert isinstance(topic.publish(b"y" * 150, now_ms=NOW_MS + 10_001), Receipt)
+
+
+def test_what_can_never_fit_into_a_topic_is_not_told_to_wait():
+    error = Topic(TopicProperties(max_bytes=50)).refuses(RequestTooLarge, b"x" * 51)
+    assert error.retry_after_s is None
