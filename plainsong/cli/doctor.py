@@ -48,9 +48,12 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
     trust: health.State | None = None
     if data_dir is not None or no_daemon or _is_local(where):
         directory = nearest_directory(Path(data_dir or os.environ.get(DATA_DIR) or "data"))
-        if data_dir is None and DATA_DIR not in os.environ and directory.name != "data":
+        guessed = data_dir is None and DATA_DIR not in os.environ and directory.name != "data"
+        if guessed:
             findings.append(_elsewhere(directory))
-        of_disk, trust = health.look_at_disk(directory)
+        of_disk, of_syncs = health.look_at_disk(directory)
+        # The sentence is about the daemon's disk, not about the one we happen to stand on.
+        trust = None if guessed else of_syncs
         findings += of_disk + health.look_at_limits()
     findings += health.look_at_clock()
     store = next((each.store for each in found if each.answers), "")

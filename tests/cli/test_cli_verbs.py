@@ -341,7 +341,8 @@ def test_doctor_without_a_daemon_looks_at_the_machine(alone):
     said = alone("doctor", "--no-daemon")
     assert "there is no ./data here" in said.out
     assert "sync time" in said.out
-    assert said.lines[-1].startswith("An acknowledged message survives")
+    # Whose disk this is, is only a guess: nothing is concluded from it.
+    assert said.lines[-1].endswith("of a power cut nothing can be said without --data-dir.")
     assert said.code in (Exit.OK, Exit.FAILED)
 
 
