@@ -68,7 +68,7 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
 @store.command()
 @_where
 @click.option("--namespace", help="Only rows of this namespace.")
-@click.option("--topic", help="Only rows of topics of this name.")
+@click.option("--topic", metavar="[NS:]NAME", help="Only rows of topics of this name.")
 @click.option("--generation", type=click.IntRange(1), help="Only rows of this generation.")
 @click.option("--from", "first", type=Position(), help="Messages from here on.")
 @click.option("--to", "stop", type=Position(), help="Messages before this one.")
@@ -92,12 +92,17 @@ def dump(
     Rows that do not parse are shown with the reason and their bytes.
     """
     chosen = frozenset(_TABLES[name] for name in tables) or frozenset(Table)
+    if topic is not None and ":" in topic:
+        # As explain and dump themselves print it.
+        namespace, topic = topic.split(":", 1)
     choice = Choice(namespace, topic, generation, first, stop, chosen)
     left = limit
+    shown = 0
 
     def show(row: Described) -> bool:
-        nonlocal left
+        nonlocal left, shown
         if choice.takes(row):
+            shown += 1
             click.echo(json.dumps(row.shown()) if as_json else store_text.row_line(row))
             left = None if left is None else left - 1
         return left != 0
@@ -108,6 +113,11 @@ def dump(
             if left != 0:
                 stopped[table] = walk(database, table, show)
     _fail_if_stopped(stopped)
+    if not shown and (namespace or topic):
+        wanted = f"topic {topic}" if topic else f"namespace {namespace}"
+        raise CommandFailed(
+            f"no rows of {wanted}", hint="`plainsong store explain` lists the topics", code=Exit.NOT_FOUND
+        )
 
 
 @store.command(name="explain")

@@ -66,7 +66,7 @@ def test_dump_as_json_gives_an_object_a_line_with_payloads_in_base64(store_comma
         (["--table", "payload"], 1),
         (["--table", "payload", "--table", "metadata"], 5),
         (["--topic", "gone"], 2),
-        (["--namespace", "nobody"], 0),
+        (["--topic", "shop:gone"], 2),
         (["--table", "message", "--from", str(NOW_MS)], 3),
         (["--table", "message", "--from", pack_id(NOW_MS, 1).hex()], 1),
         (["--table", "message", "--to", str(NOW_MS)], 4),
@@ -77,6 +77,13 @@ def test_dump_shows_only_what_was_chosen(store_command, directory, arguments, co
     code, out, _ = store_command("dump", "--data-dir", directory, *arguments)
     assert code == Exit.OK
     assert len(out.splitlines()) == count
+
+
+@pytest.mark.parametrize("arguments", [["--namespace", "nobody"], ["--topic", "no-such"], ["--topic", "nobody:orders"]])
+def test_a_topic_that_has_no_rows_is_said_to_have_none(store_command, directory, arguments):
+    code, out, err = store_command("dump", "--data-dir", directory, *arguments)
+    assert (code, out) == (Exit.NOT_FOUND, "")
+    assert err.startswith("error: no rows of ")
 
 
 @pytest.mark.parametrize("place", ["yesterday", "-1", "0" * 39, str(1 << 63)])
