@@ -1,0 +1,57 @@
+"""What has expired stays expired: across longer times to live, cleaning, and clocks that go back."""
+
+from __future__ import annotations
+
+from protocol.keys import HIGH_WATER, system_key
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.records import HighWater
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Create, Look, PlanCleaning, Publish, SetProperties
+from protocol.topic.core import TopicCore
+from protocol.topic.state import Now, TopicState
+
+NAME = TopicName("ns", "t")
+NOW_MS = 1_700_000_000_000
+
+
+def ask(core: TopicCore, ask_, now_ms: int):
+    now = Now(now_ms, 0.0)
+    step = core.step([("caller", ask_)], now)
+    [(_, answer)] = core.settled(step, now)
+    return answer, step
+
+
+def a_topic() -> TopicCore:
+    core = TopicCore(TopicState(NAME))
+    ask(core, Create(TopicProperties(ttl_s=10)), NOW_MS)
+    ask(core, Publish(PublishRequest([b"x"]), 0), NOW_MS)
+    return core
+
+
+def test_a_longer_time_to_live_does_not_bring_back_what_had_expired():
+    core = a_topic()
+    ask(core, SetProperties({"ttl": 100}), NOW_MS + 10_001)
+    span, _ = ask(core, Look(bytes(20)), NOW_MS + 10_002)
+    assert span.oldest_ms == NOW_MS + 1
+
+
+def test_a_longer_time_to_live_in_time_keeps_what_lives():
+    core = a_topic()
+    ask(core, SetProperties({"ttl": 100}), NOW_MS + 10_000)
+    span, _ = ask(core, Look(bytes(20)), NOW_MS + 50_000)
+    assert span.oldest_ms <= NOW_MS
+
+
+def test_a_clock_that_goes_back_brings_nothing_back():
+    core = a_topic()
+    ask(core, Look(bytes(20)), NOW_MS + 10_001)
+    span, _ = ask(core, Look(bytes(20)), NOW_MS)
+    assert span.oldest_ms == NOW_MS + 1
+
+
+def test_the_topics_time_is_durable_before_a_plan_is_answered():
+    core = a_topic()
+    _, step = ask(core, PlanCleaning(0), NOW_MS + 10_001)
+    [mark] = [put for put in step.operations if put.prefix == system_key(HIGH_WATER, NAME, 1)]
+    assert HighWater.decode(mark.values[0]).time_ms == NOW_MS + 10_001
