@@ -45,8 +45,22 @@ class Delete:
     keys: Sequence[bytes]
 
 
+@dataclass(slots=True)
+class RollBack:
+    """Turn the sign of a write pointer in those message rows of ``[start, stop)`` that carry it.
+
+    Rows of others and rows already rolled back stay as they are, so it may be done again. The rows need not
+    change in one moment: until all have, nobody takes the transaction for decided.
+    """
+
+    start: bytes
+    stop: bytes
+    pointer: int
+    """As it was published: above 0."""
+
+
 #: One operation of a commit. Any prefix of a commit's operations leaves a legal state.
-Operation = Put | Delete
+Operation = Put | Delete | RollBack
 
 
 @dataclass(slots=True)

@@ -209,6 +209,41 @@ class GenerationChanged(Conflict):
     title = "The topic has been re-created since"
 
 
+class AlreadyPublished(Conflict):
+    """What was stored under this write pointer has been published: nothing can be added."""
+
+    code = "already_published"
+    title = "The stored messages have been published"
+
+
+class RolledBack(Conflict):
+    """The write pointer was rolled back in this topic."""
+
+    code = "rolled_back"
+    title = "The write pointer was rolled back"
+
+
+class TransactionExpired(Conflict):
+    """The write pointer is older than a transaction may live."""
+
+    code = "transaction_expired"
+    title = "The transaction is too old"
+
+
+class TransactionNotInProgress(Conflict):
+    """The transaction was committed, aborted or invalidated before."""
+
+    code = "transaction_not_in_progress"
+    title = "The transaction is not in progress"
+
+
+class TransactionConflict(Conflict):
+    """Another transaction has changed the same and was committed first."""
+
+    code = "transaction_conflict"
+    title = "Two transactions changed the same"
+
+
 class Gone(PlainsongError):
     """It was here once, and cannot come back."""
 
@@ -246,6 +281,13 @@ class MessageTooLarge(TooLarge):
 
     code = "message_too_large"
     title = "A message is too large"
+
+
+class TransactionTooLarge(TooLarge):
+    """The change set of a transaction passes its bound."""
+
+    code = "transaction_too_large"
+    title = "The transaction changes too much"
 
 
 class UnsupportedMediaType(PlainsongError):

@@ -4,6 +4,7 @@
     message key    ns ":" topic ":" generation:i32  publish_ts:i64  seq:u16
     payload key    ns ":" topic ":" generation:i32  write_pointer:i64  write_ts:i64  seq:u16
     system key     00 kind:u8 ns ":" topic ":" generation:i32 [rest]        in the metadata table
+    service key    00 78 kind:u8 [number:i64]                               there too: the transaction service
 
 Names have no colon and no byte 00, so keys of different topics never mix, and system rows sort before
 every topic. ``docs/format.md`` shows a worked example of each, which a test decodes.
@@ -20,6 +21,7 @@ from protocol.names import TopicName
 _GENERATION = struct.Struct(">i")
 _PAYLOAD = struct.Struct(">qqH")
 _POSITION = struct.Struct(">qH")
+_POINTER = struct.Struct(">q")
 #: What follows the topic in a message key, and in a payload key.
 MESSAGE_TAIL_BYTES = _GENERATION.size + _POSITION.size
 PAYLOAD_TAIL_BYTES = _GENERATION.size + _PAYLOAD.size
@@ -29,6 +31,9 @@ SYSTEM = b"\x00"
 #: Kinds of system rows. A letter once given is never given again.
 HIGH_WATER = b"h"
 READER = b"r"
+POINTER = b"w"
+#: The transaction service's rows: 00 'x' and a letter of its own, no topic.
+SERVICE = b"x"
 
 
 class DamagedRow(StorageFailed):
@@ -94,6 +99,24 @@ def generations_range(name: TopicName, first: int, last: int) -> tuple[bytes, by
 def system_key(kind: bytes, name: TopicName, generation: int, rest: bytes = b"") -> bytes:
     """The key of a system row."""
     return SYSTEM + kind + metadata_key(name) + _GENERATION.pack(generation) + rest
+
+
+def pointer_key(name: TopicName, generation: int, pointer: int) -> bytes:
+    """The key of what a topic knows about a write pointer."""
+    return system_key(POINTER, name, generation, _POINTER.pack(pointer))
+
+
+def parse_pointer_key(key: bytes) -> tuple[TopicName, int, int]:
+    """Topic, generation and write pointer of such a key. Raises DamagedRow."""
+    parsed = parse_system_key(key)
+    if parsed.kind != POINTER or len(parsed.rest) != _POINTER.size:
+        raise DamagedRow(f"key {key.hex()} is no pointer's")
+    return parsed.name, parsed.generation, _POINTER.unpack(parsed.rest)[0]
+
+
+def payload_prefix(name: TopicName, generation: int, pointer: int) -> bytes:
+    """What the payload keys of one write pointer start with."""
+    return generation_prefix(name, generation) + _POINTER.pack(pointer)
 
 
 def stop_after(prefix: bytes) -> bytes:

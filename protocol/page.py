@@ -66,6 +66,22 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     return number >> 1, at
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a transactional page ends before the topic does."""
+
+    pointer: int
+    """The write pointer of the first undecided message."""
+    since_ms: int
+    """When that message was published."""
+    hidden: int
+    """Messages from there on that the reader would get next; counted up to ``HIDDEN_COUNTED``."""
+
+
+#: Hidden messages are counted up to one more than a thousand, which then reads "1000+".
+HIDDEN_COUNTED = 1001
+
+
 @dataclass(slots=True)
 class Page:
     """Messages in topic order and why there are no more.
@@ -82,6 +98,8 @@ class Page:
     end: End = "end"
     attributes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     pointers: Mapping[int, int] = field(default_factory=dict)
+    held: Held | None = None
+    """Set when ``end`` is ``held``."""
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         """Each message's id (20 bytes) and payload."""

@@ -1,0 +1,158 @@
+"""Which topics have rows of which undecided write pointer, what is being written, and who waits for a decision.
+
+Shared by all topic actors and the transaction service, on one event loop. It is an index of the pointer rows of
+the metadata table, made from them at the start: a topic writes such a row in the very commit that first uses a
+pointer, so nothing can be missing here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.effects import Table
+from protocol.errors import Overloaded
+from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from protocol.names import TopicName
+    from storage.base import Row, Store
+
+
+class PointerIndex:
+    """Undecided write pointers and their topics."""
+
+    def __init__(self, max_waiting: int = 10_000) -> None:
+        self._topics: dict[int, set[TopicName]] = {}
+        self._writing: dict[int, int] = {}
+        self._decided: dict[TopicName, list[int]] = {}
+        self._waiting: dict[int, tuple[trio.Event, int]] = {}
+        self._waiters = 0
+        self._max_waiting = max_waiting
+        self._quiet = trio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __repr__(self) -> str:
+        return f"<PointerIndex {len(self._topics)} pointers, {self._waiters} waiting>"
+
+    @property
+    def waiters(self) -> int:
+        """Polls that wait for a decision."""
+        return self._waiters
+
+    async def load(self, store: Store) -> None:
+        """Learn every pointer row of the store. Raises StoreError."""
+        start = SYSTEM + POINTER
+
+        def take(rows: list[Row]) -> bool:
+            for key, _ in rows:
+                try:
+                    name, _, pointer = parse_pointer_key(key)
+                except DamagedRow:
+                    continue  # the topic's own load says so
+                self._topics.setdefault(pointer, set()).add(name)
+            return True
+
+        await store.scan(Table.METADATA, start, stop_after(start), take, values=False)
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def begin(self, name: TopicName, pointers: Iterable[int]) -> None:
+        """A topic is about to write rows of these pointers."""
+        for pointer in pointers:
+            self._topics.setdefault(pointer, set()).add(name)
+            self._writing[pointer] = self._writing.get(pointer, 0) + 1
+
+    def end(self, pointers: Iterable[int]) -> None:
+        """That write is over, however it ended."""
+        for pointer in pointers:
+            left = self._writing[pointer] - 1
+            if left:
+                self._writing[pointer] = left
+            else:
+                del self._writing[pointer]
+        self._quiet.set()
+        self._quiet = trio.Event()
+
+    def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
+        """A topic has removed its rows about these pointers."""
+        for pointer in pointers:
+            topics = self._topics.get(pointer)
+            if topics is not None:
+                topics.discard(name)
+                if not topics:
+                    del self._topics[pointer]
+
+    def take_decided(self, name: TopicName) -> list[int]:
+        """Pointers decided since the last call that the topic may have rows about."""
+        return self._decided.pop(name, [])
+
+    # --- the authority ----------------------------------------------------------------------------
+
+    def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
+        """The topics that have, or are about to have, rows of any of these."""
+        found: set[TopicName] = set()
+        for pointer in pointers:
+            found |= self._topics.get(pointer, set())
+        return found
+
+    def busy(self, pointers: Iterable[int]) -> bool:
+        """Whether some topic is writing rows of any of these right now."""
+        return any(pointer in self._writing for pointer in pointers)
+
+    async def quiet(self, pointers: Iterable[int]) -> None:
+        """Wait until no topic is writing rows of these."""
+        wanted = tuple(pointers)
+        while self.busy(wanted):
+            await self._quiet.wait()
+
+    def decided(self, pointers: Iterable[int]) -> None:
+        """These are committed or aborted, durably: topics may forget them, and whoever waits goes on."""
+        for pointer in pointers:
+            for name in self._topics.pop(pointer, ()):
+                self._decided.setdefault(name, []).append(pointer)
+            self.wake(pointer)
+
+    # --- polls that are held ----------------------------------------------------------------------
+
+    def wake(self, pointer: int) -> None:
+        """Let those go on who wait for this pointer: decided, invalid, or rolled back."""
+        waiting = self._waiting.pop(pointer, None)
+        if waiting is not None:
+            waiting[0].set()
+
+    async def wait(self, pointer: int) -> None:
+        """Wait until something has become of ``pointer``; the caller looks again, and may find it undecided still.
+
+        Raises:
+          Overloaded: too many wait already.
+        """
+        if self._closed:
+            return
+        if self._waiters >= self._max_waiting:
+            raise Overloaded(f"{self._waiters} polls wait for transactions to be decided")
+        event, count = self._waiting.get(pointer, (trio.Event(), 0))
+        self._waiting[pointer] = (event, count + 1)
+        self._waiters += 1
+        try:
+            await event.wait()
+        finally:
+            self._waiters -= 1
+            current = self._waiting.get(pointer)
+            if current is not None and current[0] is event:
+                if current[1] == 1:
+                    del self._waiting[pointer]
+                else:
+                    self._waiting[pointer] = (event, current[1] - 1)
+
+    def close(self) -> None:
+        """Let everybody go on, now and later: the daemon is leaving."""
+        self._closed = True
+        for pointer in list(self._waiting):
+            self.wake(pointer)
