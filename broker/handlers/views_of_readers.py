@@ -1,0 +1,34 @@
+"""With which eyes a request reads: everything, the snapshot it brought, or what is committed as of now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.errors import InvalidParameter
+from protocol.transactions.codec import decode_transaction
+from protocol.transactions.view import View
+
+if TYPE_CHECKING:
+    from broker.service import Service
+    from protocol.requests import Isolation
+
+
+def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
+    """What the reader may see; None: everything, undecided and rolled back.
+
+    A committed reader's view has to be taken *after* its span: then nothing below the span's end can have been
+    begun after the view. One from ``transaction`` bytes may be made at any time.
+
+    Raises:
+      InvalidParameter: both are given.
+      MalformedTransaction: the bytes are no transaction's.
+      TransactionsUnavailable: isolation is ``committed``, and there is no transaction service, or it is down.
+    """
+    if transaction is not None and isolation is not None:
+        raise InvalidParameter(
+            "transaction and isolation exclude each other",
+            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+        )
+    if transaction is not None:
+        return View.of(decode_transaction(transaction))
+    return service.transactions.view() if isolation == "committed" else None
