@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker.config.core import CommitConfig, PollConfig, StorageConfig, TopicConfig
 from broker.config.front import HttpConfig, LogConfig, ShutdownConfig
-from broker.config.keeping import CacheConfig, ReadersConfig, RetentionConfig, TransactionsConfig
+from broker.config.keeping import CacheConfig, ReadersConfig, RetentionConfig
 from broker.config.meaning import MEANING, Meaning
+from broker.config.transacting import TransactionsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The settings of what is remembered and for how long: cache, cleaning, readers, transactions."""
+"""The settings of what is remembered and for how long: cache, cleaning, readers."""
 
 from __future__ import annotations
 
@@ -70,19 +70,4 @@ class ReadersConfig:
         small="readers must keep their positions themselves",
         large="a client that names readers at random fills the store",
         high=1_000_000,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionsConfig:
-    """What topics need to know of transactions."""
-
-    max_lifetime_s: int = whole_seconds(
-        90_000,
-        "The age beyond which a write pointer is refused with 409 transaction_expired; 25 hours by default, "
-        "0 switches the check off.",
-        small="long transactions cannot publish",
-        large="messages of transactions that nobody remembers can still appear",
-        low=0,
-        high=_CENTURY_S,
     )

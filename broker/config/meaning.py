@@ -51,6 +51,8 @@ class Meaning:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    optional: bool = False
+    """Whether an empty text, for none, is a value too."""
 
 
 def switch(default: bool, says: str) -> bool:
@@ -91,6 +93,11 @@ def choice(default: str, says: str, *choices: str) -> str:
 def address(default: str, says: str) -> str:
     """A field that is a host and a port."""
     return _declare(default, Meaning(Kind.ADDRESS, says, low=0, high=65_535))
+
+
+def optional_address(says: str) -> str:
+    """A field that is a host and a port, or empty for none."""
+    return _declare("", Meaning(Kind.ADDRESS, says, optional=True))
 
 
 def path(default: str, says: str) -> Path:

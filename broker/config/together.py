@@ -19,16 +19,37 @@ _AT_LEAST = (
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
+    ("transactions.max_timeout_s", 1, "transactions.timeout_s", "the default time-out would not be allowed"),
 )
 
 
 def check_together(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """Every pair of settings that cannot work together."""
+    return _too_small(config, origins) + _whose_service(config, origins)
+
+
+def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     return [
         Problem(_both(origins[larger], origins[smaller]), _is_less(config, larger, times, smaller), why)
         for larger, times, smaller, why in _AT_LEAST
         if config.value(larger) < times * config.value(smaller)
     ]
+
+
+def _whose_service(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A Tephra's address belongs to one choice of the service, a port for Tephra's clients to another."""
+    chosen = config.transactions
+    service = "transactions.service"
+    found: list[Problem] = []
+    if chosen.service == "tephra" and not chosen.tephra:
+        found.append(
+            Problem(origins[service], f"{_shown(config, service)} without transactions.tephra", "say where it is")
+        )
+    for name, needs in (("transactions.tephra", "tephra"), ("transactions.thrift", "embedded")):
+        if config.value(name) and chosen.service != needs:
+            what = f'{_shown(config, name)} needs transactions.service = "{needs}"'
+            found.append(Problem(_both(origins[name], origins[service]), what, "remove it, or change the service"))
+    return found
 
 
 def _is_less(config: Config, larger: str, times: int, smaller: str) -> str:

@@ -110,7 +110,7 @@ def _typed(meaning: Meaning, raw: object) -> Any:
         case Kind.CHOICE if isinstance(raw, str):
             return raw
         case Kind.ADDRESS if isinstance(raw, str):
-            return str(parse_address(raw))
+            return "" if meaning.optional and not raw.strip() else str(parse_address(raw))
         case Kind.PATH if isinstance(raw, str | Path) and str(raw).strip() and "\0" not in str(raw):
             return Path(raw)
     raise ValueError(f"{raw!r} is not {meaning.kind}")

@@ -138,10 +138,30 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
         ),
         ({"topic.mailbox_bytes": "1 MiB"}, "would fit into no mailbox"),
         ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
+        ({"transactions.timeout_s": "3601"}, "the default time-out would not be allowed"),
+        ({"transactions.service": "tephra"}, "without transactions.tephra (say where it is)"),
+        (
+            {"transactions.tephra": "tephra:15165"},
+            'transactions.tephra = "tephra:15165" needs transactions.service = "tephra"',
+        ),
+        (
+            {"transactions.service": "off", "transactions.thrift": "127.0.0.1:15165"},
+            'transactions.thrift = "127.0.0.1:15165" needs transactions.service = "embedded"',
+        ),
     ],
 )
 def test_values_that_cannot_work_together_are_refused(flags, says):
     assert says in refused(flags=flags)[0]
+
+
+def test_a_tephra_is_chosen_with_its_address():
+    flags = {"transactions.service": "tephra", "transactions.tephra": "tephra:15165"}
+    assert load_config(None, {}, flags).config.transactions.tephra == "tephra:15165"
+
+
+def test_an_address_that_may_be_none_is_empty_or_an_address():
+    assert load_config(None, {}, {"transactions.thrift": " "}).config.transactions.thrift == ""
+    assert "is no address" in refused(flags={"transactions.thrift": "15165"})[0]
 
 
 def test_a_smaller_body_alone_needs_a_smaller_message_too():
