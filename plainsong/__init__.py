@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from plainsong.positions import FilePosition, ServerPosition
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.sync.client import Client
+    from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
+    from plainsong.transactions.values import Transaction, TransactionStatus
 
 #: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
 _HOMES = {
     "AsyncClient": "plainsong.aio.client",
+    "AsyncTransactionAware": "plainsong.transactions.participants",
     "BYTES": "plainsong.serializers",
     "Client": "plainsong.sync.client",
     "Counts": "plainsong.core.outcomes",
@@ -43,6 +46,9 @@ _HOMES = {
     "Serializer": "plainsong.serializers",
     "ServerPosition": "plainsong.positions",
     "TEXT": "plainsong.serializers",
+    "Transaction": "plainsong.transactions.values",
+    "TransactionAware": "plainsong.transactions.participants",
+    "TransactionStatus": "plainsong.transactions.values",
     "Undecodable": "plainsong.serializers",
     "dataclass_json": "plainsong.serializers",
 }
@@ -52,6 +58,7 @@ __all__ = [
     "JSON",
     "TEXT",
     "AsyncClient",
+    "AsyncTransactionAware",
     "Client",
     "Counts",
     "DroppedMessage",
@@ -65,6 +72,9 @@ __all__ = [
     "Seen",
     "Serializer",
     "ServerPosition",
+    "Transaction",
+    "TransactionAware",
+    "TransactionStatus",
     "Undecodable",
     "dataclass_json",
 ]

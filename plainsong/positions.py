@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 class Position(Protocol):
-    """Where a reader's positions are kept. Both methods are steps (``plainsong.core.effects``)."""
+    """Where a reader's positions are kept. Both methods are steps (``plainsong.core.effects``).
+
+    One whose ``save`` writes into the transaction that the reader's loop is part of (a row that becomes durable
+    with the rest of them, or not at all) has an attribute ``transactional = True``. In a transaction it is saved
+    before the participants are asked to commit; every other position is saved after the commit, and not at all
+    when there is none, so that what was read comes again.
+    """
 
     def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
         """The positions known of ``topics``, by topic."""
