@@ -9,7 +9,8 @@ from protocol.page import Page
 from protocol.topic.paging import Paging, key_range
 
 if TYPE_CHECKING:
-    from actors.scan_cache import Chunk, TopicCache
+    from actors.cache_chunk import Chunk
+    from actors.scan_cache import TopicCache
     from protocol.topic.asks import Span
     from storage.base import Store
 

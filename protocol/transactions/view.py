@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from protocol.transactions.transaction import VisibilityLevel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
     from protocol.transactions.transaction import Transaction
@@ -57,6 +58,19 @@ class View:
             frozenset(transaction.in_progress),
             frozenset(transaction.invalids),
             frozenset(own),
+        )
+
+    def delivers_all(self, pointers: Iterable[int], lowest: int, highest: int) -> bool:
+        """Whether every row with one of these pointers is delivered, told at once; False may also mean: look closer.
+
+        Args:
+          lowest: not above any of them, negative if one was rolled back.
+          highest: not below any of them.
+        """
+        return (
+            0 < lowest <= highest <= self._read_pointer
+            and (not self._excluded or self._excluded.isdisjoint(pointers))
+            and (not self._invalids or self._invalids.isdisjoint(pointers))
         )
 
     def verdict(self, pointer: int) -> Verdict:
