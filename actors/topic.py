@@ -18,10 +18,12 @@ import trio
 
 from actors.load import load
 from actors.observe import Unobserved
+from actors.pointer_index import PointerIndex
 from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
 from protocol.topic.asks import Describe, ListReaders, Look, Publish, Stats
 from protocol.topic.core import TopicCore
 from protocol.topic.state import Now, TopicLimits
+from protocol.transactions.authority import Nobody
 from storage.base import NothingWritten
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from actors.space import SpaceGuard
     from protocol.names import TopicName
     from protocol.topic.step import Step
+    from protocol.transactions.authority import Authority
     from storage.base import Claim, Store
 
 
@@ -54,6 +57,10 @@ class Surroundings:
     commit_bytes: int = 8 << 20
     """Bytes of requests after which a commit takes no more; a single larger one still goes whole."""
     observer: Observer = field(default_factory=Unobserved)
+    pointers: PointerIndex = field(default_factory=PointerIndex)
+    """Which topics have rows of which write pointers."""
+    authority: Authority = field(default_factory=Nobody)
+    """Who decides transactions."""
 
 
 class TopicActor:

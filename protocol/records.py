@@ -5,7 +5,7 @@ we keep out of our way, and raises the byte when old readers would go wrong.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
                  f floor
-    high water   t time  s last timestamp and sequence id given  b usage buckets
+    high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
     reader       p position  c changed
 
 All times are milliseconds since 1970.
@@ -56,22 +56,22 @@ class Metadata:
             record["k"] = True
         if self.floor_ms:
             record["f"] = self.floor_ms
-        return _pack(record)
+        return pack_record(record)
 
     @classmethod
     def decode(cls, value: bytes) -> Metadata:
         """Read the row's value. Raises DamagedRow."""
-        record = _unpack(value, "metadata")
+        record = unpack_record(value, "metadata")
         try:
             deleted = "d" in record
             return cls(
-                generation=_number(-record["g"] if deleted else record["g"], 1, _MAX_GENERATION),
+                generation=checked_number(-record["g"] if deleted else record["g"], 1, _MAX_GENERATION),
                 properties=parse_properties(record["p"]),
-                created_ms=_number(record["c"]),
-                updated_ms=_number(record["u"]),
-                deleted_ms=_number(record["d"]) if deleted else None,
+                created_ms=checked_number(record["c"]),
+                updated_ms=checked_number(record["u"]),
+                deleted_ms=checked_number(record["d"]) if deleted else None,
                 partly_cleaned=record.get("k", False) is True,
-                floor_ms=_number(record.get("f", 0)),
+                floor_ms=checked_number(record.get("f", 0)),
             )
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error
@@ -88,22 +88,32 @@ class HighWater:
     """The last position given out; -1 with timestamp 0: none yet."""
     buckets: list[list[int]] = field(default_factory=list)
     """What ``Usage`` counted up to that position."""
+    appended: int = 0
+    """Messages ever published in this generation, up to that position."""
 
     def encode(self) -> bytes:
         """The row's value."""
-        return _pack({"t": self.time_ms, "s": [self.last_ts_ms, self.last_sequence_id], "b": self.buckets})
+        record: dict[str, object] = {
+            "t": self.time_ms,
+            "s": [self.last_ts_ms, self.last_sequence_id],
+            "b": self.buckets,
+        }
+        if self.appended:
+            record["n"] = self.appended
+        return pack_record(record)
 
     @classmethod
     def decode(cls, value: bytes) -> HighWater:
         """Read the row's value. Raises DamagedRow."""
-        record = _unpack(value, "high-water")
+        record = unpack_record(value, "high-water")
         try:
             last_ts_ms, last_sequence_id = record["s"]
             return cls(
-                _number(record["t"]),
-                _number(last_ts_ms),
-                _number(last_sequence_id, -1, SEQUENCES_PER_MS - 1),
+                checked_number(record["t"]),
+                checked_number(last_ts_ms),
+                checked_number(last_sequence_id, -1, SEQUENCES_PER_MS - 1),
                 [_bucket(bucket) for bucket in record["b"]],
+                checked_number(record.get("n", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
@@ -119,19 +129,20 @@ class Reader:
 
     def encode(self) -> bytes:
         """The row's value."""
-        return _pack({"p": self.position, "c": self.changed_ms})
+        return pack_record({"p": self.position, "c": self.changed_ms})
 
     @classmethod
     def decode(cls, value: bytes) -> Reader:
         """Read the row's value. Raises DamagedRow."""
-        record = _unpack(value, "reader")
+        record = unpack_record(value, "reader")
         try:
-            return cls(checked_id(record["p"]), _number(record["c"]))
+            return cls(checked_id(record["p"]), checked_number(record["c"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
 
 
-def _number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
+def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
+    """``value`` as it was read, if it is a whole number from ``low`` to ``high``; ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
     return value
@@ -140,15 +151,17 @@ def _number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
 def _bucket(value: object) -> list[int]:
     if not isinstance(value, list) or len(value) != _BUCKET_NUMBERS:
         raise ValueError(f"a bucket is {_BUCKET_NUMBERS} numbers")
-    return [_number(number) for number in value]
+    return [checked_number(number) for number in value]
 
 
-def _pack(record: dict[str, object]) -> bytes:
+def pack_record(record: dict[str, object]) -> bytes:
+    """The version byte and the map: the value of a row of the metadata table."""
     packed: bytes = msgpack.packb(record)
     return bytes([_VERSION]) + packed
 
 
-def _unpack(value: bytes, what: str) -> dict[str, Any]:
+def unpack_record(value: bytes, what: str) -> dict[str, Any]:
+    """The map of such a value; ``what`` names the kind of row in the error. Raises DamagedRow."""
     if value[:1] != bytes([_VERSION]):
         raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
     try:

@@ -188,6 +188,8 @@ class CleaningPlan:
     """Generations, first and last, that are gone with all their rows."""
     prefix: bytes = b""
     now_ms: int = 0
+    orphans: tuple[tuple[int, bytes, bytes], ...] = ()
+    """Write pointers and ``[start, stop)`` of the payload keys of what was stored under them and is never published."""
 
 
 @dataclass(slots=True)
@@ -214,3 +216,5 @@ class Cleaned(Ask[None]):
 
     prefix: bytes
     slices: Sequence[SliceCleaned]
+    orphans: tuple[int, ...] = ()
+    """Write pointers of the plan's ``orphans`` whose payload rows are all gone."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Roll:
     """The message rows of one commit, in key order, and the same messages in wire form."""
 
-    __slots__ = ("expiries", "items", "suffixes", "values")
+    __slots__ = ("expiries", "items", "pointers", "restart", "suffixes", "values")
 
     def __init__(self) -> None:
         self.suffixes: list[bytes] = []
@@ -29,6 +29,11 @@ class Roll:
         self.items: list[bytes] = []
         #: Index of an item → when its own time to live ends (ms), for those that have one.
         self.expiries: dict[int, int] = {}
+        #: Items under a write pointer: index of the first, index after the last, pointer; ascending.
+        self.pointers: list[tuple[int, int, int]] = []
+        #: The bound behind the last row whose messages are no items (they stand in the payload table); the items
+        #: are those behind it.
+        self.restart: bytes | None = None
 
     def __len__(self) -> int:
         return len(self.suffixes)

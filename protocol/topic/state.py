@@ -17,12 +17,15 @@ from protocol.records import HighWater, Metadata, Reader
 from protocol.rows import own_ttl_s
 from protocol.topic.sequence import Sequence
 from protocol.topic.usage import ROW_BYTES, Usage
+from protocol.transactions.authority import Nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from protocol.effects import Put
     from protocol.names import TopicName
+    from protocol.topic.pending import Pending
+    from protocol.transactions.authority import Authority
 
 
 class Now(NamedTuple):
@@ -34,6 +37,8 @@ class Now(NamedTuple):
     """A clock that only goes forward, for deadlines."""
     low_space: bool = False
     """The disk is nearly full: publishes are refused."""
+    decided: tuple[int, ...] = ()
+    """Write pointers that were committed or aborted since the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,12 @@ class TopicLimits:
     checkpoint_rows: int = 10_000
     max_readers: int = 1_000
     readers_retention_ms: int = 90 * 24 * 3600 * 1000
+    max_pending: int = 65_536
+    """Undecided write pointers."""
+    max_segments: int = 10_000
+    """Segments of one write pointer."""
+    max_lifetime_ms: int = 90_000_000
+    """How old a write pointer may be; 0: as old as it likes."""
 
 
 @dataclass(slots=True)
@@ -62,6 +73,14 @@ class TopicState:
     watermark: bytes | None = None
     """The position (10 bytes) up to which everybody may read."""
     readers: dict[str, Reader] = field(default_factory=dict)
+    authority: Authority = field(default_factory=Nobody)
+    """Who is asked what became of a write pointer."""
+    pending: dict[int, Pending] = field(default_factory=dict)
+    """Every write pointer that has rows in the last generation and was not seen decided."""
+    appended: int = 0
+    """Messages ever published in the generation."""
+    stored_bytes: int = 0
+    """Bytes of all messages that are stored and not published."""
     rows_since_mark: int = 0
     marked_own_expiry_ms: int = 0
 

@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 class Step:
     """The outcome of one step, in the order in which it has to happen."""
 
-    __slots__ = ("_prefix", "_roll", "answers", "looks", "operations", "renewed", "rolls", "since")
+    __slots__ = (
+        "_prefix",
+        "_roll",
+        "answers",
+        "dropped",
+        "looks",
+        "operations",
+        "pointers",
+        "renewed",
+        "rolled_back",
+        "rolls",
+        "since",
+    )
 
     def __init__(self, since: bytes) -> None:
         #: The bound from which on the messages of this commit are all there is.
@@ -37,6 +49,12 @@ class Step:
         self.rolls: list[tuple[bytes, Roll]] = []
         #: The topic was created, deleted or brought back: nothing cached before is true any more.
         self.renewed = False
+        #: Write pointers that this commit writes rows under, or about.
+        self.pointers: set[int] = set()
+        #: What it rolls back: pointer, first and last position (10 bytes each).
+        self.rolled_back: list[tuple[int, bytes, bytes]] = []
+        #: Write pointers about which the topic has no row any more.
+        self.dropped: list[int] = []
         self._roll: Roll | None = None
         self._prefix = b""
 

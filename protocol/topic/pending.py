@@ -1,0 +1,195 @@
+"""What a topic knows about one write pointer that has not been decided, and the row it is kept in.
+
+Such a row is written in the commit that gives the topic rows under the pointer, and again whenever what it says
+changes. A topic is loaded from these rows, so that nobody has to look for a transaction's messages among millions
+of others. Nothing here decides who sees a message: that is the sign in the message row, and the reader's snapshot.
+
+    pointer row   s first used  u last used (ms)  m messages  b bytes  published
+                  r runs: first position, last position (10 bytes each), messages of the topic before it (8)
+                  c messages, bytes  stored and not published  f first  l last payload position
+                  g segment → index, messages, bytes   p first and last position of the publish of what was stored
+                  x rolled back  o stored messages are being removed
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.keys import DamagedRow
+from protocol.records import checked_number, pack_record, unpack_record
+
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
+MAX_RUNS = 64
+POSITION_BYTES = 10
+_RUN = struct.Struct(">10s10sq")
+_FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES
+
+
+class PointerRun(NamedTuple):
+    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); between them may be others' rows."""
+
+    first: bytes
+    last: bytes
+    before: int
+    """Messages published in the topic before the first of them."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """What was stored under one segment's name."""
+
+    index: int
+    messages: int = 0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Pending:
+    """One undecided write pointer in one generation of a topic."""
+
+    pointer: int
+    since_ms: int
+    """When it was first used here."""
+    used_ms: int
+    """When something was last published or stored under it."""
+    runs: list[PointerRun] = field(default_factory=list)
+    """Where its message rows are that have not been rolled back; ascending."""
+    messages: int = 0
+    """Published under it, stored ones included; ``size`` is the bytes of their payloads."""
+    size: int = 0
+    stored: int = 0
+    """Stored and not published."""
+    stored_bytes: int = 0
+    first_stored: bytes | None = None
+    last_stored: bytes | None = None
+    """The last payload position (10 bytes) given out; stays when its row is gone."""
+    segments: dict[str, Segment] = field(default_factory=dict)
+    published: tuple[bytes, bytes] | None = None
+    """Where the publish of what was stored stands: its reference row, and the last row of that request."""
+    rolled_back: bool = False
+    """All of it: whatever comes later is refused."""
+    orphaned: bool = False
+    """Its stored messages may be gone already: they are never published."""
+    decided: bool = False
+    """Only its stored messages are left to remove. Not kept: the authority says it again."""
+    damaged: bool = False
+    """Its row cannot be read: it can be rolled back, and nothing else."""
+
+    @classmethod
+    def of_damaged(cls, pointer: int, time_ms: int) -> Pending:
+        """What is left to know when the row cannot be read: its messages may be anywhere."""
+        return cls(pointer, time_ms, time_ms, [PointerRun(_FIRST_POSITION, _LAST_POSITION, 0)], damaged=True)
+
+    def add(self, first: bytes, last: bytes, before: int) -> None:
+        """Message rows ``first`` to ``last`` are new, behind all it had."""
+        runs = self.runs
+        if runs and _adjoin(runs[-1].last, first):
+            runs[-1] = PointerRun(runs[-1].first, last, runs[-1].before)
+            return
+        if len(runs) >= MAX_RUNS:
+            runs[:] = [
+                PointerRun(one.first, other.last, one.before) for one, other in zip(runs[::2], runs[1::2], strict=True)
+            ]
+        runs.append(PointerRun(first, last, before))
+
+    def cut(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
+        """Take rows ``first`` to ``last`` out of the runs; returns which parts of runs these were."""
+        gone: list[tuple[bytes, bytes]] = []
+        left: list[PointerRun] = []
+        for run in self.runs:
+            low, high = max(first, run.first), min(last, run.last)
+            if low > high:
+                left.append(run)
+                continue
+            gone.append((low, high))
+            if run.first < low:
+                left.append(PointerRun(run.first, _neighbour(low, -1), run.before))
+            if high < run.last:
+                # Counted from the run's first row, hence a little too many: nobody counts what stands between.
+                left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
+        self.runs = left if len(left) <= MAX_RUNS else _joined(left)
+        return gone
+
+    def hidden(self, appended: int) -> int:
+        """Messages from its first row on, in a topic with ``appended`` messages ever published."""
+        return max(0, appended - self.runs[0].before) if self.runs else 0
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {"s": self.since_ms, "u": self.used_ms}
+        if self.runs:
+            record["r"] = b"".join([_RUN.pack(*run) for run in self.runs])
+        if self.messages:
+            record["m"], record["b"] = self.messages, self.size
+        if self.last_stored is not None:
+            record["c"] = [self.stored, self.stored_bytes]
+            record["f"], record["l"] = self.first_stored, self.last_stored
+        if self.segments:
+            record["g"] = {name: [each.index, each.messages, each.size] for name, each in self.segments.items()}
+        if self.published is not None:
+            record["p"] = self.published[0] + self.published[1]
+        if self.rolled_back:
+            record["x"] = True
+        if self.orphaned:
+            record["o"] = True
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, pointer: int, value: bytes) -> Pending:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "pointer")
+        try:
+            return _decoded(pointer, record)
+        except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
+            raise DamagedRow(f"a pointer row has not what it needs: {error!r}") from error
+
+
+def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
+    stored, stored_bytes = record.get("c", (0, 0))
+    published = record.get("p")
+    if published is not None and len(published) != 2 * POSITION_BYTES:
+        raise ValueError("a publish of what was stored is two positions")
+    return Pending(
+        pointer,
+        since_ms=checked_number(record["s"]),
+        used_ms=checked_number(record["u"]),
+        runs=[PointerRun(*run) for run in _RUN.iter_unpack(record.get("r", b""))],
+        messages=checked_number(record.get("m", 0)),
+        size=checked_number(record.get("b", 0)),
+        stored=checked_number(stored),
+        stored_bytes=checked_number(stored_bytes),
+        first_stored=_position(record["f"]) if "c" in record else None,
+        last_stored=_position(record["l"]) if "c" in record else None,
+        segments={
+            str(name): Segment(*(checked_number(number) for number in numbers))
+            for name, numbers in record.get("g", {}).items()
+        },
+        published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
+        rolled_back=record.get("x", False) is True,
+        orphaned=record.get("o", False) is True,
+    )
+
+
+def _position(value: object) -> bytes:
+    if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
+        raise ValueError(f"{value!r} is no position")
+    return value
+
+
+def _adjoin(last: bytes, first: bytes) -> bool:
+    """Whether no position of the same millisecond stands between the two."""
+    return last[:8] == first[:8] and int.from_bytes(last[8:], "big") + 1 == int.from_bytes(first[8:], "big")
+
+
+def _neighbour(position: bytes, by: int) -> bytes:
+    return (int.from_bytes(position, "big") + by).to_bytes(POSITION_BYTES, "big")
+
+
+def _joined(runs: list[PointerRun]) -> list[PointerRun]:
+    """One run fewer: the last two become one."""
+    return [*runs[:-2], PointerRun(runs[-2].first, runs[-1].last, runs[-2].before)]
