@@ -1,0 +1,1 @@
+"""The transaction manager: Tephra's rules and their hardenings, without clock, disk or event loop."""
