@@ -10,11 +10,12 @@ It is part of the package, for the tests of whoever builds on it. ``crash`` and 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Delete, Put, Table, put_one
+from protocol.effects import Delete, Put, RollBack, Table, put_one
 from storage.base import StoreError
 from storage.faults import Faults
 from storage.memory import MemoryStore
@@ -169,18 +170,19 @@ class FaultyStore(Faults):
 
     def _tear(self, commit: Sequence[Operation], fault: Fault) -> None:
         self._broken = True
-        total = sum(1 for _ in _single_rows(commit))
-        keep = total if fault.applied is True else int(fault.applied)
-        if keep:
+        keep = None if fault.applied is True else int(fault.applied)
+        if keep != 0:
             self._apply_rows(commit, keep)
-            if any(isinstance(operation, Put) for operation in commit):
+            if any(not isinstance(operation, Delete) for operation in commit):
                 # What reached the disk did so behind the discards before it.
                 self._unsynced.clear()
         raise _failed("write")
 
-    def _apply_rows(self, commit: Sequence[Operation], count: int) -> None:
-        for _, row in zip(range(count), _single_rows(commit), strict=False):
-            self._memory().apply([row])
+    def _apply_rows(self, commit: Sequence[Operation], count: int | None) -> None:
+        """The first ``count`` rows of a commit, one by one: what a rollback changes depends on those before it."""
+        memory = self._memory()
+        for row in islice(_single_rows(memory, commit), count):
+            memory.apply([row])
 
     def _memory(self) -> MemoryStore:
         if not isinstance(self.inner, MemoryStore):
@@ -194,11 +196,14 @@ class FaultyStore(Faults):
             raise StoreError("a write failed before, and the topic was not claimed since")
 
 
-def _single_rows(commit: Sequence[Operation]) -> Iterator[Operation]:
+def _single_rows(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Operation]:
     for operation in commit:
         if isinstance(operation, Put):
             for suffix, value in zip(operation.suffixes, operation.values, strict=True):
                 yield put_one(operation.table, operation.prefix + suffix, value)
+        elif isinstance(operation, RollBack):
+            for key, value in memory.turned(operation):
+                yield put_one(Table.MESSAGE, key, value)
         else:
             for key in operation.keys:
                 yield Delete(operation.table, [key])

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Delete, Put, Table
+from protocol.effects import Delete, Put, RollBack, Table
 from storage.base import Claim, StoreConflict, StoreError, StoreStatistics, StoreTraits
 from storage.chunks import chunks
+from storage.rolled import rolled_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,11 +109,19 @@ class MemoryStore:
     def apply(self, commit: Sequence[Operation]) -> None:
         """Do the operations, in order."""
         for operation in commit:
-            rows = self.tables[operation.table]
             if isinstance(operation, Put):
-                rows.put([operation.prefix + suffix for suffix in operation.suffixes], operation.values)
+                keys = [operation.prefix + suffix for suffix in operation.suffixes]
+                self.tables[operation.table].put(keys, operation.values)
+            elif isinstance(operation, RollBack):
+                for key, value in self.turned(operation):
+                    self.tables[Table.MESSAGE].rows[key] = value
             else:
-                rows.remove(operation.keys)
+                self.tables[operation.table].remove(operation.keys)
+
+    def turned(self, operation: RollBack) -> Iterator[Row]:
+        """The rows that a rollback changes, as they will be; rows may change between two steps."""
+        rows = self.tables[Table.MESSAGE].walk(operation.start, operation.stop, reverse=False)
+        return rolled_back(rows, operation.pointer)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from protocol.effects import Expect, Operation
+    from protocol.effects import Delete, Expect
     from storage.base import Row
     from storage.leveldb.options import LevelDBOptions
 
@@ -88,7 +88,7 @@ class Database:
             if self.get(wanted.table, wanted.key) != wanted.value:
                 raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
 
-    def write(self, operations: Sequence[Operation], *, sync: bool) -> None:
+    def write(self, operations: Sequence[Put | Delete], *, sync: bool) -> None:
         """All operations as one batch: all or nothing. After an exception the handle must not write again."""
         try:
             with self._db.write_batch(transaction=True, sync=sync) as batch:
@@ -137,6 +137,26 @@ class Database:
                 between()
                 if self.leaving:
                     raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+
+    def first_rows(self, table: Table, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
+        """The first rows of a range, at least one if there is any; for the writer, whom nothing interrupts.
+
+        Args:
+          max_bytes: of values, each counted as ``row_bytes`` more than it has. The last row may go beyond.
+        """
+        found: list[Row] = []
+        with closing(self._chunks(table, start, stop, False, 64, True)) as lists:
+            while max_bytes > 0:
+                with self._turn:
+                    chunk = next(lists, None)
+                if chunk is None:
+                    break
+                for row in chunk:
+                    if max_bytes <= 0:
+                        return found
+                    found.append(row)
+                    max_bytes -= len(row[1]) + row_bytes
+        return found
 
     def _chunks(
         self, table: Table, start: bytes, stop: bytes, reverse: bool, first_chunk: int, values: bool

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Put
+from protocol.effects import Delete, Put
 from storage.base import StoreError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Work:
     """Set when the work is settled, or when it is this one's turn to write."""
     settled: bool = False
     error: StoreError | None = None
+    rest: Sequence[Operation] = ()
+    """What a long rollback leaves to do, once the work is settled: the next work of whoever submitted it."""
 
 
 class Joining:
@@ -107,6 +109,9 @@ def _size(work: Work) -> int:
     for operation in work.operations:
         if isinstance(operation, Put):
             size += len(operation.values) * _ROW_BYTES + sum(map(len, operation.values))
-        else:
+        elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
+        else:
+            # The rollbacks of a group share a bound of their own: storage.leveldb.rolling.
+            size += _ROW_BYTES
     return size

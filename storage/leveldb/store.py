@@ -21,6 +21,7 @@ from storage.directory import DataDirectory
 from storage.leveldb.database import Database
 from storage.leveldb.joining import Joining, Work
 from storage.leveldb.options import LevelDBOptions
+from storage.leveldb.rolling import write_works
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,9 +104,21 @@ class LevelDBStore:
         return Claim(name, 0)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``; here all or nothing."""
+        """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        await self._joining.submit(Work(commit, expect))
+        work = Work(commit, expect)
+        with trio.CancelScope(shield=True):
+            await self._joining.submit(work)
+            while work.rest:
+                # Behind whoever waits by now: a rollback of a million rows holds nobody else up for long.
+                work = Work(work.rest)
+                await self._finish(work)
+
+    async def _finish(self, work: Work) -> None:
+        try:
+            await self._joining.submit(work)
+        except NothingWritten as error:
+            raise StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint) from error
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``; rides along with commits, a bounded number of rows at a time."""
@@ -170,13 +183,12 @@ class LevelDBStore:
     async def _write_group(self, group: list[Work]) -> None:
         if self._broken:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
-        operations = [operation for work in group for operation in work.operations]
         expect = group[0].expect
 
         def run(database: Database) -> None:
             database.compare(expect)
             try:
-                database.write(operations, sync=any(work.sync for work in group))
+                write_works(database, group)
             except BaseException as error:
                 # Whatever it was: the log may now end in a torn record, behind which nothing may be written.
                 self._broken = True
