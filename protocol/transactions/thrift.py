@@ -17,6 +17,9 @@ MAX_DEPTH = 32
 #: Fields, and items skipped one by one, that a reader has room for; runs of numbers are read and skipped in one step.
 MAX_VALUES = 10_000
 
+#: Byte strings read of one list.
+MAX_BINARIES = 200_000
+
 _SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 #: The fewest bytes a value takes: what a count is held against.
 _LEAST = {**_SIZES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
@@ -57,6 +60,18 @@ class Reader:
         start = self._take(size, 1)
         return self.data[start : self.at]
 
+    def text(self) -> str:
+        """A string of UTF-8."""
+        at = self.at
+        try:
+            return self.octets().decode()
+        except UnicodeDecodeError:
+            raise MalformedThrift(f"no UTF-8 at byte {at}") from None
+
+    def boolean(self) -> bool:
+        """One byte; 1 is true."""
+        return self._byte() == 1
+
     def longs(self) -> tuple[int, ...]:
         """A list or set of 64-bit numbers, as it stands."""
         at = self.at
@@ -65,6 +80,17 @@ class Reader:
             raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are due, at byte {at}")
         start = self._take(count, 8)
         return unpack_from(f">{count}q", self.data, start)
+
+    def binaries(self) -> tuple[bytes, ...]:
+        """A list or set of byte strings, as it stands; at most ``MAX_BINARIES``."""
+        at = self.at
+        kind, count = self._byte(), self.i32()
+        if kind != STRING and count:
+            raise MalformedThrift(f"a set of type {kind}, where byte strings are due, at byte {at}")
+        if count > MAX_BINARIES:
+            raise MalformedThrift(f"{count} byte strings, of {MAX_BINARIES} that are read, at byte {at}")
+        self.at = self._take(count, 4)
+        return tuple(self.octets() for _ in range(count))
 
     def skip(self, kind: int, depth: int = 1) -> None:
         """Move behind a value of a type, whatever it holds."""

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tephra_idl import i64
+from tephra_thrift import i64
 
 from protocol.errors import MalformedTransaction
 from protocol.transactions.bounds import (

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tephra_idl import TTransaction, read_struct, struct_bytes, struct_of, transactions
+from tephra_thrift import TTransaction, read_struct, struct_bytes, struct_of, transactions
 
 from protocol.errors import MalformedTransaction
 from protocol.transactions.codec import decode_transaction, encode_transaction
