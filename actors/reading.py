@@ -1,58 +1,106 @@
-"""Reading pages, outside the actor: below the read watermark nothing moves, so nobody needs to be asked."""
+"""Reading pages, outside the actor: below the read watermark only the sign of a write pointer ever changes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.effects import Table
 from protocol.page import Page
-from protocol.topic.paging import Paging, key_range
+from protocol.topic.paging import Paging
+from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from actors.cache_chunk import Chunk
     from actors.scan_cache import TopicCache
     from protocol.topic.asks import Span
+    from protocol.topic.walk import Walk
+    from protocol.transactions.view import View
     from storage.base import Store
 
-#: Rows in the first list from the store, for a reader who wants many.
-FIRST_CHUNK_ROWS = 256
 
-
-async def read_page(store: Store, cache: TopicCache | None, span: Span, *, limit: int, max_bytes: int) -> Page:
+async def read_page(
+    store: Store,
+    cache: TopicCache | None,
+    span: Span,
+    *,
+    limit: int,
+    max_bytes: int,
+    view: View | None = None,
+    with_pointers: bool = False,
+) -> Page:
     """The next messages of ``span``, from memory when all of them are there.
 
     Args:
       limit: messages at most, at least 1.
       max_bytes: wire bytes at most, but one message always.
+      view: what the reader may see; None: everything, undecided and rolled back.
+      with_pointers: whether ``Page.pointers`` is filled.
     Raises:
       StoreError: the store could not be read; nothing else is affected.
     """
     if span.start >= span.until:
         return Page(last_id=span.resume)
-    if cache is not None and cache.covers(span.prefix, span.start):
-        cache.budget.hits += 1
-        return _from_cache(cache, span, Paging(span, limit, max_bytes))
-    if cache is not None:
-        cache.budget.misses += 1
-    paging = Paging(span, limit, max_bytes)
-    start, stop = key_range(span)
-    await store.scan(Table.MESSAGE, start, stop, paging.feed_rows, first_chunk=min(limit + 1, FIRST_CHUNK_ROWS))
+    paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
+    if not feed_cached(cache, span, paging):
+        await walk_rows(store, paging)
     return paging.page()
 
 
-def _from_cache(cache: TopicCache, span: Span, paging: Paging) -> Page:
+async def walk_rows(store: Store, walk: Walk) -> None:
+    """Feed a walk from the store until it wants nothing more. Raises StoreError."""
+    for table, start, stop, feed in walk.scans():
+        await store.scan(table, start, stop, feed, first_chunk=walk.wanted)
+
+
+def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
+    """Feed a page from memory; False when not all of it is there, and nothing was fed."""
+    if cache is None:
+        return False
+    if not cache.covers(span.prefix, span.start):
+        cache.budget.misses += 1
+        return False
+    cache.budget.hits += 1
     for chunk in cache.chunks_from(span.start):
         if chunk.first >= span.until or not _feed_chunk(chunk, span, paging):
             break
-    return paging.page()
+    return True
 
 
 def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
     start, stop = chunk.find(span.start), chunk.find(span.until)
     if start >= stop:
         return True
-    expired = [index for index, expires_ms in chunk.expiries.items() if expires_ms < span.now_ms]
-    if not expired and paging.fits(stop - start, chunk.size_to(start, stop)):
-        return paging.feed_part(chunk.slice(start, stop), stop - start, chunk.id_at(stop - 1))
-    gone = set(expired)
-    return paging.feed_items([chunk.slice(i, i + 1) for i in range(start, stop) if i not in gone])
+    expired = sorted(i for i, expires_ms in chunk.expiries.items() if expires_ms < span.now_ms and start <= i < stop)
+    for first, last, verdict, pointer in chunk.runs.pieces(start, stop, paging.view):
+        gone = {index for index in expired if first <= index < last} if expired else ()
+        living = next((index for index in range(first, last) if index not in gone), None)
+        if living is None:
+            continue
+        if verdict is Verdict.SKIP:
+            paging.passed = True
+            continue
+        if verdict is Verdict.HOLD and paging.held_by is None and not paging.hold(pointer, chunk.id_at(living)):
+            return False
+        if paging.held_by is not None:
+            if not paging.hide(last - first - len(gone)):
+                return False
+        elif not _feed_piece(chunk, first, last, gone, paging):
+            return False
+    return True
+
+
+def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()], paging: Paging) -> bool:
+    pointers = _pointers(chunk, start, stop) if paging.with_pointers else None
+    if not gone and paging.fits(stop - start, chunk.size_to(start, stop)):
+        return paging.feed_part(chunk.slice(start, stop), stop - start, chunk.id_at(stop - 1), pointers)
+    left = [index for index in range(start, stop) if index not in gone]
+    if pointers is not None:
+        pointers = [pointers[index - start] for index in left]
+    return paging.feed_items([chunk.slice(index, index + 1) for index in left], pointers)
+
+
+def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:
+    """The write pointer of each item, 0 for those that have none."""
+    out = [0] * (stop - start)
+    for first, last, pointer in chunk.runs.between(start, stop):
+        out[first - start : last - start] = [pointer] * (last - first)
+    return out

@@ -1,8 +1,8 @@
-"""Cutting a page out of rows or cached items: what is visible, and where the page ends.
+"""Cutting a page out of rows or cached items: where it ends, and where reading goes on.
 
 Both sources end in the same place, so that a page does not depend on where its messages came from: a page
-ends at the span's end, at its limit of messages, or where the next message would pass its bytes; it always
-has one message if there is one.
+ends at the span's end, at the first undecided message, at its limit of messages, or where the next message
+would pass its bytes; it always has one message if there is one.
 """
 
 from __future__ import annotations
@@ -10,69 +10,49 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from protocol.ids import ID_BYTES, NO_PAYLOAD_PART
-from protocol.keys import DamagedRow
-from protocol.page import ITEM_START, Page, item
-from protocol.rows import PLAIN, PLAIN_GAP, MessageRow, decode_row
+from protocol.ids import ID_BYTES, before
+from protocol.page import HIDDEN_COUNTED, Held, Page
+from protocol.topic.walk import Walk, key_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from protocol.keys import DamagedRow
     from protocol.topic.asks import Span
+    from protocol.transactions.view import View
 
-_POSITION_BYTES = 10
-#: A plain row's item, of position and value. Formatting makes one object where adding up makes three.
-_PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
-
-
-def key_range(span: Span) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message keys that may hold messages of the span."""
-    start, until = span.start, span.until
-    # A plain row's id ends in zeros, so a bound inside a position starts after the row.
-    lower = start[:_POSITION_BYTES] + (b"" if start.endswith(NO_PAYLOAD_PART) else b"\x00")
-    upper = until[:_POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
-    return span.prefix + lower, span.prefix + max(lower, upper)
+__all__ = ["Paging", "key_range"]
 
 
-class Paging:
+class Paging(Walk):
     """A page while it grows."""
 
-    def __init__(self, span: Span, limit: int, max_bytes: int) -> None:
-        self._span = span
+    def __init__(
+        self, span: Span, limit: int, max_bytes: int, view: View | None = None, *, with_pointers: bool = False
+    ) -> None:
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=HIDDEN_COUNTED)
         self._room = limit
         self._bytes_room = max_bytes
         self._parts: list[bytes] = []
+        self._pointers: dict[int, int] = {}
         self._count = 0
         self._bytes = 0
         self._last_id: bytes | None = None
         self._cut = False
 
-    def feed_rows(self, rows: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Take message rows, in order; False when the page is full.
+    @property
+    def wanted(self) -> int:
+        """Rows for the next scan to begin with: one more than there is room for tells whether there is more."""
+        return min(self._room + 1, super().wanted)
 
-        Raises:
-          DamagedRow: the first row that would be in the page cannot be read. Rows that say they are plain are
-            taken at their word, since the store's own checksums vouch for their bytes.
-        """
-        if {value[0] if value else -1 for _, value in rows} == {PLAIN}:
-            self.feed_items([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
-        else:
-            self._feed_mixed(rows)
-        return not self._cut
-
-    def feed_items(self, items: Sequence[bytes]) -> bool:
+    def feed_items(self, items: Sequence[bytes], pointers: Sequence[int] | None = None) -> bool:
         """Take visible messages in wire form, in order; False when the page is full."""
-        taken = self._fitting(items)
-        if taken < len(items):
-            self._cut = True
-            items = items[:taken]
-        if items:
-            self._add(b"".join(items), len(items), items[-1][1 : 1 + ID_BYTES])
-        return not self._cut
+        return self._give(items, pointers)
 
-    def feed_part(self, part: bytes, count: int, last_id: bytes) -> bool:
+    def feed_part(self, part: bytes, count: int, last_id: bytes, pointers: Sequence[int] | None = None) -> bool:
         """Take many visible messages as one part that fits; False when the page is full."""
-        self._add(part, count, last_id)
+        self.passed = False
+        self._add(part, count, last_id, pointers)
         return True
 
     def fits(self, count: int, size: int) -> bool:
@@ -80,17 +60,39 @@ class Paging:
         return count <= self._room and size <= self._bytes_room
 
     def page(self) -> Page:
-        """What has come together. It ends where the span does, unless a bound cut it."""
-        last_id = self._last_id if self._last_id is not None else self._span.resume
-        return Page(
-            parts=self._parts,
-            count=self._count,
-            payload_bytes=self._bytes,
-            last_id=last_id,
-            end="more" if self._cut else "end",
-        )
+        """What has come together. It ends where the span does, unless something cut or held it."""
+        page = Page(self._parts, self._count, self._bytes, self._last_id, pointers=self._pointers)
+        if self._cut:
+            page.end = "more"
+        elif self.held_by is not None:
+            page.end = "held"
+            page.held = Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
+            page.last_id = before(self.held_at)
+        elif self._last_id is None or self.passed:
+            # What was passed over will not be visible later: nobody needs to look at it again.
+            page.last_id = self.span.resume
+        return page
 
-    def _add(self, part: bytes, count: int, last_id: bytes) -> None:
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        taken = self._fitting(items)
+        if taken < len(items):
+            self._cut = True
+            items = items[:taken]
+        if items:
+            self._add(b"".join(items), len(items), items[-1][1 : 1 + ID_BYTES], pointers)
+        return not self._cut
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        if not self._count:
+            raise damage
+        # What stands before it can still be read; the next page will say what is wrong.
+        self._cut = True
+        return False
+
+    def _add(self, part: bytes, count: int, last_id: bytes, pointers: Sequence[int] | None) -> None:
+        if pointers is not None:
+            numbered = zip(range(self._count, self._count + count), pointers, strict=False)
+            self._pointers.update((index, pointer) for index, pointer in numbered if pointer)
         self._parts.append(part)
         self._count += count
         self._bytes += len(part)
@@ -105,29 +107,3 @@ class Paging:
         sizes = accumulate(map(len, items[:taken]))
         taken = next((index for index, size in enumerate(sizes) if size > self._bytes_room), taken)
         return taken if taken or self._count else min(1, self._room)
-
-    def _feed_mixed(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        items: list[bytes] = []
-        for key, value in rows:
-            try:
-                visible = self._item(key, decode_row(value))
-            except DamagedRow:
-                if not items and not self._count:
-                    raise
-                # What stands before it can still be read; the next page will say what is wrong.
-                self.feed_items(items)
-                self._cut = True
-                return
-            if visible is not None:
-                items.append(visible)
-        self.feed_items(items)
-
-    def _item(self, key: bytes, row: MessageRow) -> bytes | None:
-        position = key[-_POSITION_BYTES:]
-        if row.ttl_s is not None:
-            expires_ms = int.from_bytes(position[:8], "big") + row.ttl_s * 1000
-            if self._span.now_ms > expires_ms:
-                return None
-        if row.payload is None:
-            raise DamagedRow(f"row {key.hex()} refers to the payload table, which this version does not read")
-        return item(position + NO_PAYLOAD_PART, row.payload)

@@ -1,0 +1,108 @@
+"""Reading stored messages: the payload rows that a reference stands for, winners only, in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.keys import DamagedRow
+from protocol.page import ITEM_START
+from protocol.rows import HAS_EXTRAS, PLAIN, SEGMENT, decode_row
+from protocol.topic.delivery import Delivery, Found, expires_ms_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from protocol.rows import MessageRow
+    from protocol.topic.asks import Span
+    from protocol.transactions.view import View
+
+    Rows = Sequence[tuple[bytes, bytes]]
+
+_POSITION_BYTES = 10
+#: An item of the reference's position, the payload row's, and the payload with its length before it.
+_STORED_ITEM = ITEM_START + b"%b%b%b"
+
+
+@dataclass(slots=True)
+class Reference:
+    """A message row that stands for stored messages, while their payload rows are read."""
+
+    position: bytes
+    pointer: int
+    """As the row has it: negative when rolled back."""
+    ttl_s: int | None
+    winners: frozenset[int] | None
+    start: bytes
+    stop: bytes
+    """``[start, stop)`` of the payload keys."""
+
+
+class StoredDelivery(Delivery):
+    """A delivery that may be at a reference."""
+
+    def __init__(
+        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
+    ) -> None:
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
+        #: Whose payload rows are to be read before anything else.
+        self.reference: Reference | None = None
+
+    def feed_payloads(self, rows: Rows) -> bool:
+        """Take payload rows of ``reference``, in order; False when enough is known. Raises DamagedRow, as for others."""
+        assert self.reference is not None  # else nobody asked for them
+        flags = {value[0] if value else -1 for _, value in rows}
+        if flags == {PLAIN}:
+            return self.reference.winners is not None or self._give_stored(rows, 1)
+        if flags == {HAS_EXTRAS} and len({value[:5] for _, value in rows}) == 1:
+            # All their extras are of one length: told apart by their bytes, each decoded once.
+            size = 5 + int.from_bytes(rows[0][1][1:5], "big")
+            winning = {head for head in {value[:size] for _, value in rows} if self._wins(head)}
+            return self._give_stored([row for row in rows if row[1][:size] in winning], size)
+        return self._feed_stored_one_by_one(rows)
+
+    def _wins(self, head: bytes) -> bool:
+        """Whether rows that start so, up to their payload, are part of the topic."""
+        try:
+            return self._is_winner(decode_row(head + b"\x00"))
+        except DamagedRow:
+            return True  # their bytes are passed on, as they would be without extras
+
+    def _is_winner(self, row: MessageRow) -> bool:
+        assert self.reference is not None  # while payload rows are read
+        winners = self.reference.winners
+        return winners is None or row.extras.get(SEGMENT) in winners
+
+    def _give_stored(self, rows: Rows, at: int) -> bool:
+        """Payload rows whose payload, length first, starts at ``at``."""
+        assert self.reference is not None  # while payload rows are read
+        position = self.reference.position
+        items = [_STORED_ITEM % (position, key[-_POSITION_BYTES:], value[at:]) for key, value in rows]
+        expires_ms = expires_ms_of(position, self.reference.ttl_s)
+        expiries = [expires_ms] * len(items) if expires_ms else None
+        return self._give(items, [self.reference.pointer] * len(items) if self.with_pointers else None, expiries)
+
+    def _feed_stored_one_by_one(self, rows: Rows) -> bool:
+        reference = self.reference
+        assert reference is not None  # while payload rows are read
+        found = Found()
+        for key, value in rows:
+            message_id = reference.position + key[-_POSITION_BYTES:]
+            try:
+                row = decode_row(value)
+                if row.payload is None:
+                    raise DamagedRow(f"payload row {key.hex()} has no payload")
+            except DamagedRow as damage:
+                if not (self._give_found(found) and self._damage(message_id, damage)):
+                    return False
+                found = Found()
+                continue
+            ttls_s = [ttl_s for ttl_s in (row.ttl_s, reference.ttl_s) if ttl_s is not None]
+            expires_ms = expires_ms_of(reference.position, min(ttls_s, default=None))
+            if not self._is_winner(row):
+                continue
+            if 0 < expires_ms < self.span.now_ms:
+                self.expired += 1
+            else:
+                found.add(message_id, row, reference.pointer, expires_ms)
+        return self._give_found(found)

@@ -1,0 +1,262 @@
+"""The way every reader takes through a topic's rows: what is visible, and where it has to stop.
+
+    message row                       what becomes of it, in this order
+      expired by a ttl of its own       passed over
+      rolled back, invalid              passed over by those who read with a view
+      undecided                         holds those who read with a view: nothing after it is theirs yet
+      refers to stored messages         their payload rows follow in its place, winners only
+      damaged                           ends what can be read before it
+
+A walk is fed lists of rows, since deciding row by row would cost more than reading them: rows of payloads are
+taken by the list, with one verdict for each pointer in it. ``scans`` says which rows it wants next; what it
+finds visible it gives to ``_take``, which pages, extents and counts make something of.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.effects import Table
+from protocol.ids import NO_PAYLOAD_PART
+from protocol.keys import DamagedRow
+from protocol.page import ITEM_HEAD_BYTES, ITEM_START
+from protocol.rows import HAS_POINTER, NO_PAYLOAD, PLAIN, PLAIN_GAP, Stored, decode_row
+from protocol.topic.delivery import Found, expires_ms_of
+from protocol.topic.payload_walk import Reference, StoredDelivery
+from protocol.transactions.view import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from protocol.topic.asks import Span
+    from protocol.transactions.view import View
+
+    Rows = Sequence[tuple[bytes, bytes]]
+
+_POSITION_BYTES = 10
+#: Flags and pointer of a row that has these two and a payload.
+_HEAD_BYTES = 9
+#: Rows in the first list of a scan; lists grow from there.
+_FIRST_CHUNK_ROWS = 256
+_POINTER = struct.Struct(">q")
+#: Items made of position and the rest of the value: of a plain row, and of a row under a pointer.
+#: Formatting makes one object where adding up makes three.
+_PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
+_POINTER_ITEM = ITEM_START + b"%b" + NO_PAYLOAD_PART + b"%b"
+
+
+class Scan(NamedTuple):
+    """Rows a walk wants: those with ``start <= key < stop``, in order, until ``feed`` says False."""
+
+    table: Table
+    start: bytes
+    stop: bytes
+    feed: Callable[[Rows], bool]
+
+
+def key_range(span: Span) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys that may hold, or refer to, messages of the span."""
+    start, until = span.start, span.until
+    # A bound inside a position is behind a row's own message, and among the messages it refers to.
+    upper = until[:_POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
+    lower = start[:_POSITION_BYTES]
+    return span.prefix + lower, span.prefix + max(lower, upper)
+
+
+class Walk(StoredDelivery):
+    """One reader on its way."""
+
+    def __init__(
+        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
+    ) -> None:
+        """See ``Delivery``."""
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
+        self._start = span.start
+        self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
+        #: What was read behind the reference, and the key behind that.
+        self._rest: Rows = ()
+        self._next_key = b""
+
+    @property
+    def wanted(self) -> int:
+        """Rows for the next scan to begin with."""
+        return _FIRST_CHUNK_ROWS
+
+    def scans(self) -> Iterator[Scan]:
+        """The scans to make, one after the other: what one finds decides about the next."""
+        start, stop = key_range(self.span)
+        if self._start >= self.span.until:
+            return
+        while start < stop and not self.done:
+            yield Scan(Table.MESSAGE, start, stop, self.feed_rows)
+            if self.reference is None:
+                return
+            while self.reference is not None:
+                yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads)
+                self._go_on()
+            start = self._next_key
+
+    # --- message rows ---------------------------------------------------------------------------
+
+    def feed_rows(self, rows: Rows) -> bool:
+        """Take message rows, in order; False when enough is known, or payload rows have to come first.
+
+        Raises:
+          DamagedRow: the first row that would be visible cannot be read. Plain rows are taken at their word, since
+            the store's own checksums vouch for their bytes.
+        """
+        self._next_key = rows[-1][0] + b"\x00" if rows else b""
+        if self._starts_inside and rows and rows[0][0].endswith(self._start[:_POSITION_BYTES]):
+            own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
+            rows = rows[own_payload:]  # its own message is before the start
+        return self._feed(rows)
+
+    def _feed(self, rows: Rows) -> bool:
+        flags = {value[0] if value else -1 for _, value in rows}
+        if flags == {PLAIN}:
+            return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
+        if not any(each & NO_PAYLOAD for each in flags):
+            return self._feed_inline(rows)
+        at = 0
+        for index in [index for index, (_, value) in enumerate(rows) if _flags(value) & NO_PAYLOAD]:
+            if at < index and not self._feed_inline(rows[at:index]):
+                return False
+            at = index + 1
+            if not self._refer(*rows[index]):
+                self._rest = rows[at:]
+                return False
+        return self._feed_inline(rows[at:]) if at < len(rows) else True
+
+    def _feed_inline(self, rows: Rows) -> bool:
+        """Rows that have their payload."""
+        if {value[0] for _, value in rows} <= {PLAIN, HAS_POINTER}:
+            return self._feed_pointers(rows)
+        return self._feed_one_by_one(rows)
+
+    def _feed_pointers(self, rows: Rows) -> bool:
+        """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
+        if self.view is None:
+            return self._give_inline(rows)
+        heads = {value[:_HEAD_BYTES] for _, value in rows if value[0]}
+        if any(len(head) < _HEAD_BYTES for head in heads):
+            return self._feed_one_by_one(rows)
+        pointers = {head: _pointer(head) for head in heads}
+        numbers = pointers.values()
+        if not heads or self.view.delivers_all(numbers, min(numbers), max(numbers)):
+            return self._give_inline(rows)
+        verdicts = {head: self.view.verdict(pointer) for head, pointer in pointers.items()}
+        skipped = {head for head, verdict in verdicts.items() if verdict is Verdict.SKIP}
+        if self.held_by is None:
+            held = {head for head, verdict in verdicts.items() if verdict is Verdict.HOLD}
+            at = next((i for i, (_, value) in enumerate(rows) if value[0] and value[:_HEAD_BYTES] in held), len(rows))
+            if not self._give_but(rows[:at], skipped):
+                return False
+            if at == len(rows):
+                return True
+            key, value = rows[at]
+            if not self.hold(pointers[value[:_HEAD_BYTES]], key[-_POSITION_BYTES:] + NO_PAYLOAD_PART):
+                return False
+            rows = rows[at:]
+        return self._give_but(rows, skipped)
+
+    def _give_but(self, rows: Rows, skipped: set[bytes]) -> bool:
+        if not rows:
+            return True
+        last = rows[-1][1]
+        if skipped:
+            rows = [row for row in rows if not row[1][0] or row[1][:_HEAD_BYTES] not in skipped]
+        go_on = self._give_inline(rows)
+        self.passed = bool(last[0]) and last[:_HEAD_BYTES] in skipped
+        return go_on
+
+    def _give_inline(self, rows: Rows) -> bool:
+        items = [
+            _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
+            if value[0]
+            else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+            for key, value in rows
+        ]
+        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
+            return self._feed_one_by_one(rows)  # one of them has no payload, not even an empty one
+        pointers = [_pointer(value) if value[0] else 0 for _, value in rows] if self.with_pointers else None
+        return self._give(items, pointers)
+
+    def _feed_one_by_one(self, rows: Rows) -> bool:
+        found = Found()
+        for key, value in rows:
+            position = key[-_POSITION_BYTES:]
+            message_id = position + NO_PAYLOAD_PART
+            try:
+                row = decode_row(value)
+            except DamagedRow as damage:
+                if not (self._give_found(found) and self._damage(message_id, damage)):
+                    return False
+                found = Found()
+                continue
+            expires_ms = expires_ms_of(position, row.ttl_s)
+            if 0 < expires_ms < self.span.now_ms:
+                self.expired += 1
+                continue
+            verdict = self._verdict(row.pointer)
+            if verdict is Verdict.HOLD and self.held_by is None:
+                if not self._give_found(found) or not self.hold(row.pointer or 0, message_id):
+                    return False
+                found = Found()
+            self.passed = verdict is Verdict.SKIP
+            if verdict is not Verdict.SKIP:
+                found.add(message_id, row, row.pointer or 0, expires_ms)
+        passed = self.passed
+        go_on = self._give_found(found)
+        self.passed = passed
+        return go_on
+
+    # --- stored messages ------------------------------------------------------------------------
+
+    def _refer(self, key: bytes, value: bytes) -> bool:
+        """Meet a reference; whether there is nothing of it to be read, and the walk goes on behind it."""
+        position = key[-_POSITION_BYTES:]
+        inside = self._starts_inside and self._start.startswith(position)
+        try:
+            row = decode_row(value)
+            stored = Stored.of(row)
+        except DamagedRow as damage:
+            # Who starts inside has seen it, and wants what comes behind.
+            return inside or self._damage(position + NO_PAYLOAD_PART, damage)
+        assert row.pointer is not None  # said by Stored.of
+        first, stop = stored.first, stored.last + b"\x00"
+        if inside:
+            first = max(first, self._start[_POSITION_BYTES:])
+        if self.span.until.startswith(position):
+            stop = min(stop, self.span.until[_POSITION_BYTES:])
+        if first >= stop:
+            return True
+        if 0 < expires_ms_of(position, row.ttl_s) < self.span.now_ms:
+            self.expired += stored.messages
+            return True
+        verdict = self._verdict(row.pointer)
+        if verdict is Verdict.SKIP:
+            self.passed = True
+            return True
+        held_at = max(position + NO_PAYLOAD_PART, self._start)
+        if verdict is Verdict.HOLD and self.held_by is None and not self.hold(row.pointer, held_at):
+            return False
+        prefix = self.span.prefix + _POINTER.pack(abs(row.pointer))
+        self.reference = Reference(position, row.pointer, row.ttl_s, stored.segments, prefix + first, prefix + stop)
+        return False
+
+    def _go_on(self) -> None:
+        """The payload rows have been read: take what had been read behind the reference."""
+        self.reference = None
+        rest, self._rest = self._rest, ()
+        if rest and not self.done:
+            self._feed(rest)
+
+
+def _flags(value: bytes) -> int:
+    return value[0] if value else -1
+
+
+def _pointer(value: bytes) -> int:
+    number: int = _POINTER.unpack_from(value, 1)[0]
+    return number
