@@ -7,6 +7,7 @@ pointer, so nothing can be missing here.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 
+#: Pointers of which is remembered when those who waited were let go; of older ones "lately" is assumed.
+REMEMBERED_WAKES = 4096
+
+
 class PointerIndex:
     """Undecided write pointers and their topics."""
 
@@ -32,6 +37,9 @@ class PointerIndex:
         self._waiting: dict[int, tuple[trio.Event, int]] = {}
         self._waiters = 0
         self._max_waiting = max_waiting
+        self._mark = 0
+        self._woken: OrderedDict[int, int] = OrderedDict()
+        self._forgotten = 0
         self._quiet = trio.Event()
         self._closed = False
 
@@ -40,6 +48,11 @@ class PointerIndex:
 
     def __repr__(self) -> str:
         return f"<PointerIndex {len(self._topics)} pointers, {self._waiters} waiting>"
+
+    @property
+    def mark(self) -> int:
+        """A point in the order of all that becomes of pointers; taken before reading, and given to ``wait``."""
+        return self._mark
 
     @property
     def waiters(self) -> int:
@@ -123,17 +136,25 @@ class PointerIndex:
 
     def wake(self, pointer: int) -> None:
         """Let those go on who wait for this pointer: decided, invalid, or rolled back."""
+        self._mark += 1
+        self._woken[pointer] = self._mark
+        self._woken.move_to_end(pointer)
+        if len(self._woken) > REMEMBERED_WAKES:
+            self._forgotten = self._woken.popitem(last=False)[1]
         waiting = self._waiting.pop(pointer, None)
         if waiting is not None:
             waiting[0].set()
 
-    async def wait(self, pointer: int) -> None:
+    async def wait(self, pointer: int, since: int | None = None) -> None:
         """Wait until something has become of ``pointer``; the caller looks again, and may find it undecided still.
 
+        Args:
+          since: the ``mark`` before the caller read that the pointer is undecided: nothing since then is missed.
         Raises:
           Overloaded: too many wait already.
         """
-        if self._closed:
+        if self._closed or (since is not None and max(self._woken.get(pointer, 0), self._forgotten) > since):
+            await trio.lowlevel.checkpoint()
             return
         if self._waiters >= self._max_waiting:
             raise Overloaded(f"{self._waiters} polls wait for transactions to be decided")

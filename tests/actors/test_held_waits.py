@@ -1,0 +1,96 @@
+"""Waiting for what becomes of a write pointer: nothing is missed, nothing is waited for in vain, and it is bounded."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from actors.pointer_index import REMEMBERED_WAKES, PointerIndex
+from protocol.errors import Overloaded
+from protocol.names import TopicName
+
+
+async def started(nursery, pointers, pointer, since=None):
+    """The wait's end, once it waits."""
+    done = trio.Event()
+
+    async def wait():
+        await pointers.wait(pointer, since)
+        done.set()
+
+    nursery.start_soon(wait)
+    await trio.testing.wait_all_tasks_blocked()
+    return done
+
+
+async def test_a_wait_ends_with_its_pointer_and_no_other():
+    pointers = PointerIndex()
+    async with trio.open_nursery() as nursery:
+        done = await started(nursery, pointers, 7)
+        pointers.wake(8)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done.is_set()
+        assert pointers.waiters == 1
+        pointers.wake(7)
+        await done.wait()
+    assert pointers.waiters == 0
+
+
+async def test_what_became_of_a_pointer_since_the_mark_is_not_missed():
+    pointers = PointerIndex()
+    pointers.wake(7)
+    mark = pointers.mark
+    async with trio.open_nursery() as nursery:
+        assert not (await started(nursery, pointers, 7, mark)).is_set()
+        pointers.wake(7)
+    with trio.fail_after(1):
+        await pointers.wait(7, mark)
+
+
+async def test_a_mark_older_than_what_is_remembered_never_waits():
+    pointers = PointerIndex()
+    mark = pointers.mark
+    for other in range(100, 101 + REMEMBERED_WAKES):
+        pointers.wake(other)
+    with trio.fail_after(1):
+        await pointers.wait(7, mark)
+
+
+async def test_a_decision_lets_everybody_go_on():
+    pointers = PointerIndex()
+    pointers.begin(TopicName("ns", "t"), [7])
+    async with trio.open_nursery() as nursery:
+        done = [await started(nursery, pointers, 7) for _ in range(3)]
+        pointers.decided([7])
+        for one in done:
+            await one.wait()
+
+
+async def test_whoever_leaves_waits_no_more():
+    pointers = PointerIndex()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, pointers, 7)
+        await started(nursery, pointers, 7)
+        assert pointers.waiters == 2
+        nursery.cancel_scope.cancel()
+    assert pointers.waiters == 0
+
+
+async def test_waits_are_bounded():
+    pointers = PointerIndex(max_waiting=1)
+    async with trio.open_nursery() as nursery:
+        await started(nursery, pointers, 7)
+        with pytest.raises(Overloaded, match="1 polls wait"):
+            await pointers.wait(8)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_daemon_that_leaves_lets_everybody_go_on_now_and_later():
+    pointers = PointerIndex()
+    async with trio.open_nursery() as nursery:
+        done = await started(nursery, pointers, 7)
+        pointers.close()
+        await done.wait()
+    with trio.fail_after(1):
+        await pointers.wait(7)
