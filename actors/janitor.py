@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.sweep import Sweep, is_message, is_payload
+from actors.removable import is_message, is_payload
+from actors.sweep import Sweep
 from protocol.effects import Table
 from protocol.errors import PlainsongError
 from protocol.keys import (
     HIGH_WATER,
+    POINTER,
     READER,
     DamagedRow,
     generations_range,
@@ -108,6 +110,8 @@ class Janitor:
     async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
         """Whether the topic has anything to remove: a few reads, without opening it."""
         now_ms = self._clock.now_ms()
+        if await self._has_left(name, metadata, now_ms):
+            return True
         start, stop = generations_range(name, 1, metadata.generation)
         start = max(start, self._first_keys.get(name, start))
         rows = await read_rows(self._store, Table.MESSAGE, start, stop, limit=1, values=False)
@@ -123,21 +127,29 @@ class Janitor:
                 return now_ms > metadata.deleted_ms + self._settings.delete_grace_s * 1000
             if key.publish_ts_ms < max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms):
                 return True
-        elif await self._readers_are_due(name, metadata, now_ms):
-            return True
         elif metadata.deleted_ms is not None:
             return False
         return await self._own_expiry_is_due(name, metadata, now_ms)
 
-    async def _readers_are_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether a topic without messages has readers of generations that are gone."""
+    async def _has_left(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        """Whether the topic has undecided write pointers, or rows besides messages of generations that are gone."""
+        if await self._any(
+            Table.METADATA, system_key(POINTER, name, 1), system_key(POINTER, name, metadata.generation)
+        ):
+            return True
         last = metadata.generation
         if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + self._settings.delete_grace_s * 1000:
             last -= 1
         if last < 1:
             return False
-        start, stop = system_key(READER, name, 1), stop_after(system_key(READER, name, last))
-        return bool(await read_rows(self._store, Table.METADATA, start, stop, limit=1, values=False))
+        if await self._any(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
+            return True
+        start, stop = generations_range(name, 1, last)
+        return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
+
+    async def _any(self, table: Table, first: bytes, last: bytes) -> bool:
+        """Whether there is a row from ``first`` to those that start with ``last``."""
+        return bool(await read_rows(self._store, table, first, stop_after(last), limit=1, values=False))
 
     async def _own_expiry_is_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
         state = self._directory.peek(name)
@@ -157,29 +169,36 @@ class Janitor:
             self._first_keys[name] = generations_range(name, *plan.purge)[1]
         if plan.expired is not None:
             start, stop = plan.expired
-            expired = await self._sweep.remove(
-                Table.MESSAGE, max(start, self._first_keys.get(name, start)), stop, is_message
-            )
+            expired = await self._sweep.remove_messages(max(start, self._first_keys.get(name, start)), stop)
             self._first_keys[name] = stop
-        if plan.due:
-            expired += await self._clean_slices(name, plan)
+        if plan.due or plan.orphans:
+            expired += await self._clean_parts(name, plan)
         if expired or purged:
             self._observer.cleaned(expired, purged)
             log.info("topic cleaned", extra={"topic": str(name), "expired": expired, "purged": purged})
         return expired + purged
 
     async def _purge(self, name: TopicName, first: int, last: int) -> int:
-        """Remove all rows of generations that are gone: messages, payloads, readers."""
+        """Remove all rows of generations that are gone: messages, payloads, readers, write pointers."""
         start, stop = generations_range(name, first, last)
         removed = await self._sweep.remove(Table.MESSAGE, start, stop, is_message)
         removed += await self._sweep.remove(Table.PAYLOAD, start, stop, is_payload)
         await self._sweep.remove_readers(name, first, last)
+        pointers = await self._sweep.remove_pointers(name, first, last)
+        state = self._directory.peek(name)
+        if state is not None and pointers:
+            # The generation that lives may have rows of the same pointers.
+            gone = [pointer for pointer in pointers if pointer not in state.pending]
+            self._directory.around.pointers.drop(name, gone)
         return removed
 
-    async def _clean_slices(self, name: TopicName, plan: CleaningPlan) -> int:
-        """Remove messages whose own time to live has passed from among living ones."""
+    async def _clean_parts(self, name: TopicName, plan: CleaningPlan) -> int:
+        """Remove from among living messages those whose own time has passed, and what was stored and is never shown."""
         done = [
             await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms) for first_ms, last_ms in plan.due
         ]
-        await self._directory.ask(name, Cleaned(plan.prefix, done))
-        return sum(slice_.messages for slice_ in done)
+        removed = sum(slice_.messages for slice_ in done)
+        for _, start, stop in plan.orphans:
+            removed += await self._sweep.remove(Table.PAYLOAD, start, stop, is_payload)
+        await self._directory.ask(name, Cleaned(plan.prefix, done, tuple(orphan[0] for orphan in plan.orphans)))
+        return removed

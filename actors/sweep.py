@@ -2,35 +2,27 @@
 
 The breath is as long as the step took, so that cleaning never takes more than half of a core or of the
 disk from those who publish and poll.
+
+A message row that refers to stored messages goes after their payload rows: wherever a crash comes in between,
+the row is still there, expired, and says to the next round what is left.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
 
+from actors.removable import counted, is_message, is_payload, is_pointer, is_reader, payloads_of, refers
 from protocol.effects import Table
 from protocol.ids import pack_position
-from protocol.keys import (
-    MESSAGE_TAIL_BYTES,
-    PAYLOAD_TAIL_BYTES,
-    READER,
-    DamagedRow,
-    stop_after,
-    system_key,
-    topic_of,
-)
-from protocol.records import Reader
-from protocol.rows import is_intact, own_ttl_s
+from protocol.keys import POINTER, READER, parse_pointer_key, stop_after, system_key
+from protocol.rows import own_ttl_s
 from protocol.topic.asks import SliceCleaned
-from protocol.topic.usage import ROW_BYTES
-from storage.base import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from protocol.names import TopicName
     from storage.base import Row, Store
@@ -42,6 +34,8 @@ MIN_RECLAIM_ROWS = 50_000
 #: Rows whose space is asked back at a time. A store cannot be closed while it gives space back, and a million
 #: small rows take it a good part of a second.
 RECLAIM_ROWS = 500_000
+#: Bytes of values after which a step reads no further list: rows may be of many MiB each.
+STEP_BYTES = 4 << 20
 
 
 class Sweep:
@@ -58,18 +52,35 @@ class Sweep:
           is_ours: whether a row can be read at all. One that cannot is kept for somebody to look at:
             nobody knows what it was.
         """
+        return await self._remove(table, start, stop, is_ours, _nothing_before)
+
+    async def remove_messages(self, start: bytes, stop: bytes) -> int:
+        """Remove the messages of a range with the payload rows they refer to; the number of rows of both tables."""
+        return await self._remove(Table.MESSAGE, start, stop, is_message, self._remove_payloads)
+
+    async def _remove(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        is_ours: Callable[[Row], bool],
+        before: Callable[[list[Row]], Awaitable[int]],
+    ) -> int:
         removed = kept = unclaimed = 0
         piece = at = start
         while at < stop:
             begun_s = trio.current_time()
-            rows = await read_rows(self._store, table, at, stop, limit=self._step_rows)
-            ours = [row[0] for row in rows if is_ours(row)]
+            rows, more = await self._read(table, at, stop)
+            ours = [row for row in rows if is_ours(row)]
+            took_s = trio.current_time() - begun_s
+            removed += await before(ours)
+            begun_s = trio.current_time() - took_s
             if ours:
-                await self._store.discard(table, ours)
+                await self._store.discard(table, [key for key, _ in ours])
             removed += len(ours)
             unclaimed += len(ours)
             kept += len(rows) - len(ours)
-            if len(rows) < self._step_rows:
+            if not more:
                 break
             # Go on behind the last one: starting over would pass all the tombstones again.
             at = rows[-1][0] + b"\x00"
@@ -86,54 +97,72 @@ class Sweep:
         return removed
 
     async def remove_due(self, prefix: bytes, first_ms: int, last_ms: int, now_ms: int) -> SliceCleaned:
-        """Remove the messages of a slice whose own time to live has passed."""
+        """Remove the messages of a slice whose own time to live has passed, and what they refer to."""
         start, stop = prefix + pack_position(first_ms, 0), prefix + pack_position(last_ms + 1, 0)
         messages = size = next_expiry_ms = 0
         while True:
             begun_s = trio.current_time()
-            rows = await read_rows(self._store, Table.MESSAGE, start, stop, limit=self._step_rows)
+            rows, more = await self._read(Table.MESSAGE, start, stop)
             due, later_ms = _due(rows, now_ms)
+            took_s = trio.current_time() - begun_s
+            await self._remove_payloads(due)
+            begun_s = trio.current_time() - took_s
             if due:
                 await self._store.discard(Table.MESSAGE, [key for key, _ in due])
-            messages += len(due)
-            size += sum(len(value) + ROW_BYTES for _, value in due)
+            for row in due:
+                row_messages, row_bytes = counted(row)
+                messages += row_messages
+                size += row_bytes
             next_expiry_ms = min(filter(None, (next_expiry_ms, later_ms)), default=0)
-            if len(rows) < self._step_rows:
+            if not more:
                 return SliceCleaned(first_ms, last_ms, messages, size, next_expiry_ms)
             start = rows[-1][0] + b"\x00"
             await trio.sleep(trio.current_time() - begun_s)
 
+    async def _remove_payloads(self, rows: list[Row]) -> int:
+        """Remove the payload rows that message rows refer to, with breaths of its own; their number."""
+        removed = 0
+        for row in rows:
+            if refers(row):
+                removed += await self.remove(Table.PAYLOAD, *payloads_of(row), is_payload)
+        return removed
+
+    async def _read(self, table: Table, start: bytes, stop: bytes) -> tuple[list[Row], bool]:
+        """The rows of a step, and whether there may be more behind them."""
+        rows: list[Row] = []
+        size = 0
+
+        def take(chunk: list[Row]) -> bool:
+            nonlocal size
+            chunk = chunk[: self._step_rows - len(rows)]
+            rows.extend(chunk)
+            size += sum(len(value) for _, value in chunk)
+            return len(rows) < self._step_rows and size < STEP_BYTES
+
+        await self._store.scan(table, start, stop, take, first_chunk=min(self._step_rows, 1000))
+        return rows, len(rows) >= self._step_rows or size >= STEP_BYTES
+
     async def remove_readers(self, name: TopicName, first: int, last: int) -> None:
         """Remove the readers' rows of generations that are gone."""
         start, stop = system_key(READER, name, first), stop_after(system_key(READER, name, last))
-        await self.remove(Table.METADATA, start, stop, _is_reader)
+        await self.remove(Table.METADATA, start, stop, is_reader)
+
+    async def remove_pointers(self, name: TopicName, first: int, last: int) -> list[int]:
+        """Remove what was kept of write pointers in generations that are gone; the pointers."""
+        start, stop = system_key(POINTER, name, first), stop_after(system_key(POINTER, name, last))
+        found: list[int] = []
+
+        async def note(rows: list[Row]) -> int:
+            found.extend(parse_pointer_key(key)[2] for key, _ in rows)
+            return 0
+
+        await self._remove(Table.METADATA, start, stop, is_pointer, note)
+        return found
 
 
-def is_message(row: Row) -> bool:
-    """Whether a row of the message table can be read."""
-    return _is_topic(row[0][:-MESSAGE_TAIL_BYTES]) and is_intact(row[1])
-
-
-def is_payload(row: Row) -> bool:
-    """Whether a row of the payload table can be read."""
-    return _is_topic(row[0][:-PAYLOAD_TAIL_BYTES]) and is_intact(row[1])
-
-
-def _is_reader(row: Row) -> bool:
-    try:
-        Reader.decode(row[1])
-    except DamagedRow:
-        return False
-    return True
-
-
-@lru_cache(maxsize=64)
-def _is_topic(start: bytes) -> bool:
-    """Whether a key's start is ``ns:topic:`` and no more; asked of every row, and the same for most."""
-    try:
-        return topic_of(start)[1] == b""
-    except DamagedRow:
-        return False
+async def _nothing_before(rows: list[Row]) -> int:
+    del rows
+    return 0
 
 
 def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from actors import sweep
-from actors.sweep import Sweep, is_message
+from actors.removable import is_message
+from actors.sweep import Sweep
 from protocol.effects import Put, Table
 from protocol.ids import pack_position
 from protocol.keys import generation_prefix, generations_range
