@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 #: Inner rings first: what they find explains what the outer ones would show. Others follow.
-RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "cli", "daemon")
+RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "cli", "sql", "daemon")
 
 _HERE = Path(__file__).parent
 
