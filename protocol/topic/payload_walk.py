@@ -33,6 +33,8 @@ class Reference:
     """As the row has it: negative when rolled back."""
     ttl_s: int | None
     winners: frozenset[int] | None
+    held_at: bytes | None
+    """The bound before which the reader stops, once there is a message it would get; None: it does not stop here."""
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
@@ -80,7 +82,7 @@ class StoredDelivery(Delivery):
         items = [_STORED_ITEM % (position, key[-_POSITION_BYTES:], value[at:]) for key, value in rows]
         expires_ms = expires_ms_of(position, self.reference.ttl_s)
         expiries = [expires_ms] * len(items) if expires_ms else None
-        return self._give(items, [self.reference.pointer] * len(items) if self.with_pointers else None, expiries)
+        return self._give_of(items, [self.reference.pointer] * len(items), expiries)
 
     def _feed_stored_one_by_one(self, rows: Rows) -> bool:
         reference = self.reference
@@ -93,7 +95,9 @@ class StoredDelivery(Delivery):
                 if row.payload is None:
                     raise DamagedRow(f"payload row {key.hex()} has no payload")
             except DamagedRow as damage:
-                if not (self._give_found(found) and self._damage(message_id, damage)):
+                if not (
+                    self._give_of(found.items, found.pointers, found.expiries) and self._damage(message_id, damage)
+                ):
                     return False
                 found = Found()
                 continue
@@ -105,4 +109,12 @@ class StoredDelivery(Delivery):
                 self.expired += 1
             else:
                 found.add(message_id, row, reference.pointer, expires_ms)
-        return self._give_found(found)
+        return self._give_of(found.items, found.pointers, found.expiries)
+
+    def _give_of(self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None) -> bool:
+        """Give messages of the reference, of which the first one may hold the reader."""
+        assert self.reference is not None  # while payload rows are read
+        held_at = self.reference.held_at
+        if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
+            return False
+        return self._give(items, pointers if self.with_pointers else None, expiries)

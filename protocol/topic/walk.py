@@ -238,11 +238,11 @@ class Walk(StoredDelivery):
         if verdict is Verdict.SKIP:
             self.passed = True
             return True
-        held_at = max(position + NO_PAYLOAD_PART, self._start)
-        if verdict is Verdict.HOLD and self.held_by is None and not self.hold(row.pointer, held_at):
-            return False
+        held_at = max(position + NO_PAYLOAD_PART, self._start) if verdict is Verdict.HOLD else None
         prefix = self.span.prefix + _POINTER.pack(abs(row.pointer))
-        self.reference = Reference(position, row.pointer, row.ttl_s, stored.segments, prefix + first, prefix + stop)
+        self.reference = Reference(
+            position, row.pointer, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop
+        )
         return False
 
     def _go_on(self) -> None:

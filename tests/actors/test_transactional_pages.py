@@ -1,0 +1,126 @@
+"""Transactional pages: whatever the topic is made of, wherever they are cut, they are the list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transactional_topic import START_MS, Entry, Payload, Topic, check_page, ids_around, same_page
+
+from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, bound_at
+from protocol.transactions.view import View
+
+NOW_MS = START_MS + 5_000
+
+payloads = st.one_of(st.binary(max_size=4), st.sampled_from([b"x" * 63, b"y" * 64, b"z" * 200]))
+#: Of one's own: gone, in its last millisecond, living; mostly none.
+ttls_s = st.sampled_from([None] * 6 + [1, 5, 60])
+pointers = st.integers(1, 9)
+segments = st.sampled_from([None, 0, 1, 2, 300])
+
+
+@st.composite
+def topics(draw):
+    """Entries of all kinds; each stored transaction has a pointer of its own, since it is published once."""
+    entries, ms, sequence, own = [], START_MS, 0, 20
+    for kind in draw(st.lists(st.sampled_from(["plain", "plain", "inline", "inline", "stored"]), max_size=10)):
+        step = draw(st.sampled_from([0, 0, 1, 1_000]))
+        ms, sequence = ms + step, 0 if step else sequence + 1
+        sign = draw(st.sampled_from([1, 1, 1, -1]))
+        if kind == "plain":
+            entries.append(Entry(ms, sequence, draw(payloads), None, draw(ttls_s)))
+        elif kind == "inline":
+            entries.append(Entry(ms, sequence, draw(payloads), sign * draw(pointers), draw(ttls_s)))
+        else:
+            own += 1
+            kept = draw(st.lists(st.builds(Payload, payloads, ttls_s, segments), min_size=1, max_size=7))
+            winners = draw(st.none() | st.lists(st.sampled_from([0, 1, 2, 300]), unique=True))
+            orphans = draw(st.integers(0, 2))
+            entries.append(Entry(ms, sequence, b"", sign * own, draw(ttls_s), kept, winners, orphans))
+    return Topic(entries)
+
+
+views = st.none() | st.builds(
+    View,
+    st.sampled_from([0, 5, 9, 21, 22, 30]),
+    st.frozensets(st.integers(1, 26), max_size=3),
+    st.frozensets(st.integers(1, 26), max_size=3),
+    st.frozensets(st.integers(1, 26), max_size=2),
+)
+
+
+@st.composite
+def bounds(draw, topic):
+    """A position anywhere in, around and inside the topic."""
+    entries = [(each.ms, each.position) for each in topic.entries]
+    return draw(
+        st.sampled_from(
+            [FIRST_BOUND, LAST_BOUND, *ids_around(topic)]
+            + [bound_at(ms + by) for ms, _ in entries for by in (-1, 0, 1)]
+            + [position + NO_PAYLOAD_PART for _, position in entries]
+        )
+    )
+
+
+limits = st.one_of(st.integers(1, 12), st.just(10**6))
+byte_limits = st.one_of(st.integers(1, 400), st.just(10**9))
+
+
+@given(st.data(), topics(), views, limits, byte_limits, st.integers(1, 9))
+def test_a_page_from_anywhere_is_what_the_list_says(data, topic, view, limit, max_bytes, chunk):
+    oldest_ms = data.draw(st.sampled_from([0, 0, START_MS, START_MS + 1_000, START_MS + 1_001]))
+    since, until = data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic))
+    span = topic.span(since, until, NOW_MS, oldest_ms)
+    page = topic.from_store(span, limit, max_bytes, view, chunk=chunk)
+    check_page(topic, page, span, limit, max_bytes, view)
+
+
+@given(st.data(), topics(), views, limits, byte_limits, st.integers(1, 4))
+def test_pages_one_after_the_other_are_one_big_page(data, topic, view, limit, max_bytes, chunk):
+    """Nothing lost, repeated or reordered, and no page without progress."""
+    since, until = data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic))
+    whole = topic.from_store(topic.span(since, until, NOW_MS), view=view)
+    got, at = [], since
+    for _ in range(100):
+        page = topic.from_store(topic.span(at, until, NOW_MS), limit, max_bytes, view, chunk=chunk)
+        got += page.messages()
+        if page.end != "more":
+            break
+        assert page.count
+        at = after(page.last_id)
+    assert got == list(whole.messages())
+    assert (page.end, page.held) == (whole.end, whole.held)
+    if page.count or at == since:
+        assert page.last_id == whole.last_id
+
+
+@given(
+    st.data(),
+    topics(),
+    views,
+    limits,
+    byte_limits,
+    st.integers(1, 6),
+    st.sampled_from([20, 200, 65_536]),
+    st.booleans(),
+)
+def test_a_page_from_the_cache_is_the_page_from_the_store(
+    data, topic, view, limit, max_bytes, commit, seal_bytes, with_pointers
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        cache = topic.cache(commit)
+    span = topic.span(data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic)), NOW_MS)
+    cached = topic.from_cache(cache, span, limit, max_bytes, view, pointers=with_pointers)
+    if cached is not None:
+        from_store = topic.from_store(span, limit, max_bytes, view, pointers=with_pointers)
+        same_page(cached, from_store)
+    assert cache.budget.bytes == sum(chunk.cost for chunk in cache.chunks)
+
+
+@given(st.data(), topics(), views, limits, st.integers(1, 9))
+def test_every_messages_write_pointer_is_known_when_asked_for(data, topic, view, limit, chunk):
+    span = topic.span(data.draw(bounds(topic)), LAST_BOUND, NOW_MS)
+    page = topic.from_store(span, limit, 10**9, view, chunk=chunk, pointers=True)
+    wanted, *_ = topic.from_list(span, limit, 10**9, view)
+    assert dict(page.pointers) == {index: each.pointer for index, each in enumerate(wanted) if each.pointer}
