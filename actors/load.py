@@ -6,30 +6,44 @@ import logging
 from typing import TYPE_CHECKING
 
 from protocol.effects import Table
-from protocol.keys import HIGH_WATER, READER, DamagedRow, metadata_key, stop_after, system_key
+from protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    READER,
+    DamagedRow,
+    metadata_key,
+    parse_pointer_key,
+    stop_after,
+    system_key,
+)
 from protocol.records import HighWater, Metadata, Reader
+from protocol.topic.pending import Pending
+from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
+from protocol.transactions.authority import Nobody
 
 if TYPE_CHECKING:
     from protocol.names import TopicName
+    from protocol.transactions.authority import Authority
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
 
 
-async def load(name: TopicName, store: Store, limits: TopicLimits) -> TopicState:
-    """The topic as the store has it: metadata, high-water mark, what was written since, readers.
+async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Authority | None = None) -> TopicState:
+    """The topic as the store has it: metadata, high-water mark, undecided pointers, what was written since, readers.
 
     Raises:
       StoreError: the store cannot be read.
       DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
     """
-    state = TopicState(name, limits)
+    state = TopicState(name, limits, authority=authority or Nobody())
     value = await store.get(Table.METADATA, metadata_key(name))
     if value is None:
         return state
     metadata = Metadata.decode(value)
     start = state.begin(metadata, await _mark(name, metadata.generation, store))
+    await _load_pointers(state, metadata.generation, store)
 
     def replay(rows: list[Row]) -> bool:
         state.replay(rows)
@@ -38,6 +52,7 @@ async def load(name: TopicName, store: Store, limits: TopicLimits) -> TopicState
     await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
     await _load_readers(state, metadata.generation, store)
     state.loaded()
+    settle_known(state)
     return state
 
 
@@ -53,6 +68,30 @@ async def _mark(name: TopicName, generation: int, store: Store) -> HighWater | N
             "high-water mark unreadable, replaying the whole topic", extra={"topic": str(name), "why": str(error)}
         )
         return None
+
+
+async def _load_pointers(state: TopicState, generation: int, store: Store) -> None:
+    start = system_key(POINTER, state.name, generation)
+
+    def take(rows: list[Row]) -> bool:
+        for key, value in rows:
+            try:
+                pointer = parse_pointer_key(key)[2]
+            except DamagedRow as error:
+                log.warning("pointer row unreadable", extra={"topic": str(state.name), "why": str(error)})
+                continue
+            try:
+                state.pending[pointer] = Pending.decode(pointer, value)
+            except DamagedRow as error:
+                # Who sees its messages is not decided here; it can still be rolled back, by looking everywhere.
+                log.warning(
+                    "pointer row unreadable",
+                    extra={"topic": str(state.name), "pointer": pointer, "why": str(error)},
+                )
+                state.pending[pointer] = Pending.of_damaged(pointer, state.time_ms)
+        return True
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)
 
 
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:

@@ -20,8 +20,10 @@ from actors.load import load
 from actors.observe import Unobserved
 from actors.pointer_index import PointerIndex
 from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
+from protocol.ids import ID_BYTES, after
 from protocol.topic.asks import Describe, ListReaders, Look, Publish, Stats
 from protocol.topic.core import TopicCore
+from protocol.topic.pointer_asks import ListPointers, PublishUnder
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.authority import Nobody
 from storage.base import NothingWritten
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 
 
 #: Asks that change nothing, so that a failure cannot leave their outcome open.
-READS = (Describe, ListReaders, Look, Stats)
+READS = (Describe, ListPointers, ListReaders, Look, Stats)
+#: Asks whose messages a commit publishes.
+PUBLISHES = (Publish, PublishUnder)
 
 
 @dataclass(slots=True)
@@ -93,8 +97,12 @@ class TopicActor:
         Raises what the store raises, after everybody whose request was under way has been told.
         """
         claim = await self._around.store.claim(self.name)
-        core = TopicCore(await load(self.name, self._around.store, self._around.limits))
+        around = self._around
+        core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
         self._core = core
+        # Most are there from their rows; what a commit that was cut off left behind is known only now.
+        around.pointers.begin(self.name, core.state.changed)
+        around.pointers.end(core.state.changed)
         self._mailbox.on_leave = core.leave
         on_loaded()
         try:
@@ -130,9 +138,10 @@ class TopicActor:
         self._stepping = True
         step: Step | None = None
         try:
-            step = core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
+            decided = self._around.pointers.take_decided(self.name)
+            step = core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
             if step.operations:
-                await self._write(step, claim)
+                await self._write(core, step, claim)
                 _drop_abandoned_looks(step)
             answers = core.settled(step, self._now())
         except BaseException as error:
@@ -143,29 +152,52 @@ class TopicActor:
         for ticket, answer in answers:
             _as_ticket(ticket).settle(answer)
 
-    async def _write(self, step: Step, claim: Claim) -> None:
+    async def _write(self, core: TopicCore, step: Step, claim: Claim) -> None:
         begun_s = trio.current_time()
-        await self._around.store.write(step.operations, claim=claim)
+        await self._write_operations(core, step, claim)
+        self._remember(core.state.prefix, step)
+        for pointer in {pointer for pointer, _, _ in step.rolled_back}:
+            self._around.pointers.wake(pointer)
+        if step.messages:
+            publishes = sum(1 for ticket, _ in step.answers if isinstance(_as_ticket(ticket).ask, PUBLISHES))
+            self._around.observer.committed(publishes, step.messages, trio.current_time() - begun_s)
+
+    async def _write_operations(self, core: TopicCore, step: Step, claim: Claim) -> None:
+        """The commit itself; whoever decides a transaction meanwhile knows that rows of it are being written."""
+        pointers = self._around.pointers
+        pointers.begin(self.name, step.pointers)
+        try:
+            await self._around.store.write(step.operations, claim=claim)
+        finally:
+            pointers.end(step.pointers)
+        pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
+
+    def _remember(self, prefix: bytes, step: Step) -> None:
+        """Bring the scan cache to what is durable now."""
         if step.renewed:
             self._cache.clear()
-        messages = 0
-        for prefix, roll in step.rolls:
-            messages += len(roll)
-            self._cache.append(prefix, roll.items, roll.expiries, step.since)
-        if messages:
-            publishes = sum(1 for ticket, _ in step.answers if isinstance(_as_ticket(ticket).ask, Publish))
-            self._around.observer.committed(publishes, messages, trio.current_time() - begun_s)
+        since = step.since
+        for roll_prefix, roll in step.rolls:
+            if roll.restart is not None:
+                self._cache.clear()
+                since = roll.restart
+            if roll.items:
+                self._cache.append(roll_prefix, roll.items, roll.expiries, since, roll.pointers)
+                # A cache that had to give up this roll at once begins anew behind it.
+                since = after(roll.items[-1][1 : 1 + ID_BYTES])
+        for pointer, first, last in step.rolled_back:
+            self._cache.roll_back(prefix, pointer, first, last)
 
     async def _close(self, core: TopicCore, claim: Claim) -> None:
         """Answer the parked polls, empty; leave a high-water mark, so that the next load is short."""
-        step, answers = core.close()
+        step, answers = core.close(self._around.pointers.take_decided(self.name))
         for ticket, answer in answers:
             _as_ticket(ticket).settle(answer)
         if step.operations:
-            await self._around.store.write(step.operations, claim=claim)
+            await self._write_operations(core, step, claim)
 
-    def _now(self) -> Now:
-        return Now(self._around.clock.now_ms(), trio.current_time(), self._around.space.low)
+    def _now(self, decided: Iterable[int] = ()) -> Now:
+        return Now(self._around.clock.now_ms(), trio.current_time(), self._around.space.low, tuple(decided))
 
 
 def _as_ticket(ticket: object) -> Ticket[Any]:

@@ -103,7 +103,12 @@ def system_key(kind: bytes, name: TopicName, generation: int, rest: bytes = b"")
 
 def pointer_key(name: TopicName, generation: int, pointer: int) -> bytes:
     """The key of what a topic knows about a write pointer."""
-    return system_key(POINTER, name, generation, _POINTER.pack(pointer))
+    return system_key(POINTER, name, generation, pointer_suffix(pointer))
+
+
+def pointer_suffix(pointer: int) -> bytes:
+    """What such a key ends with."""
+    return _POINTER.pack(pointer)
 
 
 def parse_pointer_key(key: bytes) -> tuple[TopicName, int, int]:

@@ -111,6 +111,12 @@ def plain_head(size: int) -> bytes:
     return b"\x00" + length_prefix(size)
 
 
+def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = None) -> bytes:
+    """What stands before the payload's length in the value of a row without a time to live of its own."""
+    head = encode_row(MessageRow(b"", pointer, extras=extras or {}))
+    return head[: -len(length_prefix(0))]
+
+
 def encode_row(row: MessageRow) -> bytes:
     """A row's value; any fields."""
     flags = 0

@@ -13,7 +13,9 @@ from protocol.effects import Table, put_one
 from protocol.ids import pack_position
 from protocol.keys import metadata_key
 from protocol.topic.asks import CleaningPlan
+from protocol.topic.bookkeeping import forget_all, write_mark
 from protocol.topic.readers import drop_expired
+from protocol.topic.settling import orphans_removed, plan_pointers
 
 if TYPE_CHECKING:
     from protocol.topic.asks import Cleaned, PlanCleaning
@@ -31,7 +33,8 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
         return _plan_purge(state, step, ask)
     drop_expired(state, step)
     state.usage.drop_before(state.oldest_ms)
-    step.write(state.mark())
+    orphans = plan_pointers(state)
+    write_mark(state, step)
     prefix = state.prefix
     return CleaningPlan(
         expired=(prefix, prefix + pack_position(state.oldest_ms, 0)),
@@ -39,6 +42,7 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
         purge=(1, metadata.generation - 1) if metadata.generation > 1 else None,
         prefix=prefix,
         now_ms=state.time_ms,
+        orphans=tuple(orphans),
     )
 
 
@@ -49,6 +53,8 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
     if not metadata.partly_cleaned:
         state.metadata = replace(metadata, partly_cleaned=True)
         step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
+        for removal in forget_all(state, step):
+            step.write(removal)
     return CleaningPlan(purge=(1, metadata.generation))
 
 
@@ -59,4 +65,5 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
         return
     for done in ask.slices:
         state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
-    step.write(state.mark())
+    orphans_removed(state, ask.orphans)
+    write_mark(state, step)

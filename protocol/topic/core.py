@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import Overloaded, PlainsongError, TopicNotFound
 from protocol.ids import FIRST_BOUND
-from protocol.topic import asks
+from protocol.topic import asks, pointer_asks
+from protocol.topic.bookkeeping import MAX_FORGOTTEN, write_pointers
 from protocol.topic.cleaning import cleaned, plan_cleaning
 from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
 from protocol.topic.parking import Parking
 from protocol.topic.publish import publish
 from protocol.topic.readers import list_readers, remove_reader, set_reader
+from protocol.topic.rollback import roll_back
+from protocol.topic.settling import list_pointers, take_decided
 from protocol.topic.step import Step
+from protocol.topic.under import publish_under, store_under
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -43,6 +47,10 @@ def _stats(state: TopicState, step: Step, ask: asks.Stats, now: Now) -> asks.Top
 #: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     asks.Publish: publish,
+    pointer_asks.PublishUnder: publish_under,
+    pointer_asks.StoreUnder: store_under,
+    pointer_asks.RollBackPointer: roll_back,
+    pointer_asks.ListPointers: list_pointers,
     asks.Describe: describe,
     asks.Create: create,
     asks.SetProperties: set_properties,
@@ -88,6 +96,7 @@ class TopicCore:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
         state.time_ms = max(state.time_ms, now.wall_ms)
+        take_decided(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
         for ticket, ask in arrivals:
             if isinstance(ask, asks.Look):
@@ -99,9 +108,17 @@ class TopicCore:
                 answer = error
             step.answers.append((ticket, answer))
         step.flush()
-        if step.operations and state.metadata is not None and state.needs_mark():
-            step.write(state.mark())
+        if step.operations or step.pointers or len(state.forgotten) > MAX_FORGOTTEN:
+            self._write_about(step)
         return step
+
+    def _write_about(self, step: Step) -> None:
+        """What is to be said about the topic itself, behind the rows of the step."""
+        if self.state.metadata is None:
+            return
+        write_pointers(self.state, step)
+        if self.state.needs_mark():
+            step.write(self.state.mark())
 
     def settled(self, step: Step, now: Now) -> Answers:
         """The step's operations are durable: move the watermark, and answer."""
@@ -117,11 +134,15 @@ class TopicCore:
             answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
         return answers
 
-    def close(self) -> tuple[Step, Answers]:
+    def close(self, decided: Iterable[int] = ()) -> tuple[Step, Answers]:
         """Nothing comes after this: what is still to be written, and the parked polls, answered empty."""
-        step = Step(self.state.until)
-        if self.state.metadata is not None and self.state.rows_since_mark:
-            step.write(self.state.mark())
+        state = self.state
+        step = Step(state.until)
+        take_decided(state, decided)
+        if state.metadata is not None:
+            write_pointers(state, step)
+            if state.rows_since_mark:
+                step.write(state.mark())
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
 
     def leave(self, ticket: Hashable) -> bool:

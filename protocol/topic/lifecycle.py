@@ -19,6 +19,7 @@ from protocol.keys import metadata_key
 from protocol.properties import parse_properties
 from protocol.records import Metadata
 from protocol.topic.asks import Description
+from protocol.topic.bookkeeping import forget_all, write_mark, write_pointers
 from protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
@@ -46,9 +47,15 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
         raise TopicExists(f"topic {state.name} exists already", hint=hint)
     generation = 1 if old is None else old.generation + 1
     step.flush()
+    removals = [] if old is None else forget_all(state, step)
     state.usage = Usage()
+    state.appended = 0
     state.readers.clear()
-    return _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
+    description = _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
+    for removal in removals:
+        # Not before: a generation that can still be brought back keeps what is known about its pointers.
+        step.write(removal)
+    return description
 
 
 def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) -> Description:
@@ -93,9 +100,10 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Descript
 
 
 def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool = True) -> Description:
-    step.flush()
+    if state.metadata is not None:
+        write_pointers(state, step)
     state.metadata = metadata
-    step.write(state.mark())
+    write_mark(state, step)
     step.write(put_one(Table.METADATA, metadata_key(state.name), metadata.encode()))
     step.renewed |= renewed
     return Description(metadata, state.time_ms)

@@ -23,6 +23,8 @@ from protocol.records import checked_number, pack_record, unpack_record
 if TYPE_CHECKING:
     from typing import Any
 
+    from protocol.rows import Stored
+
 #: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
 MAX_RUNS = 64
 POSITION_BYTES = 10
@@ -114,6 +116,25 @@ class Pending:
                 left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
         self.runs = left if len(left) <= MAX_RUNS else _joined(left)
         return gone
+
+    def found(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
+        """Take in a message row found on disk; whether it was not known before."""
+        if self.damaged or (self.runs and position <= self.runs[-1].last):
+            return False
+        self.add(position, position, before)
+        if stored is not None:
+            self.published = (position, position)
+            self.stored = self.stored_bytes = 0
+            self.segments.clear()
+            self.messages += stored.messages
+            self.size += stored.payload_bytes
+        else:
+            self.messages += 1
+            self.size += len(payload or b"")
+            if self.published is not None and self.published[1] < position:
+                # Of the same request, for all that can be told: at most of the same transaction.
+                self.published = (self.published[0], position)
+        return True
 
     def hidden(self, appended: int) -> int:
         """Messages from its first row on, in a topic with ``appended`` messages ever published."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.ids import NO_PAYLOAD_PART, SEQUENCES_PER_MS
-from protocol.page import ITEM_START, item
-from protocol.rows import PLAIN_GAP, MessageRow, encode_row, plain_head
+from protocol.ids import NO_PAYLOAD_PART, SEQUENCES_PER_MS, after
+from protocol.page import ITEM_START, length_prefix
+from protocol.rows import PLAIN_GAP, MessageRow, encode_row, row_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from protocol.topic.sequence import Run
 
@@ -38,46 +38,83 @@ class Roll:
     def __len__(self) -> int:
         return len(self.suffixes)
 
-    def add(self, runs: Iterable[Run], messages: Sequence[bytes], ttls_s: Sequence[int | None] | None) -> int:
+    def add(
+        self,
+        runs: Iterable[Run],
+        messages: Sequence[bytes],
+        ttls_s: Sequence[int | None] | None,
+        pointer: int | None = None,
+    ) -> int:
         """Append one request's messages under the positions of ``runs``.
 
         Returns when the first of them with a time to live of its own expires (ms), 0 when none has one.
         """
-        first_expiry_ms = 0
-        suffixes = _positions(runs)
-        if ttls_s is None:
-            heads = {size: plain_head(size) for size in set(map(len, messages))}
-            values = [heads[len(message)] + message for message in messages]
+        suffixes = positions(runs)
+        values = values_of(messages, ttls_s, pointer)
+        first_item = len(self.items)
+        if pointer is None and ttls_s is None:
             self.items += [
                 ITEM_START + suffix + PLAIN_GAP + value for suffix, value in zip(suffixes, values, strict=True)
             ]
         else:
-            values = self._with_ttls(runs, suffixes, messages, ttls_s)
-            first_item = len(self.items) - len(values)
-            own = [self.expiries[i] for i in range(first_item, len(self.items)) if i in self.expiries]
-            first_expiry_ms = min(own, default=0)
+            heads = {size: NO_PAYLOAD_PART + length_prefix(size) for size in set(map(len, messages))}
+            self.items += [
+                ITEM_START + suffix + heads[len(message)] + message
+                for suffix, message in zip(suffixes, messages, strict=True)
+            ]
         self.suffixes += suffixes
         self.values += values
-        return first_expiry_ms
+        if pointer is not None:
+            self._has_pointer(first_item, pointer)
+        return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
-    def _with_ttls(
-        self, runs: Iterable[Run], suffixes: Sequence[bytes], messages: Sequence[bytes], ttls_s: Sequence[int | None]
-    ) -> list[bytes]:
-        values = []
+    def add_reference(self, suffix: bytes, value: bytes) -> None:
+        """Append a row whose messages stand in the payload table; the items begin anew behind it."""
+        self.suffixes.append(suffix)
+        self.values.append(value)
+        self.items, self.pointers, self.expiries = [], [], {}
+        self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
+
+    def _has_pointer(self, first_item: int, pointer: int) -> None:
+        """The items from ``first_item`` on are under ``pointer``."""
+        if self.pointers and self.pointers[-1][1:] == (first_item, pointer):
+            first_item = self.pointers.pop()[0]
+        self.pointers.append((first_item, len(self.items), pointer))
+
+    def _expire(self, first_item: int, runs: Iterable[Run], ttls_s: Sequence[int | None]) -> int:
+        """Note when the items from ``first_item`` on expire; the first of these times, 0 for none."""
         stamps = (run.ts_ms for run in runs for _ in range(run.length))
-        for suffix, ts_ms, message, ttl_s in zip(suffixes, stamps, messages, ttls_s, strict=True):
-            if ttl_s is not None:
-                self.expiries[len(self.items)] = ts_ms + ttl_s * 1000
-            values.append(encode_row(MessageRow(message, ttl_s=ttl_s)))
-            self.items.append(item(suffix + NO_PAYLOAD_PART, message))
-        return values
+        own = {
+            index: ts_ms + ttl_s * 1000
+            for index, (ts_ms, ttl_s) in enumerate(zip(stamps, ttls_s, strict=True), first_item)
+            if ttl_s is not None
+        }
+        self.expiries |= own
+        return min(own.values(), default=0)
+
+
+def values_of(
+    messages: Sequence[bytes],
+    ttls_s: Sequence[int | None] | None,
+    pointer: int | None = None,
+    extras: Mapping[str, object] | None = None,
+) -> list[bytes]:
+    """The values of rows with these messages, their own times to live, and what all of them share."""
+    if ttls_s is not None:
+        return [
+            encode_row(MessageRow(message, pointer, ttl_s, extras or {}))
+            for message, ttl_s in zip(messages, ttls_s, strict=True)
+        ]
+    head = row_head(pointer, extras)
+    heads = {size: head + length_prefix(size) for size in set(map(len, messages))}
+    return [heads[len(message)] + message for message in messages]
 
 
 #: Every sequence id as its two bytes: packing them one by one is a third of the time of this file.
 _SEQUENCE_BYTES = [sequence_id.to_bytes(2, "big") for sequence_id in range(SEQUENCES_PER_MS)]
 
 
-def _positions(runs: Iterable[Run]) -> list[bytes]:
+def positions(runs: Iterable[Run]) -> list[bytes]:
     """The ten bytes of each position."""
     out: list[bytes] = []
     for run in runs:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from protocol.effects import Table, put_one
 from protocol.errors import TopicNotFound
 from protocol.ids import ID_BYTES, after, pack_position
-from protocol.keys import HIGH_WATER, generation_prefix, system_key
+from protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import own_ttl_s
+from protocol.rows import HAS_POINTER, Stored, decode_row, own_ttl_s
+from protocol.topic.pending import Pending
 from protocol.topic.sequence import Sequence
 from protocol.topic.usage import ROW_BYTES, Usage
 from protocol.transactions.authority import Nobody
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from protocol.effects import Put
     from protocol.names import TopicName
-    from protocol.topic.pending import Pending
     from protocol.transactions.authority import Authority
 
 
@@ -81,7 +81,13 @@ class TopicState:
     """Messages ever published in the generation."""
     stored_bytes: int = 0
     """Bytes of all messages that are stored and not published."""
+    changed: set[int] = field(default_factory=set)
+    """Of ``pending``: whose rows have to be written with the next commit."""
+    forgotten: set[int] = field(default_factory=set)
+    """Write pointers whose rows go with the next commit."""
     rows_since_mark: int = 0
+    marked: bool = False
+    """Whether a high-water mark was found: replay begins behind it, not at the first row."""
     marked_own_expiry_ms: int = 0
 
     def __repr__(self) -> str:
@@ -93,7 +99,9 @@ class TopicState:
     def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
         """Take what the metadata table has; returns the message key after which rows are to be replayed."""
         self.metadata = metadata
+        self.marked = mark is not None
         mark = mark or HighWater()
+        self.appended = mark.appended
         self.sequence = Sequence(mark.last_ts_ms, mark.last_sequence_id)
         self.usage = Usage(mark.buckets)
         self.time_ms = max(self.time_ms, mark.time_ms)
@@ -113,11 +121,39 @@ class TopicState:
             own_s = own_ttl_s(value)
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
             self.sequence.saw(ts_ms, int.from_bytes(key[-2:], "big"))
-            self.usage.add(ts_ms, 1, len(value) + ROW_BYTES, ttl_ms, own_expiry_ms)
+            messages, size = 1, len(value) + ROW_BYTES
+            if value and value[0] & HAS_POINTER:
+                messages, size = self._replay_under(key[-10:], value)
+            self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms)
+            self.appended += messages
             self.rows_since_mark += 1
+
+    def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
+        """Count a row that has a write pointer: how many messages it is, of how many bytes.
+
+        Where a commit was cut off before its pointer rows, what they would have said is found again here.
+        """
+        try:
+            row = decode_row(value)
+            stored = Stored.of(row) if row.payload is None else None
+        except DamagedRow:
+            return 1, len(value) + ROW_BYTES
+        messages, size = 1, len(value) + ROW_BYTES
+        if stored is not None:
+            messages, size = stored.messages, stored.payload_bytes + ROW_BYTES * stored.messages
+        if self.marked and row.pointer is not None and row.pointer > 0:
+            pending = self.pending.get(row.pointer)
+            if pending is None:
+                ts_ms = int.from_bytes(position[:8], "big")
+                pending = self.pending[row.pointer] = Pending(row.pointer, ts_ms, ts_ms)
+            if pending.found(position, row.payload, stored, self.appended):
+                self.changed.add(row.pointer)
+        return messages, size
 
     def loaded(self) -> None:
         """All rows have been replayed: what is on disk is readable."""
+        self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
+        self.appended = max([self.appended, *(run.before for each in self.pending.values() for run in each.runs)])
         self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
         self.advance_watermark()
 
@@ -163,7 +199,8 @@ class TopicState:
         """The high-water mark as it now has to be written."""
         self.rows_since_mark = 0
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
-        mark = HighWater(self.time_ms, self.sequence.last_ts_ms, self.sequence.last_sequence_id, self.usage.stored())
+        last = self.sequence
+        mark = HighWater(self.time_ms, last.last_ts_ms, last.last_sequence_id, self.usage.stored(), self.appended)
         key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
         return put_one(Table.METADATA, key, mark.encode())
 

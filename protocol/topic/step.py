@@ -26,11 +26,13 @@ class Step:
     """The outcome of one step, in the order in which it has to happen."""
 
     __slots__ = (
+        "_payloads",
         "_prefix",
         "_roll",
         "answers",
         "dropped",
         "looks",
+        "messages",
         "operations",
         "pointers",
         "renewed",
@@ -53,8 +55,11 @@ class Step:
         self.pointers: set[int] = set()
         #: What it rolls back: pointer, first and last position (10 bytes each).
         self.rolled_back: list[tuple[int, bytes, bytes]] = []
+        #: Messages that it publishes.
+        self.messages = 0
         #: Write pointers about which the topic has no row any more.
         self.dropped: list[int] = []
+        self._payloads: list[Put] = []
         self._roll: Roll | None = None
         self._prefix = b""
 
@@ -65,8 +70,14 @@ class Step:
             self._roll, self._prefix = Roll(), prefix
         return self._roll
 
+    def keep(self, payloads: Put) -> None:
+        """Rows of the payload table, which stand before the message rows that speak of them."""
+        self._payloads.append(payloads)
+
     def flush(self) -> None:
-        """Put the gathered message rows in their place among the operations."""
+        """Put the gathered rows in their place among the operations."""
+        self.operations += self._payloads
+        self._payloads.clear()
         if self._roll is not None and len(self._roll):
             self.operations.append(Put(Table.MESSAGE, self._prefix, self._roll.suffixes, self._roll.values))
             self.rolls.append((self._prefix, self._roll))

@@ -69,7 +69,7 @@ async def test_a_hundred_first_users_make_one_load(nursery):
         assert len(answers) == 100
         assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
         assert (store.claims[NAME] - claims, world.watch.loads[NAME]) == (1, 1)
-        assert store.calls["scan"] - scans == 2
+        assert store.calls["scan"] - scans == 3
 
 
 async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojump_clock):

@@ -24,6 +24,7 @@ from protocol.requests import PublishRequest
 from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
 from protocol.topic.core import TopicCore
 from protocol.topic.paging import Paging, key_range
+from protocol.topic.pending import Pending, Segment
 from protocol.topic.state import Now, TopicState
 from storage.format import FILE_NAME, read_format, write_format
 from storage.leveldb import LevelDBStore
@@ -89,6 +90,17 @@ class Example:
         return paging.page()
 
 
+def full_pending() -> Pending:
+    """An undecided pointer of which there is everything to say."""
+    at = bytes(10)
+    pending = Pending(1, 2, 3, messages=1, size=1, stored=1, stored_bytes=1, first_stored=at, last_stored=at)
+    pending.add(at, at, 0)
+    pending.segments["s"] = Segment(0, 1, 1)
+    pending.published = (at, at)
+    pending.rolled_back = pending.orphaned = True
+    return pending
+
+
 async def test_the_example_is_what_leveldb_holds(tmp_path: Path):
     async with await LevelDBStore.open(tmp_path / "data") as store:
         claim = await store.claim(NAME)
@@ -113,7 +125,7 @@ def test_the_example_can_be_read_by_the_page_alone():
     assert first[1] == bytes([0x00, 2 * 7]) + b"paid 17"
     assert second[1] == bytes([0x02]) + struct.pack(">I", 60) + bytes([2 * 5]) + b"hurry"
     slices = [[at_ms, at_ms, 2, len(first[1]) + len(second[1]) + 20, at_ms + 60_000]]
-    assert unpacked(high_water[1]) == {"t": at_ms, "s": [at_ms, 1], "b": slices}
+    assert unpacked(high_water[1]) == {"t": at_ms, "s": [at_ms, 1], "b": slices, "n": 2}
     assert unpacked(reader[1]) == {"p": first[0][-10:] + bytes(10), "c": CLOCK_MS + 9}
     assert unpacked(metadata[1])["p"]["ttl"] == 3600
 
@@ -167,10 +179,11 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
     ("title", "record"),
     [
         ("Metadata", Metadata(3, TopicProperties(max_bytes=9), 1, 2, deleted_ms=3, partly_cleaned=True, floor_ms=4)),
-        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]])),
+        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6)),
+        ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
     ],
 )
-def test_every_key_of_a_record_is_on_the_page(title: str, record: Metadata | HighWater | Reader):
+def test_every_key_of_a_record_is_on_the_page(title: str, record: Metadata | HighWater | Reader | Pending):
     section = re.split(rf"^\*\*{title}\*\*", TEXT, flags=re.MULTILINE)[1].split("\n\n")[1]
     assert set(re.findall(r"^\| `(\w)` \|", section, re.MULTILINE)) == set(unpacked(record.encode()))

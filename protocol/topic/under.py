@@ -1,0 +1,181 @@
+"""Publishing and storing under a write pointer, and publishing what was stored: one row, whatever it brings.
+
+    store     payload rows, seen by nobody; a segment names who stored them
+    publish   a reference row for all that is stored, the first time; then the request's own messages
+
+Whether somebody sees them is between the sign in the row and the reader's snapshot. The topic keeps, per pointer,
+where its rows are (``Pending``), so that they can be rolled back and be said to hold readers up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.effects import Put, Table
+from protocol.errors import AlreadyPublished, NoMessages, TransactionTooLarge
+from protocol.ids import pack_position, unpack_position
+from protocol.keys import payload_prefix
+from protocol.requests import PublishResponse
+from protocol.rows import SEGMENT, MessageRow, Stored, encode_row
+from protocol.topic.admission import admit_pointer, check_generation, check_messages
+from protocol.topic.bookkeeping import touch
+from protocol.topic.pending import Segment
+from protocol.topic.publish import add_messages, count
+from protocol.topic.roll import own_ttls, positions, values_of
+from protocol.topic.sequence import Run, Sequence
+
+if TYPE_CHECKING:
+    from protocol.records import Metadata
+    from protocol.requests import PublishRequest
+    from protocol.topic.pending import Pending
+    from protocol.topic.pointer_asks import PublishUnder, StoreUnder
+    from protocol.topic.state import Now, TopicState
+    from protocol.topic.step import Step
+
+
+def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
+    """Publish what is stored under the request's write pointer, then its messages; where their rows stand.
+
+    With nothing to publish nothing is written: the publish of what was stored answers again as it did, and one that
+    never had anything answers an empty range.
+
+    Raises:
+      TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
+      TransactionNotInProgress, DamagedRow, GenerationChanged, MessageTooLarge, RequestTooLarge, LowSpace, TopicFull,
+      Overloaded: nothing happened.
+    """
+    request = ask.request
+    metadata = state.living()
+    pointer = admit_pointer(state, metadata, request.write_pointer)
+    check_generation(metadata, request)
+    pending = state.pending.get(pointer)
+    stored = 0 if pending is None or not pending.stored else 1
+    if not stored and not request.messages:
+        return _answer_again(state, pointer, pending)
+    check_messages(state, metadata, request, now)
+    pending = touch(state, step, pointer)
+    runs = state.sequence.take(state.time_ms, stored + len(request.messages))
+    first = pack_position(runs[0].ts_ms, runs[0].first)
+    last = pack_position(runs[-1].ts_ms, runs[-1].first + runs[-1].length - 1)
+    pending.add(first, last, state.appended)
+    pending.used_ms = state.time_ms
+    if stored:
+        _publish_stored(state, step, metadata, pending, request, runs[0])
+        pending.published = (first, last)
+        runs = _behind_first(runs)
+    if request.messages:
+        add_messages(state, step, metadata, runs, request, pointer)
+        pending.messages += len(request.messages)
+        pending.size += sum(map(len, request.messages))
+    return _response(pointer, first, last)
+
+
+def _publish_stored(
+    state: TopicState, step: Step, metadata: Metadata, pending: Pending, request: PublishRequest, run: Run
+) -> None:
+    """Write the reference row; from now on nothing can be stored under the pointer."""
+    assert pending.first_stored is not None
+    assert pending.last_stored is not None  # something is stored, and has its positions
+    winners = None
+    messages, size = pending.stored, pending.stored_bytes
+    if request.segments is not None:
+        listed = [pending.segments[name] for name in dict.fromkeys(request.segments) if name in pending.segments]
+        winners = frozenset(each.index for each in listed)
+        messages, size = sum(each.messages for each in listed), sum(each.size for each in listed)
+    reference = Stored(messages, size, pending.first_stored, pending.last_stored, winners)
+    value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=reference.extras()))
+    step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
+    own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
+    count(state, step, metadata, run.ts_ms, messages, size, own_expiry_ms)
+    state.rows_since_mark += 1
+    pending.messages += messages
+    pending.size += size
+    drop_stored(state, pending)
+
+
+def drop_stored(state: TopicState, pending: Pending) -> None:
+    """What was stored under the pointer is stored no more: it was published, or is gone."""
+    state.stored_bytes -= pending.stored_bytes
+    pending.stored = pending.stored_bytes = 0
+    pending.segments.clear()
+
+
+def _behind_first(runs: list[Run]) -> list[Run]:
+    """All positions but the first one."""
+    head, *rest = runs
+    return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
+
+
+def _answer_again(state: TopicState, pointer: int, pending: Pending | None) -> PublishResponse:
+    if pending is not None and pending.published is not None:
+        return _response(pointer, *pending.published)
+    here = pack_position(state.sequence.last_ts_ms, max(0, state.sequence.last_sequence_id))
+    return _response(pointer, here, here)
+
+
+def _response(pointer: int, first: bytes, last: bytes) -> PublishResponse:
+    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last))
+
+
+def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> None:
+    """Keep the request's messages in the payload table until the pointer's stored messages are published.
+
+    Raises:
+      TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
+      TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded: nothing happened.
+    """
+    request = ask.request
+    metadata = state.living()
+    pointer = admit_pointer(state, metadata, request.write_pointer)
+    check_generation(metadata, request)
+    known = state.pending.get(pointer)
+    if known is not None and known.published is not None:
+        raise AlreadyPublished(
+            f"what was stored under write pointer {pointer} in topic {state.name} has been published",
+            hint="publish further messages directly",
+        )
+    if not request.messages:
+        raise NoMessages("messages is empty", hint="send at least one message")
+    check_messages(state, metadata, request, now)
+    _check_segment(state, known, request.segment)
+    pending = touch(state, step, pointer)
+    segment = _segment(pending, request.segment)
+    runs = _payload_positions(pending, state.time_ms, len(request.messages))
+    suffixes = positions(runs)
+    extras = {} if segment is None else {SEGMENT: segment.index}
+    ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
+    values = values_of(request.messages, ttls_s, extras=extras)
+    step.keep(Put(Table.PAYLOAD, payload_prefix(state.name, metadata.generation, pointer), suffixes, values))
+    size = sum(map(len, request.messages))
+    pending.first_stored = pending.first_stored or suffixes[0]
+    pending.last_stored = suffixes[-1]
+    pending.used_ms = state.time_ms
+    pending.stored += len(request.messages)
+    pending.stored_bytes += size
+    state.stored_bytes += size
+    if segment is not None:
+        segment.messages += len(request.messages)
+        segment.size += size
+
+
+def _check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
+    if name is None or pending is None or name in pending.segments:
+        return
+    if len(pending.segments) >= state.limits.max_segments:
+        raise TransactionTooLarge(
+            f"write pointer {pending.pointer} has {len(pending.segments)} segments in topic {state.name}",
+            hint=f"at most {state.limits.max_segments}",
+        )
+
+
+def _segment(pending: Pending, name: str | None) -> Segment | None:
+    if name is None:
+        return None
+    return pending.segments.setdefault(name, Segment(len(pending.segments)))
+
+
+def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
+    """The next payload positions of a pointer: above all it had, and never 0, which says that there is no payload."""
+    sequence = Sequence() if pending.last_stored is None else Sequence(*unpack_position(pending.last_stored))
+    return sequence.take(max(1, time_ms), count)
