@@ -115,6 +115,18 @@ class PointerIndex:
             found |= self._topics.get(pointer, set())
         return found
 
+    def undecided(self) -> list[int]:
+        """Every pointer that some topic has rows of, as far as is known here."""
+        return list(self._topics)
+
+    def oldest_by_topic(self) -> dict[TopicName, int]:
+        """The oldest such pointer of each topic that has one."""
+        oldest: dict[TopicName, int] = {}
+        for pointer, names in self._topics.items():
+            for name in names:
+                oldest[name] = min(pointer, oldest.get(name, pointer))
+        return oldest
+
     def busy(self, pointers: Iterable[int]) -> bool:
         """Whether some topic is writing rows of any of these right now."""
         return any(pointer in self._writing for pointer in pointers)

@@ -1,0 +1,207 @@
+"""A Tephra as the authority: its state is asked for again and again, and topics and readers go by the last one.
+
+    in progress there                     in_progress
+    on its invalid list                   invalid
+    neither, up to its read pointer       committed, or aborted, which Tephra does not tell apart: visible
+    anything above                        unknown
+
+An old state only knows less: what it calls decided stays decided. So publishing goes on without a Tephra that
+answers; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from actors.tephra_client import TephraClient
+from protocol.errors import PlainsongError, TransactionsUnavailable
+from protocol.transactions.bounds import prune_upper_bound, reader_of
+from protocol.transactions.manager.answers import CompletePass, PruningFigures
+from protocol.transactions.tephra_state import decode_visibility_state
+from protocol.transactions.view import View
+
+if TYPE_CHECKING:
+    from actors.clock import Clock
+    from actors.pointer_index import PointerIndex
+    from protocol.transactions.authority import Standing
+    from protocol.transactions.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+#: Refreshes after which a state is too old for readers of committed messages.
+STALE_AFTER = 6
+#: Seconds between two attempts at most, unless refreshes are further apart.
+MAX_BACK_OFF_S = 30.0
+#: From here on a worker thread decodes, so that nobody else waits.
+_INLINE_BYTES = 64 << 10
+
+
+class _Known(NamedTuple):
+    asked_s: float
+    """On trio's clock; the state is no older."""
+    reader: Transaction
+    view: View
+    in_progress: frozenset[int]
+    invalids: frozenset[int]
+
+
+class ForeignTephra:
+    """Implements ``Authority`` from a Tephra's state; to begin and to decide is between it and its clients."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        clock: Clock,
+        pointers: PointerIndex,
+        *,
+        refresh_s: float,
+        max_lifetime_ms: int = 0,
+        call_timeout_s: float = 10.0,
+    ) -> None:
+        self._client = TephraClient(host, port, timeout_s=call_timeout_s)
+        self._clock = clock
+        self._pointers = pointers
+        self._refresh_s = refresh_s
+        self._max_lifetime_ms = max_lifetime_ms
+        self._known: _Known | None = None
+        self._why = "it has not answered yet"
+        self._loaded = trio.Event()
+        self._last_pass: CompletePass | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is, as ``host:port``."""
+        return self._client.address
+
+    async def run(self) -> None:
+        """Asks for ever, less often while there is no answer. Never raises."""
+        failures = 0
+        try:
+            while True:
+                due_s = trio.current_time() + self._refresh_s
+                try:
+                    await self.refresh()
+                except PlainsongError as error:
+                    self._why = error.detail
+                    if not failures:
+                        log.warning("the Tephra does not answer", extra={"address": self.address, "why": error.detail})
+                    failures += 1
+                    due_s = trio.current_time() + self._back_off_s(failures)
+                else:
+                    if failures:
+                        log.info("the Tephra answers again", extra={"address": self.address})
+                    failures = 0
+                await trio.sleep_until(due_s)
+        finally:
+            await self._client.aclose()
+
+    async def refresh(self) -> None:
+        """Ask now. Raises TransactionsUnavailable, MalformedTransaction: the last state stays."""
+        asked_s = trio.current_time()
+        data: bytes = await self._client.call("getSnapshot")
+        if len(data) < _INLINE_BYTES:
+            known = _learn(data, asked_s)
+        else:
+            known = await trio.to_thread.run_sync(_learn, data, asked_s)
+        before, self._known = self._known, known
+        self._loaded.set()
+        self._pass_on(before, known)
+
+    async def loaded(self) -> None:
+        """Waits for the first state."""
+        await self._loaded.wait()
+
+    # --- at once ----------------------------------------------------------------------------------
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the state was asked for; None: there was none yet."""
+        return None if self._known is None else trio.current_time() - self._known.asked_s
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, as far as the last state says."""
+        return "unknown" if self._known is None else _standing(self._known, pointer)
+
+    def view(self) -> View:
+        """What readers of committed messages see. Raises TransactionsUnavailable when the state is too old."""
+        return self._fresh().view
+
+    def invalids(self) -> tuple[int, ...]:
+        """Pointers on its invalid list, ascending. Raises TransactionsUnavailable when the state is too old."""
+        return self._fresh().reader.invalids
+
+    def prune_bound(self) -> int:
+        """How far its invalid list may be pruned once every topic has rolled back what the list says.
+
+        Raises:
+          TransactionsUnavailable: the state is too old.
+        """
+        return prune_upper_bound(self._fresh().reader)
+
+    def begin_pass(self) -> CompletePass:
+        """What the janitor's next pass is about. Raises TransactionsUnavailable when the state is too old."""
+        return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
+
+    async def complete(self, passed: CompletePass) -> int:
+        """The janitor has passed every topic: what ``pruning`` says goes by that. Nothing is pruned: 0."""
+        self._last_pass = passed
+        return 0
+
+    def pruning(self) -> PruningFigures:
+        """What an operator needs for pruning at the Tephra. Raises TransactionsUnavailable when the state is too old."""
+        invalids = self.invalids()
+        last = self._last_pass
+        return PruningFigures(
+            invalid=len(invalids),
+            oldest_invalid=invalids[0] if invalids else None,
+            oldest_by_topic=self._pointers.oldest_by_topic(),
+            safe_bound=last.bound if last else None,
+            last_pass_ms=last.begun_ms if last else None,
+            max_lifetime_ms=self._max_lifetime_ms,
+            kept_because=f"the list is that of the Tephra at {self.address}; prune it there",
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _back_off_s(self, failures: int) -> float:
+        most = max(self._refresh_s, MAX_BACK_OFF_S)
+        return min(self._refresh_s * (1 << min(failures - 1, 20)), most)
+
+    def _fresh(self) -> _Known:
+        known, age_s = self._known, self.age_s
+        if known is None or age_s is None or age_s > STALE_AFTER * self._refresh_s:
+            since = "never" if age_s is None else f"{age_s:.0f} s ago"
+            raise TransactionsUnavailable(
+                f"the state of the Tephra at {self.address} was last learnt {since}: {self._why}",
+                hint="look after it; publishing, and polls that bring a transaction, go on meanwhile",
+            )
+        return known
+
+    def _pass_on(self, before: _Known | None, known: _Known) -> None:
+        """Tell topics and held readers what has become of the pointers they have rows of."""
+        decided = []
+        for pointer in self._pointers.undecided():
+            standing = _standing(known, pointer)
+            if standing == "committed":
+                if not self._pointers.busy((pointer,)):  # else the next refresh finds it
+                    decided.append(pointer)
+            elif standing == "invalid" and (before is None or pointer not in before.invalids):
+                self._pointers.wake(pointer)
+        self._pointers.decided(decided)
+
+
+def _learn(data: bytes, asked_s: float) -> _Known:
+    reader = reader_of(decode_visibility_state(data))
+    return _Known(asked_s, reader, View.of(reader), frozenset(reader.in_progress), frozenset(reader.invalids))
+
+
+def _standing(known: _Known, pointer: int) -> Standing:
+    if pointer in known.invalids:
+        return "invalid"
+    if pointer in known.in_progress:
+        return "in_progress"
+    return "committed" if pointer <= known.reader.read_pointer else "unknown"

@@ -1,0 +1,1 @@
+"""Tephra's clients: the transaction service over Thrift, as they expect it."""
