@@ -37,6 +37,7 @@ from storage.base import read_rows
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.directory import Directory
+    from actors.invalid_pass import InvalidPass
     from actors.observe import Observer
     from protocol.names import TopicName
     from storage.base import Row, Store
@@ -60,13 +61,21 @@ class Janitor:
     """Cleans all topics, one after the other."""
 
     def __init__(
-        self, store: Store, directory: Directory, clock: Clock, observer: Observer, settings: JanitorSettings
+        self,
+        store: Store,
+        directory: Directory,
+        clock: Clock,
+        observer: Observer,
+        settings: JanitorSettings,
+        invalid_pass: InvalidPass | None = None,
     ) -> None:
+        """``invalid_pass``: what to do behind each round about invalid transactions; None: nobody decides them."""
         self._store = store
         self._directory = directory
         self._clock = clock
         self._observer = observer
         self._settings = settings
+        self._invalid_pass = invalid_pass
         self._sweep = Sweep(store, settings.step_rows)
         #: Where the first row of a topic was last found, so that a look need not pass what was removed.
         self._first_keys: dict[TopicName, bytes] = {}
@@ -78,6 +87,8 @@ class Janitor:
             await trio.sleep(self._settings.interval_s)
             try:
                 await self.clean_all()
+                if self._invalid_pass is not None:
+                    await self._invalid_pass.run_once()
             except PlainsongError as error:
                 log.warning("cleaning stopped, trying again later", extra={"why": str(error)})
 

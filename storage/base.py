@@ -97,6 +97,8 @@ class StoreTraits:
     """What an acknowledged message survives, in one sentence for the banner."""
     max_row_bytes: int | None
     """The largest value a row may have; None where memory is the bound."""
+    whole_commits: bool = False
+    """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ It is part of the package, for the tests of whoever builds on it. ``crash`` and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ class FaultyStore(Faults):
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
-        self.traits = inner.traits
+        self.traits = replace(inner.traits, whole_commits=False)
         self.inner = inner
         self._broken = False
         self._closed = False

@@ -83,6 +83,7 @@ class MemoryStore:
         kind="memory",
         durability="acknowledged messages live in this process's memory: they are lost when it ends, however it ends",
         max_row_bytes=None,
+        whole_commits=True,
     )
 
     def __init__(self) -> None:

@@ -45,6 +45,7 @@ class LevelDBStore:
         durability="acknowledged messages are synced to the disk: they survive kill -9, and a power cut of an honest disk",
         # LevelDB's lengths are 32 bits, and a batch is built in memory; far above any message bound.
         max_row_bytes=1 << 30,
+        whole_commits=True,
     )
 
     def __init__(self, home: DataDirectory, database: Database, options: LevelDBOptions) -> None:

@@ -1,0 +1,197 @@
+"""The pass over the invalid list: rolls back, in every topic, the rows of pointers that are on it.
+
+    begin     the list as it is now, and how far it could be pruned once the pass is complete
+    topics    each that has rows of such a pointer rolls them back, durably, before the next one is asked
+    complete  only if all of them did; then whoever keeps the list is told, and may prune it
+
+A pointer that left the list while a row still carries it would become visible: so a topic that cannot be reached
+makes the whole pass an incomplete one, of which nobody is told, and the next round begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from protocol.effects import Table
+from protocol.errors import PlainsongError, TopicNotFound, TransactionsUnavailable
+from protocol.keys import DamagedRow, topic_of, topic_range
+from protocol.topic.pointer_asks import ListPointers, RollBackPointer
+from storage.base import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from actors.directory import Directory
+    from protocol.names import TopicName
+    from protocol.transactions.manager.answers import CompletePass, PruningFigures
+    from storage.base import Store
+
+log = logging.getLogger(__name__)
+
+#: Pointers a topic is asked about at once: they share its commits.
+MAX_AT_ONCE = 256
+#: Topics named when a pass is not complete.
+MAX_NAMED = 5
+_LIST_ROWS = 500
+
+
+class InvalidList(Protocol):
+    """Whoever keeps the invalid list: the daemon's own service, or what it knows of a Tephra."""
+
+    def begin_pass(self) -> CompletePass:
+        """What a pass that begins now is about. Raises TransactionsUnavailable."""
+        ...
+
+    async def complete(self, passed: CompletePass) -> int:
+        """That pass is complete: keep it, and prune what may go; how many went. Raises TransactionsUnavailable."""
+        ...
+
+    def pruning(self) -> PruningFigures:
+        """What an operator needs to know. Raises TransactionsUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What became of one pass."""
+
+    invalid: int
+    """Pointers on the list when it began."""
+    rolled_back: int
+    """Pointers rolled back in a topic that had not been before, counted once for each topic."""
+    missed: tuple[TopicName, ...]
+    """Topics that could not be passed."""
+    pruned: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every topic was passed."""
+        return not self.missed
+
+
+class InvalidPass:
+    """Passes all topics, again and again; remembers what it has done, so that nobody is asked twice."""
+
+    def __init__(self, store: Store, directory: Directory, invalids: InvalidList) -> None:
+        self._store = store
+        self._directory = directory
+        self._invalids = invalids
+        #: Pointers of the list that topics have rolled back, for good: they refuse whatever would come after.
+        self._done: dict[int, set[TopicName]] = {}
+        #: Whether the index can be relied on for rows that a commit cut off in the middle has left.
+        self._all_known = store.traits.whole_commits
+
+    async def run_once(self) -> PassReport | None:
+        """One pass; None when nobody keeps the list just now. Failures of topics are in the report, and logged."""
+        begun_s = trio.current_time()
+        try:
+            passed = self._invalids.begin_pass()
+        except TransactionsUnavailable as error:
+            log.info("invalid pass not begun", extra={"why": error.detail})
+            return None
+        missed = await self._missed_at_loading() if passed.invalids and not self._all_known else set()
+        self._done = {pointer: self._done[pointer] for pointer in passed.invalids if pointer in self._done}
+        rolled_back = 0
+        for name, pointers in self._work(passed.invalids).items():
+            done = await self._roll_back(name, pointers)
+            rolled_back += done
+            if done < len(pointers):
+                missed.add(name)
+        report = PassReport(len(passed.invalids), rolled_back, tuple(sorted(missed)))
+        if report.complete:
+            try:
+                report = replace(report, pruned=await self._invalids.complete(passed))
+            except PlainsongError as error:
+                log.warning("complete invalid pass not recorded", extra={"why": error.detail})
+                return None
+        self._tell(report, trio.current_time() - begun_s)
+        return report
+
+    def _work(self, invalids: Iterable[int]) -> dict[TopicName, list[int]]:
+        """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""
+        work: dict[TopicName, list[int]] = {}
+        for pointer in invalids:
+            for name in self._directory.around.pointers.topics_of((pointer,)) - self._done.get(pointer, set()):
+                work.setdefault(name, []).append(pointer)
+        return work
+
+    async def _roll_back(self, name: TopicName, pointers: list[int]) -> int:
+        """Have a topic roll these back; how many it did."""
+        failures: list[PlainsongError] = []
+
+        async def ask(pointer: int) -> None:
+            try:
+                await self._directory.ask(name, RollBackPointer(pointer, by_client=False))
+                self._done.setdefault(pointer, set()).add(name)
+            except PlainsongError as error:
+                failures.append(error)
+
+        for at in range(0, len(pointers), MAX_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for pointer in pointers[at : at + MAX_AT_ONCE]:
+                    nursery.start_soon(ask, pointer)
+            if failures:
+                log.warning(
+                    "invalid transactions not rolled back", extra={"topic": str(name), "why": failures[0].detail}
+                )
+                return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
+        return len(pointers)
+
+    async def _missed_at_loading(self) -> set[TopicName]:
+        """Open every topic once: what a commit left that was cut off before its pointer rows is found by loading."""
+        missed: set[TopicName] = set()
+        start, stop = topic_range()
+        while True:
+            rows = await read_rows(self._store, Table.METADATA, start, stop, limit=_LIST_ROWS, values=False)
+            for key, _ in rows:
+                try:
+                    name = topic_of(key)[0]
+                    await self._open(name, missed)
+                except DamagedRow:
+                    continue  # no key of ours: no topic can be asked for by it
+            if len(rows) < _LIST_ROWS:
+                break
+            start = rows[-1][0] + b"\x00"
+        self._all_known = not missed
+        return missed
+
+    async def _open(self, name: TopicName, missed: set[TopicName]) -> None:
+        try:
+            await self._directory.ask(name, ListPointers())
+        except TopicNotFound:
+            pass  # it is deleted, and loaded
+        except PlainsongError:
+            missed.add(name)
+
+    def _tell(self, report: PassReport, took_s: float) -> None:
+        """Log the figures; a pass that found nothing to do is not worth a line a minute."""
+        if report.missed:
+            named = ", ".join(map(str, report.missed[:MAX_NAMED]))
+            log.warning(
+                "invalid pass incomplete, nothing is pruned",
+                extra={"topics": len(report.missed), "first": named, "invalid": report.invalid},
+            )
+            return
+        try:
+            figures = self._invalids.pruning()
+        except TransactionsUnavailable:
+            return
+        oldest = min(((pointer, name) for name, pointer in figures.oldest_by_topic.items()), default=None)
+        log.log(
+            logging.INFO if report.invalid or report.pruned else logging.DEBUG,
+            "invalid pass complete",
+            extra={
+                "invalid": report.invalid,
+                "rolled_back": report.rolled_back,
+                "pruned": report.pruned,
+                "safe_bound": figures.safe_bound,
+                "oldest_referenced": oldest and oldest[0],
+                "oldest_topic": oldest and str(oldest[1]),
+                "kept_because": figures.kept_because,
+                "took_s": round(took_s, 3),
+            },
+        )
