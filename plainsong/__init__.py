@@ -16,13 +16,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from plainsong.aio.client import AsyncClient
+    from plainsong.aio.transaction import AsyncTransactionContext
     from plainsong.core.outcomes import Counts, DroppedMessage
     from plainsong.errors import PlainsongError
     from plainsong.ids import MessageId
-    from plainsong.messages import Message, Outgoing, Page, Receipt, Seen
+    from plainsong.messages import Held, Message, Outgoing, Page, Receipt, Seen
     from plainsong.positions import FilePosition, ServerPosition
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.sync.client import Client
+    from plainsong.sync.transaction import TransactionContext
     from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
     from plainsong.transactions.values import Transaction, TransactionStatus
 
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClient": "plainsong.aio.client",
     "AsyncTransactionAware": "plainsong.transactions.participants",
+    "AsyncTransactionContext": "plainsong.aio.transaction",
     "BYTES": "plainsong.serializers",
     "Client": "plainsong.sync.client",
     "Counts": "plainsong.core.outcomes",
     "DroppedMessage": "plainsong.core.outcomes",
     "FilePosition": "plainsong.positions",
+    "Held": "plainsong.messages",
     "JSON": "plainsong.serializers",
     "Message": "plainsong.messages",
     "MessageId": "plainsong.ids",
@@ -48,6 +52,7 @@ _HOMES = {
     "TEXT": "plainsong.serializers",
     "Transaction": "plainsong.transactions.values",
     "TransactionAware": "plainsong.transactions.participants",
+    "TransactionContext": "plainsong.sync.transaction",
     "TransactionStatus": "plainsong.transactions.values",
     "Undecodable": "plainsong.serializers",
     "dataclass_json": "plainsong.serializers",
@@ -59,10 +64,12 @@ __all__ = [
     "TEXT",
     "AsyncClient",
     "AsyncTransactionAware",
+    "AsyncTransactionContext",
     "Client",
     "Counts",
     "DroppedMessage",
     "FilePosition",
+    "Held",
     "Message",
     "MessageId",
     "Outgoing",
@@ -74,6 +81,7 @@ __all__ = [
     "ServerPosition",
     "Transaction",
     "TransactionAware",
+    "TransactionContext",
     "TransactionStatus",
     "Undecodable",
     "dataclass_json",

@@ -11,6 +11,12 @@
     ├── MessageDropped        best effort gave this message up
     ├── PositionNotSaved      a reader's position could not be read or written: reading again delivers again
     ├── NotEncodable          a serializer cannot write this value: nothing happened
+    ├── TransactionFailed     a participant failed, and the transaction was undone
+    │   └── CommittedWithErrors   a participant failed after the commit, which stands
+    ├── TransactionInDoubt    nobody can be asked whether the transaction was committed
+    ├── TransactionTimedOut   it took longer than it may, and was not committed
+    ├── TransactionInProgress a second one was begun where one is under way: nothing happened
+    ├── NoTransaction         none is under way, or it has ended: nothing happened
     └── Closed                the client, publisher or reader has been closed: nothing happened
 
 ``outcome`` is of the one call that raised: ``not-applied`` (change it or try again), ``applied``, or
@@ -19,7 +25,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from protocol.errors import (
+    AlreadyPublished,
     BadRequest,
     BodyTooLarge,
     Conflict,
@@ -41,22 +50,35 @@ from protocol.errors import (
     PositionChanged,
     QuotaExceeded,
     Recovering,
+    RolledBack,
     ShuttingDown,
     StorageFailed,
     TooLarge,
     TopicExists,
     TopicFull,
     TopicNotFound,
+    TransactionConflict,
+    TransactionExpired,
+    TransactionNotFound,
+    TransactionNotInProgress,
+    TransactionRefused,
+    TransactionRequired,
     TransactionsUnavailable,
+    TransactionTooLarge,
     Unauthenticated,
     Unavailable,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
+    "AlreadyPublished",
     "BadRequest",
     "BodyTooLarge",
     "BufferFull",
     "Closed",
+    "CommittedWithErrors",
     "Conflict",
     "ConnectFailed",
     "ConnectionLost",
@@ -72,6 +94,7 @@ __all__ = [
     "LowSpace",
     "MessageDropped",
     "MessageTooLarge",
+    "NoTransaction",
     "NotEncodable",
     "NotFound",
     "NotSent",
@@ -83,12 +106,24 @@ __all__ = [
     "PositionNotSaved",
     "QuotaExceeded",
     "Recovering",
+    "RolledBack",
     "ShuttingDown",
     "StorageFailed",
     "TooLarge",
     "TopicExists",
     "TopicFull",
     "TopicNotFound",
+    "TransactionConflict",
+    "TransactionExpired",
+    "TransactionFailed",
+    "TransactionInDoubt",
+    "TransactionInProgress",
+    "TransactionNotFound",
+    "TransactionNotInProgress",
+    "TransactionRefused",
+    "TransactionRequired",
+    "TransactionTimedOut",
+    "TransactionTooLarge",
     "TransactionsUnavailable",
     "Unauthenticated",
     "Unavailable",
@@ -184,3 +219,62 @@ class Closed(PlainsongError):
 
     code = "closed"
     title = "It is closed"
+
+
+class TransactionFailed(PlainsongError):
+    """A participant failed, and the transaction was undone: no transactional reader will see anything of it.
+
+    ``__cause__`` is what went wrong first, if that was an exception; ``others`` is what went wrong after it, in
+    order, while undoing. The notes (``__notes__``) tell the same, and what became of the transaction.
+    """
+
+    code = "transaction_failed"
+    title = "The transaction failed and was undone"
+
+    def __init__(self, detail: str = "", *, hint: str = "") -> None:
+        super().__init__(detail, hint=hint)
+        self.others: Sequence[BaseException] = ()
+
+
+class CommittedWithErrors(TransactionFailed):
+    """The transaction is committed, and stays so; some participants failed afterwards, in ``post_tx_commit``."""
+
+    code = "committed_with_errors"
+    title = "The transaction is committed, but what follows a commit failed"
+    outcome: Outcome = "applied"
+
+
+class TransactionInDoubt(PlainsongError):
+    """The commit was asked for, and nobody can tell what became of it. Nothing was undone, since it may stand.
+
+    Ask again later: ``client.transactions.get(error.transaction_id)`` knows for as long as outcomes are kept.
+    """
+
+    code = "transaction_in_doubt"
+    title = "Nobody knows whether the transaction was committed"
+    outcome: Outcome = "unknown"
+
+    def __init__(self, detail: str = "", *, hint: str = "", transaction_id: int = 0) -> None:
+        super().__init__(detail, hint=hint)
+        self.transaction_id = transaction_id
+
+
+class TransactionTimedOut(TransactionNotInProgress):
+    """The transaction took longer than it may: it was not committed. Says its age, its limit, and where that is set."""
+
+    code = "transaction_timed_out"
+    title = "The transaction took too long"
+
+
+class TransactionInProgress(PlainsongError):
+    """A transaction is under way here already; there are none inside of others. Nothing happened."""
+
+    code = "transaction_in_progress"
+    title = "A transaction is under way here"
+
+
+class NoTransaction(PlainsongError):
+    """No transaction is under way, or the one meant has ended. Nothing happened."""
+
+    code = "no_transaction"
+    title = "There is no transaction under way"

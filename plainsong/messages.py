@@ -42,17 +42,21 @@ class Outgoing:
             check_ttl(self.ttl_s)
 
 
+#: The generation in a receipt that does not say it: of a publish inside a transaction.
+PENDING = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one publish: durable, under these ids."""
+    """What became of one publish: durable, under these ids. Inside a transaction it says what will be, at the commit."""
 
     first_id: MessageId | None
     last_id: MessageId | None
-    """None when the daemon does not know them any more."""
+    """None when the daemon does not know them any more, or not yet."""
     count: int
     """Messages that were sent with it."""
     generation: int
-    """Which life of the topic's name they are in."""
+    """Which life of the topic's name they are in; 0 where that is not told: in a transaction."""
     duplicate: bool = False
     deduplicated: bool = False
     last_sequence_id: int | None = None
@@ -131,6 +135,20 @@ class Message:
         return f"<Message {self.topic} {self.id_bytes.hex()} {shown!r}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who holds up a committed reader: the first undecided message it met."""
+
+    write_pointer: int
+    """Of the transaction; ``client.transactions`` and ``plainsong tx blame`` know whose it is."""
+    since_ms: int | None = None
+    """When that message was published, in milliseconds since 1970, by the daemon's clock."""
+    hidden_messages: int | None = None
+    """How many messages wait behind it; 1 000 stands for any greater number, too."""
+    hidden_more: bool = False
+    """Whether there are more than ``hidden_messages``."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Page(Sequence[Message]):
     """The messages of one poll, oldest first; a sequence of them, with the position to go on from."""
@@ -140,6 +158,8 @@ class Page(Sequence[Message]):
     """Go on after it; present also when nothing was found. None before anything was ever published."""
     end: End
     """``end``: there is no more now; ``more``: a bound was reached; ``held``: a transaction is undecided."""
+    held: Held | None = None
+    """Who holds it, with ``end`` being ``held``."""
 
     @overload
     def __getitem__(self, index: int) -> Message: ...

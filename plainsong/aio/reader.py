@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from plainsong.aio.shell import AsyncShell
     from plainsong.core.reading import Reading
-    from plainsong.messages import Message
+    from plainsong.messages import Held, Message
 
 log = logging.getLogger("plainsong.reader")
 
@@ -45,6 +45,8 @@ class AsyncReader:
     async def __anext__(self) -> Message:
         if self._keeps_position:
             await self._finish_message_at_hand()
+        if self._reading.is_inside and self._reading.is_time_up():
+            raise StopAsyncIteration
         for message in self._page:
             if self._keeps_position:
                 self._reading.at_hand = message
@@ -63,8 +65,18 @@ class AsyncReader:
         self._page = iter(page)
         return await self.__anext__()
 
+    @property
+    def held(self) -> dict[str, Held]:
+        """Who holds up which topic, as of its last poll; only with committed messages, or in a transaction."""
+        return self._reading.held
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether it ends, or ended, because 90 % of its transaction's time are over."""
+        return self._reading.is_time_up()
+
     async def save(self) -> None:
-        """Count the message at hand as done, and save now.
+        """Count the message at hand as done, and save now (in a transaction: with its end).
 
         Raises:
           PositionNotSaved, PositionChanged: what was read since the last save will come again.

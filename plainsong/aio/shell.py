@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from plainsong.core.effects import Blocking, Now, Pause, Send
+from plainsong.core.effects import Blocking, Now, Pause, Send, Tell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,11 +37,16 @@ class AsyncShell:
         self._clock = clock
 
     async def run(self, steps: Steps[T]) -> T:
-        """The result of ``steps``, or what they raise."""
-        result: Any = None
+        """The result of ``steps``, or what they raise. What interrupts them (not an ``Exception``) ends them."""
         try:
+            effect = steps.send(None)
             while True:
-                result = await self._done(steps.send(result))
+                try:
+                    result = await self._done(effect)
+                except Exception as error:  # noqa: BLE001 - the steps decide what follows from it
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(result)
         except StopIteration as done:
             value: T = done.value
             return value
@@ -54,5 +60,8 @@ class AsyncShell:
             return self._clock()
         if isinstance(effect, Pause):
             return await self._sleep(effect.seconds)
+        if isinstance(effect, Tell):
+            told = effect.work()
+            return await told if isawaitable(told) else told
         assert isinstance(effect, Blocking)
         return await anyio.to_thread.run_sync(effect.work)

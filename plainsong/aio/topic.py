@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plainsong.ids import MessageId
     from plainsong.messages import Page, Receipt, Seen
     from plainsong.starts import Start
+    from plainsong.transactions.values import Transaction
 
 
 class AsyncTopic:
@@ -29,9 +30,17 @@ class AsyncTopic:
     def __repr__(self) -> str:
         return f"<AsyncTopic {self._client.namespace}:{self.name}>"
 
-    async def publish(self, messages: Any, **options: Any) -> Receipt:
+    async def publish(self, messages: Any = (), **options: Any) -> Receipt:
         """``AsyncClient.publish``."""
         return await self._client.publish(self.name, messages, **options)
+
+    async def store(self, messages: Any, transaction: Transaction | int, **options: Any) -> None:
+        """``AsyncClient.store``."""
+        await self._client.store(self.name, messages, transaction, **options)
+
+    async def rollback(self, transaction: Transaction | int) -> None:
+        """``AsyncClient.rollback``."""
+        await self._client.rollback(self.name, transaction)
 
     def publisher(self, **options: Any) -> AsyncPublisher:
         """``AsyncClient.publisher``."""

@@ -1,9 +1,10 @@
 """What a decision asks the world for: generators yield these, a shell carries them out and sends the result back.
 
     Send    → Answer or Failure         Pause → None         Blocking → what its function returns
-    Now     → seconds on a clock that only goes forward
+    Now     → seconds on a clock that only goes forward          Tell → what a participant's method returns
 
-A generator of this kind is called ``Steps``. The sync shell runs it with sockets and sleeps, the async one
+What goes wrong while an effect is carried out is raised where it was yielded. A generator of this kind is
+called ``Steps``. The sync shell runs it with sockets and sleeps, the async one
 with anyio, the tests with whatever they want to see happen.
 """
 
@@ -77,5 +78,12 @@ class Blocking:
     work: Callable[[], Any]
 
 
-Effect: TypeAlias = Send | Pause | Now | Blocking
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Call a method of somebody else's object, here and now; if it is asynchronous, await it."""
+
+    work: Callable[[], Any]
+
+
+Effect: TypeAlias = Send | Pause | Now | Blocking | Tell
 Steps: TypeAlias = Generator[Effect, Any, T]

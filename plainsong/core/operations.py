@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core import calls, polls
 from plainsong.core.attempts import Call, Places, attempts
+from plainsong.core.plan import checked_isolation
 from plainsong.ids import MessageId
 from plainsong.messages import Origin, Outgoing, check_ttl
 from plainsong.serializers import SerializerLike, encoded, serializer_for
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Page, Receipt
     from plainsong.settings import Settings
     from plainsong.starts import Start
+    from protocol.requests import Isolation
 
 T = TypeVar("T")
 
@@ -31,6 +34,7 @@ class Operations:
     Args:
       random: a number from 0 to 1.
       wall_ms: this computer's time of day, in milliseconds since 1970.
+      clock: seconds that only go forward, by which transactions count their time.
       endless: no call has a deadline.
     """
 
@@ -42,6 +46,7 @@ class Operations:
         places: Places | None = None,
         *,
         endless: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.namespace = settings.namespace
@@ -49,10 +54,11 @@ class Operations:
         self.endless = endless
         self.random = random
         self.wall_ms = wall_ms
+        self.clock = clock
 
     def without_end(self) -> Operations:
         """The same, except that every call is tried until it works or fails for good."""
-        return Operations(self.settings, self.random, self.wall_ms, self.places, endless=True)
+        return Operations(self.settings, self.random, self.wall_ms, self.places, endless=True, clock=self.clock)
 
     def call(self, call: Call[T], deadline_s: float | None = None) -> Steps[T]:
         """One call with its retries."""
@@ -89,8 +95,15 @@ class Operations:
         until: Start,
         serializer: SerializerLike,
         deadline_s: float | None,
+        isolation: Isolation | None = None,
+        snapshot: bytes | None = None,
     ) -> Steps[Page]:
-        """One page."""
+        """One page; ``snapshot`` is that of a transaction."""
+        checked_isolation(isolation)
+        if isolation is not None and snapshot is not None:
+            raise InvalidParameter(
+                "a transaction reads its own snapshot", hint="leave isolation out, or say direct=True"
+            )
         if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
             raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")
         for name, number in (("limit", limit), ("max_bytes", max_bytes)):
@@ -101,6 +114,8 @@ class Operations:
         request = PollRequest(position, is_inclusive(position, inclusive), limit)
         request.max_bytes = max_bytes
         request.wait_ms = wait_ms
+        request.isolation = isolation
+        request.transaction = snapshot
         if until is not None:
             request.end_before = yield from self.resolve_end(topic, until, deadline_s)
         return (yield from self.call(polls.poll(self.namespace, origin, request), deadline_s))

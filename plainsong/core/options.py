@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plainsong.core.gathering import Bounds, Mode, Overflow
-from plainsong.core.reading import Plan
+from plainsong.core.plan import Plan
 from plainsong.serializers import SerializerLike, serializer_for
 from protocol.errors import InvalidParameter
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from plainsong.starts import Start
+    from protocol.requests import Isolation
 
 DEFAULT_BATCH_MESSAGES = 10_000
 DEFAULT_BATCH_BYTES = 1 << 20
@@ -78,8 +79,9 @@ def read_plan(
     page_messages: int,
     save_every: int,
     save_interval_s: float,
+    isolation: Isolation | None = None,
 ) -> Plan:
     """What a reader reads. Raises InvalidParameter."""
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     using = serializer_for(serializer)
-    return Plan(names, start, until, follow, limit, using, page_messages, save_every, save_interval_s)
+    return Plan(names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation)

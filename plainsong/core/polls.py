@@ -13,7 +13,7 @@ from plainsong.core.attempts import Call
 from plainsong.core.calls import as_json, json_of, namespace_path, topic_path
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
-from plainsong.messages import Message, Origin, Page, Seen
+from plainsong.messages import Held, Message, Origin, Page, Seen
 from protocol.codec import AVRO_2, JSON
 from protocol.errors import MalformedBody, PlainsongError
 from protocol.frames import FRAMES_TYPE, decode_frames
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from plainsong.core.effects import Answer
-    from protocol.requests import PollRequest
+    from protocol.requests import Isolation, PollRequest
 
 _HEADERS = (("Content-Type", AVRO_2.content_type), ("Accept", FRAMES_TYPE + "; version=2"))
 _JSON = (("Content-Type", "application/json"),)
@@ -47,15 +47,37 @@ def _read_page(origin: Origin, answer: Answer) -> Page:
     if end not in _ENDS:
         raise MalformedBody(f"Plainsong-End is {end[:20]!r}")
     last_id = answer.headers.get("plainsong-last-id")
-    return Page(messages, None if last_id is None else MessageId(last_id), end)  # type: ignore[arg-type] # checked
+    held = _held(answer.headers) if end == "held" else None
+    return Page(messages, None if last_id is None else MessageId(last_id), end, held)  # type: ignore[arg-type] # checked
+
+
+def _held(headers: Mapping[str, str]) -> Held | None:
+    """What the answer's headers say of whom it is held by."""
+    if "plainsong-held-by" not in headers:
+        return None
+    since, hidden = headers.get("plainsong-held-since"), headers.get("plainsong-hidden-messages")
+    return Held(
+        int(headers["plainsong-held-by"]),
+        None if since is None else int(since),
+        None if hidden is None else int(hidden.rstrip("+")),
+        hidden is not None and hidden.endswith("+"),
+    )
 
 
 def poll_many(
-    namespace: str, origins: Mapping[str, Origin], topics: Mapping[str, PollRequest], *, wait_ms: int, limit: int
+    namespace: str,
+    origins: Mapping[str, Origin],
+    topics: Mapping[str, PollRequest],
+    *,
+    wait_ms: int,
+    limit: int,
+    isolation: Isolation | None = None,
 ) -> Call[dict[str, Page | PlainsongError]]:
     """``POST /poll`` of a namespace: of each topic its page, or what is wrong with it."""
-    asked = {topic: json.loads(JSON.encode_poll(request)) for topic, request in topics.items()}
-    body = as_json({"topics": asked, "waitMs": wait_ms, "limit": limit})
+    asked = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
+    body = as_json(
+        {"topics": asked, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
+    )
 
     def read(answer: Answer) -> dict[str, Page | PlainsongError]:
         told = json_of(answer)["topics"]
@@ -63,6 +85,12 @@ def poll_many(
 
     path = namespace_path(namespace) + "/poll?payload=base64"
     return Call(Request("POST", path, _JSON, body), read, wait_s=wait_ms / 1000)
+
+
+def _without_isolation(request: PollRequest) -> PollRequest:
+    """It is said once, for all topics."""
+    request.isolation = None
+    return request
 
 
 def _one_of_many(origin: Origin, told: Mapping[str, Any]) -> Page | PlainsongError:

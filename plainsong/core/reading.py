@@ -2,113 +2,74 @@
 
 A topic that has more is polled by itself, in frames; topics take turns. When all are at their end and the
 reader follows, one poll waits for all of them. A page is handed out whole, and the position of its messages
-moves only when the loop says that it is done with them.
+moves only when the loop says that it is done with them. Inside a transaction the polls see its snapshot, the
+position is kept with its end, and reading ends by itself while there is time left for the commit.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from plainsong.core import calls, polls
 from plainsong.core.attempts import Backoff
 from plainsong.core.effects import Now, Pause
+from plainsong.core.keeping import Keeping
 from plainsong.core.operations import is_inclusive
-from plainsong.messages import Message, Origin
+from plainsong.core.plan import WILD, Plan, Track
+from plainsong.messages import Origin
 from protocol import ids
-from protocol.errors import InvalidParameter, PlainsongError, TopicNotFound, Unavailable
+from protocol.errors import PlainsongError, TopicNotFound, Unavailable
 from protocol.names import topic_name
 from protocol.requests import PollRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from plainsong.core.effects import Steps
     from plainsong.core.operations import Operations
-    from plainsong.messages import Page
+    from plainsong.messages import Held, Message, Page
     from plainsong.positions import Position
-    from plainsong.serializers import Serializer
     from plainsong.starts import Start
+    from plainsong.transactions.values import Transaction
 
 #: How long one poll waits for something new.
 WAIT_MS = 30_000
 #: How often a pattern is compared with the topics there are.
 REFRESH_S = 10.0
+#: How long one of several topics is waited for inside a transaction.
+TURN_MS = 1_000
 #: Topics that one waiting poll can name. Source: the HTTP contract, section 6.
 MAX_TOPICS = 1_000
-_WILD = frozenset("*?[")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be read."""
+class Reading(Keeping):
+    """The state of one reader.
 
-    topics: tuple[str, ...]
-    """Names and patterns."""
-    start: Start
-    until: Start
-    follow: bool
-    limit: int | None
-    serializer: Serializer
-    page_messages: int
-    save_every: int
-    save_interval_s: float
+    Args:
+      transaction: the one it is part of, asked for each time, since a checkpoint changes it.
+    """
 
-    def __post_init__(self) -> None:
-        if not self.topics:
-            raise InvalidParameter("no topic is named")
-        if self.follow and self.until is not None:
-            raise InvalidParameter("follow and until exclude each other", hint="without follow, reading ends there")
-        for name, number in (
-            ("limit", self.limit),
-            ("page_messages", self.page_messages),
-            ("save_every", self.save_every),
-        ):
-            if number is not None and number < 1:
-                raise InvalidParameter(f"{name} is {number}", hint="use 1 or more")
-
-    @property
-    def patterns(self) -> list[str]:
-        """Those that name topics by their looks."""
-        return [topic for topic in self.topics if _WILD & set(topic)]
-
-
-@dataclass(slots=True, eq=False)
-class Track:
-    """One topic of a reader."""
-
-    origin: Origin
-    start: bytes | int | None
-    """Where the next poll starts: exclusively at an id, inclusively at a time."""
-    until: bytes | None
-    at_end: bool = False
-
-
-class Reading:
-    """The state of one reader."""
-
-    def __init__(self, operations: Operations, plan: Plan, position: Position | None) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        plan: Plan,
+        position: Position | None,
+        transaction: Callable[[], Transaction] | None = None,
+    ) -> None:
         for topic in plan.topics:
-            if not _WILD & set(topic):
+            if not WILD & set(topic):
                 topic_name(operations.namespace, topic)
-        #: The message that the loop has been given and is not done with yet.
-        self.at_hand: Message | None = None
-        self.closed = False
         # Whoever follows waits for a daemon that is away; whoever leaves does not.
-        self._operations = operations.without_end() if plan.follow else operations
-        self._bounded = operations
-        self._plan = plan
-        self._position = position
+        waits = plan.follow and transaction is None
+        super().__init__(operations.without_end() if waits else operations, operations, plan, position, transaction)
+        self.closed = False
         self._turns: deque[Track] = deque()
         self._left = plan.limit
         self._begun = False
         self._refresh_s = 0.0
         self._backoff = Backoff(operations.random)
-        self._done: dict[str, bytes] = {}
-        self._done_messages = 0
-        self._saved_s: float | None = None
 
     # --- pages ---------------------------------------------------------------------------------
 
@@ -120,7 +81,7 @@ class Reading:
         """
         if not self._begun:
             yield from self._begin()
-        while self._left is None or self._left > 0:
+        while (self._left is None or self._left > 0) and not self.is_time_up():
             track = self._next_track()
             if track is not None:
                 messages = yield from self._poll(track, wait_ms=0)
@@ -198,11 +159,17 @@ class Reading:
     def _request(self, track: Track) -> PollRequest:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
         inclusive = is_inclusive(track.start, None)
-        return PollRequest(track.start, inclusive, limit, end_before=track.until)
+        request = PollRequest(track.start, inclusive, limit, end_before=track.until)
+        if self._transaction is None:
+            request.isolation = self._plan.isolation
+        else:
+            request.transaction = self._transaction().snapshot
+        return request
 
     def _taken(self, track: Track, page: Page) -> Sequence[Message]:
         if page.last_id is not None:
             track.start = bytes(page.last_id)
+        track.held = page.held
         track.at_end = page.end != "more"
         return page.messages
 
@@ -215,9 +182,21 @@ class Reading:
         if not self._turns:
             yield Pause(REFRESH_S)
             return []
+        if self._transaction is not None:
+            return (yield from self._wait_inside(self._transaction()))
         if len(self._turns) == 1 and not self._plan.patterns:
             return (yield from self._poll(self._turns[0], WAIT_MS))
         return (yield from self._wait_for_many())
+
+    def _wait_inside(self, transaction: Transaction) -> Steps[Sequence[Message]]:
+        """A snapshot shows little that is new: topics take turns, with short waits where there are several."""
+        left_ms = min(WAIT_MS if len(self._turns) == 1 else TURN_MS, int(transaction.reading_s * 1000))
+        self._turns.rotate(-1)
+        track = self._turns[-1]
+        messages = yield from self._poll(track, left_ms)
+        if not messages and track.held is not None:
+            yield Pause(left_ms / 1000)  # what is held stays held in this snapshot, so nobody waited for it
+        return messages
 
     def _wait_for_many(self) -> Steps[Sequence[Message]]:
         tracks = {track.origin.topic: track for track in list(self._turns)[:MAX_TOPICS]}
@@ -231,6 +210,7 @@ class Reading:
             {name: self._request(track) for name, track in tracks.items()},
             wait_ms=wait_ms,
             limit=limit,
+            isolation=self._plan.isolation,
         )
         pages = yield from self._operations.call(call)
         found: list[Message] = []
@@ -260,38 +240,16 @@ class Reading:
         # They were created since: all of them is new.
         yield from self._add(new, None)
 
-    # --- positions -----------------------------------------------------------------------------
+    def is_time_up(self) -> bool:
+        """Whether it is part of a transaction 90 % of whose time are over."""
+        return self._transaction is not None and self._transaction().reading_s <= 0
 
     @property
-    def keeps_position(self) -> bool:
-        """Whether ``done_with_message_at_hand`` has to be told."""
-        return self._position is not None
+    def is_inside(self) -> bool:
+        """Whether it is part of a transaction."""
+        return self._transaction is not None
 
-    def done_with_message_at_hand(self, now_s: float) -> bool:
-        """The loop is done with it, and all before it; whether it is time to save."""
-        message, self.at_hand = self.at_hand, None
-        if message is None:
-            return False
-        self._done[message.topic] = message.id_bytes
-        self._done_messages += 1
-        if self._done_messages >= self._plan.save_every:
-            return True
-        return self._saved_s is not None and now_s - self._saved_s >= self._plan.save_interval_s
-
-    def save(self, *, patiently: bool = False) -> Steps[None]:
-        """Keep what the loop is done with.
-
-        Args:
-          patiently: wait for a daemon that is away, if the reader follows.
-        Raises:
-          PositionNotSaved, PositionChanged, DeadlineExceeded: what was read since the last save will come again.
-        """
-        if self._position is None or not self._done:
-            return
-        done, self._done, self._done_messages = self._done, {}, 0
-        try:
-            yield from self._position.save(self._operations if patiently else self._bounded, done)
-        except BaseException:
-            self._done = {**done, **self._done}
-            raise
-        self._saved_s = yield Now()
+    @property
+    def held(self) -> dict[str, Held]:
+        """Who holds up which topic, as of the last poll of each."""
+        return {track.origin.topic: track.held for track in self._turns if track.held is not None}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong.core.reading import Reading
-    from plainsong.messages import Message
+    from plainsong.messages import Held, Message
     from plainsong.sync.shell import Shell
 
 log = logging.getLogger("plainsong.reader")
@@ -31,7 +31,8 @@ class Reader:
     def __init__(self, reading: Reading, shell: Shell) -> None:
         self._reading = reading
         self._shell = shell
-        self._messages = _all(reading, shell) if reading.keeps_position else _all_without_position(reading, shell)
+        generator = _all if reading.keeps_position else _all_without_position
+        self._messages = (_all_inside if reading.is_inside else generator)(reading, shell)
 
     def __iter__(self) -> Iterator[Message]:
         return self._messages
@@ -39,8 +40,18 @@ class Reader:
     def __next__(self) -> Message:
         return next(self._messages)
 
+    @property
+    def held(self) -> dict[str, Held]:
+        """Who holds up which topic, as of its last poll; only with committed messages, or in a transaction."""
+        return self._reading.held
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether it ends, or ended, because 90 % of its transaction's time are over."""
+        return self._reading.is_time_up()
+
     def save(self) -> None:
-        """Count the message at hand as done, and save now.
+        """Count the message at hand as done, and save now (in a transaction: with its end).
 
         Raises:
           PositionNotSaved, PositionChanged: what was read since the last save will come again.
@@ -102,3 +113,14 @@ def _all_without_position(reading: Reading, shell: Shell) -> Generator[Message, 
     run, next_page = shell.run, reading.next_page
     while (page := run(next_page())) is not None:
         yield from page
+
+
+def _all_inside(reading: Reading, shell: Shell) -> Generator[Message, None, None]:
+    """Part of a transaction, which saves; no message is handed out for which there is no time left."""
+    while (page := shell.run(reading.next_page())) is not None:
+        for message in page:
+            if reading.is_time_up():
+                return
+            reading.at_hand = message
+            yield message
+            reading.done_with_message_at_hand(monotonic())

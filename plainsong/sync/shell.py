@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plainsong.core.effects import Blocking, Now, Pause, Send
+from plainsong.core.effects import Blocking, Now, Pause, Send, Tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +34,16 @@ class Shell:
         self._clock = clock
 
     def run(self, steps: Steps[T]) -> T:
-        """The result of ``steps``, or what they raise."""
-        result: Any = None
+        """The result of ``steps``, or what they raise. What interrupts them (not an ``Exception``) ends them."""
         try:
+            effect = steps.send(None)
             while True:
-                result = self._done(steps.send(result))
+                try:
+                    result = self._done(effect)
+                except Exception as error:  # noqa: BLE001 - the steps decide what follows from it
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(result)
         except StopIteration as done:
             value: T = done.value
             return value
@@ -52,5 +57,5 @@ class Shell:
             return self._clock()
         if isinstance(effect, Pause):
             return self._sleep(effect.seconds)
-        assert isinstance(effect, Blocking)
+        assert isinstance(effect, (Blocking, Tell))
         return effect.work()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plainsong.sync.client import Client
     from plainsong.sync.publisher import Publisher
     from plainsong.sync.reader import Reader
+    from plainsong.transactions.values import Transaction
 
 
 class Topic:
@@ -29,9 +30,17 @@ class Topic:
     def __repr__(self) -> str:
         return f"<Topic {self._client.namespace}:{self.name}>"
 
-    def publish(self, messages: Any, **options: Any) -> Receipt:
+    def publish(self, messages: Any = (), **options: Any) -> Receipt:
         """``Client.publish``."""
         return self._client.publish(self.name, messages, **options)
+
+    def store(self, messages: Any, transaction: Transaction | int, **options: Any) -> None:
+        """``Client.store``."""
+        self._client.store(self.name, messages, transaction, **options)
+
+    def rollback(self, transaction: Transaction | int) -> None:
+        """``Client.rollback``."""
+        self._client.rollback(self.name, transaction)
 
     def publisher(self, **options: Any) -> Publisher:
         """``Client.publisher``."""

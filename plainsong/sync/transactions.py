@@ -1,0 +1,93 @@
+"""The daemon's transaction service by hand: begin, decide, look into, and take off the list of invalid ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plainsong.transactions import calls, deciding
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from plainsong.core.operations import Operations
+    from plainsong.sync.shell import Shell
+    from plainsong.transactions.values import Pruning, Transaction, TransactionKind, TransactionState, TransactionStatus
+
+
+class Transactions:
+    """``Client.transactions``. Where a transaction is meant, its ``Transaction`` or its id will do.
+
+    Nothing here tells participants, or takes part in blocks: that is for ``Client.transaction``. Every method raises
+    TransactionsUnavailable where the daemon has no service, and what goes wrong on the way.
+    """
+
+    def __init__(self, operations: Operations, shell: Shell) -> None:
+        self._operations = operations
+        self._run = shell.run
+
+    def begin(
+        self,
+        *,
+        timeout_s: int | None = None,
+        type: TransactionKind = "short",  # noqa: A002 - the service's word
+        client_id: str | None = None,
+    ) -> Transaction:
+        """A new transaction. Raises InvalidParameter, Overloaded: nothing happened."""
+        return self._run(deciding.begun(self._operations, type, timeout_s, client_id))
+
+    def prepare(self, transaction: Transaction | int, changes: Iterable[bytes]) -> None:
+        """Ask whether it may commit, having changed these keys. Replaces what was given before.
+
+        Raises:
+          TransactionConflict: another one that was committed meanwhile changed the same. TransactionTooLarge,
+            TransactionNotInProgress, TransactionNotFound.
+        """
+        self._run(self._operations.call(calls.prepare(calls.id_of(transaction), changes)))
+
+    def commit(self, transaction: Transaction | int) -> TransactionState:
+        """Commit; the same made twice, for as long as the service keeps outcomes.
+
+        Raises:
+          TransactionConflict, TransactionNotInProgress, TransactionNotFound: it is not committed.
+          ConnectionLost, DeadlineExceeded: unknown; ask again, or ``get``.
+        """
+        return self._run(self._operations.call(calls.commit(calls.id_of(transaction))))
+
+    def abort(self, transaction: Transaction | int) -> TransactionState:
+        """Roll back all its messages, and end it; ``invalid`` where not all were reached, and for a long one.
+
+        Raises:
+          TransactionNotInProgress: it is committed. TransactionNotFound.
+        """
+        return self._run(self._operations.call(calls.abort(calls.id_of(transaction))))
+
+    def invalidate(self, transaction: Transaction | int) -> TransactionState:
+        """End it at once; its messages are hidden from committed readers, and rolled back when the daemon cleans."""
+        return self._run(self._operations.call(calls.invalidate(calls.id_of(transaction))))
+
+    def checkpoint(self, transaction: Transaction) -> Transaction:
+        """The same transaction with another write pointer. Raises TransactionNotInProgress, TransactionNotFound."""
+        return self._run(self._operations.call(calls.checkpoint(transaction)))
+
+    def get(self, transaction: Transaction | int) -> TransactionStatus:
+        """What is known of it; of one that is not known (any more) the state is ``unknown``."""
+        return self._run(self._operations.call(calls.get(calls.id_of(transaction))))
+
+    def list(self, *, state: TransactionState | None = None, limit: int | None = None) -> Sequence[TransactionStatus]:
+        """Those in progress and the invalid ones, oldest first; or those in one state. Raises InvalidParameter."""
+        return self._run(self._operations.call(calls.list_all(state, limit)))
+
+    def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
+        """Take transactions off the list of invalid ones: how many were on it.
+
+        Their messages must have been rolled back: of one that is not on the list any more they become **visible**.
+        The daemon prunes its list by itself when that is certain; ``pruning`` tells what is.
+
+        Args:
+          ids, before_ms: these, or all that were begun before (by the daemon's clock); one of the two.
+        """
+        return self._run(self._operations.call(calls.truncate(ids, before_ms)))
+
+    def pruning(self) -> Pruning:
+        """The figures for pruning by hand, as the daemon names them."""
+        return self._run(self._operations.call(calls.pruning()))

@@ -1,0 +1,250 @@
+"""The participant that publishes: it keeps messages until the commit, in bounded memory, and publishes them last.
+
+What does not fit is *stored* with the daemon under the transaction's pointer, where nobody sees it: so a
+transaction may have any number of messages. At the commit there is one publish for each topic, which takes what
+was stored and then what is still here: the order is that of the calls. Rolling back names the pointer alone, so
+that it also reaches what nobody answered for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from plainsong.core.calls import own_ttls
+from plainsong.errors import NoTransaction, TransactionFailed
+from plainsong.transactions import calls
+from protocol.errors import InvalidParameter, PlainsongError, TopicNotFound
+from protocol.requests import PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from plainsong.core.effects import Steps
+    from plainsong.core.operations import Operations
+    from plainsong.messages import Receipt
+    from plainsong.transactions.values import Transaction
+
+#: What a message costs in the buffer besides its payload.
+ITEM_BYTES = 100
+#: Payload that one request carries, unless a single message is larger.
+REQUEST_BYTES = 8 << 20
+REQUEST_MESSAGES = 100_000
+DEFAULT_BUFFER_BYTES = 8 << 20
+DEFAULT_BUFFER_MESSAGES = 50_000
+#: How long each request of an undoing is tried: what cannot be reached is made invalid instead.
+UNDO_S = 10.0
+#: What a request gets at least, however late it is: the daemon shall say so itself.
+MIN_CALL_S = 1.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The messages of one topic that are here, oldest first."""
+
+    messages: deque[tuple[bytes, int | None]] = field(default_factory=deque)
+    bytes: int = 0
+    stored: int = 0
+    """Messages that are with the daemon, not published yet."""
+
+
+@dataclass(slots=True)
+class Bounds:
+    """How much is kept here. Raises InvalidParameter."""
+
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    buffer_messages: int = DEFAULT_BUFFER_MESSAGES
+
+    def __post_init__(self) -> None:
+        for name, number in (("buffer_bytes", self.buffer_bytes), ("buffer_messages", self.buffer_messages)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InvalidParameter(f"{name} is {number!r}", hint="use a whole number above 0")
+
+
+class TransactionMessages:
+    """The messages of one transaction after the other; a member of its course."""
+
+    name = "messages"
+
+    def __init__(self, operations: Operations, bounds: Bounds) -> None:
+        self._operations = operations
+        self._bounds = bounds
+        self._forget()
+
+    def _forget(self) -> None:
+        self._transaction: Transaction | None = None
+        self._topics: dict[str, Waiting] = {}
+        self._bytes = 0
+        self._messages = 0
+        #: Topics that something was sent to, by pointer: what a rollback has to name.
+        self._touched: dict[int, dict[str, None]] = {}
+        self._in_doubt = False
+        self._broken: BaseException | None = None
+        #: What was published so far, by topic: where the messages that came inline stand.
+        self.receipts: dict[str, list[Receipt]] = {}
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What is here, payloads and what they cost."""
+        return self._bytes
+
+    # --- messages come in ------------------------------------------------------------------------
+
+    def put(self, topic: str, request: PublishRequest) -> Steps[None]:
+        """Take messages; when there are too many here, store some.
+
+        Raises:
+          NoTransaction: nothing happened. What the daemon says to a store: the transaction cannot be committed
+            any more.
+        """
+        if self._transaction is None:
+            raise NoTransaction("there is no transaction to publish in", hint="begin one first")
+        waiting = self._topics.setdefault(topic, Waiting())
+        ttls_s = request.message_ttls_s or [None] * len(request.messages)
+        for payload, own_s in zip(request.messages, ttls_s, strict=True):
+            ttl_s = own_s if request.ttl_s is None else request.ttl_s if own_s is None else min(own_s, request.ttl_s)
+            waiting.messages.append((payload, ttl_s))
+            waiting.bytes += len(payload) + ITEM_BYTES
+            self._bytes += len(payload) + ITEM_BYTES
+            self._messages += 1
+            if self._bytes > self._bounds.buffer_bytes or self._messages > self._bounds.buffer_messages:
+                yield from self._spill()
+
+    def _spill(self) -> Steps[None]:
+        """Store the largest topics' messages, until half of the bound is free."""
+        bounds = self._bounds
+        while self._bytes > bounds.buffer_bytes // 2 or self._messages > bounds.buffer_messages // 2:
+            topic, waiting = max(self._topics.items(), key=lambda each: (each[1].bytes, len(each[1].messages)))
+            yield from self._store(topic, waiting)
+
+    def _store(self, topic: str, waiting: Waiting) -> Steps[None]:
+        """One request, of the oldest messages here."""
+        assert self._transaction is not None
+        request = self._taken(waiting)
+        self._touch(topic)
+        try:
+            yield from self._operations.call(
+                calls.store(self._operations.namespace, topic, request), left_s(self._operations, self._transaction)
+            )
+        except BaseException as error:
+            # The messages are neither here nor certainly there: a commit would lose them.
+            self._broken = error
+            raise
+        waiting.stored += len(request.messages)
+
+    def _taken(self, waiting: Waiting) -> PublishRequest:
+        """The oldest messages, as many as one request carries."""
+        assert self._transaction is not None
+        payloads: list[bytes] = []
+        ttls_s: list[int | None] = []
+        taken = 0
+        while waiting.messages and len(payloads) < REQUEST_MESSAGES:
+            size = len(waiting.messages[0][0]) + ITEM_BYTES
+            if payloads and taken + size > REQUEST_BYTES:
+                break
+            payload, ttl_s = waiting.messages.popleft()
+            payloads.append(payload)
+            ttls_s.append(ttl_s)
+            taken += size
+        waiting.bytes -= taken
+        self._bytes -= taken
+        self._messages -= len(payloads)
+        return PublishRequest(payloads, self._transaction.write_pointer, message_ttls_s=own_ttls(ttls_s))
+
+    def _touch(self, topic: str) -> None:
+        assert self._transaction is not None
+        self._touched.setdefault(self._transaction.write_pointer, {})[topic] = None
+
+    # --- the steps of a transaction --------------------------------------------------------------
+
+    def start_tx(self, transaction: Transaction) -> Steps[None]:
+        """Empty."""
+        self._forget()
+        self._transaction = transaction
+        yield from ()
+
+    def update_tx(self, transaction: Transaction) -> Steps[None]:
+        """The same transaction, another pointer."""
+        self._transaction = transaction
+        yield from ()
+
+    def tx_changes(self) -> Steps[Collection[bytes]]:
+        """Nothing: to append is never in conflict."""
+        yield from ()
+        return ()
+
+    def commit_tx(self) -> Steps[bool]:
+        """One publish for each topic, in the order of their first messages.
+
+        Raises:
+          TransactionFailed: a message was lost before. What the daemon says to a publish.
+        """
+        if self._broken is not None:
+            raise TransactionFailed("messages could not be stored earlier in this transaction") from self._broken
+        for topic, waiting in self._topics.items():
+            while waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES:
+                if len(waiting.messages) == 1:
+                    break
+                yield from self._store(topic, waiting)
+            yield from self._publish(topic, waiting)
+        self._topics = {}
+        return True
+
+    def _publish(self, topic: str, waiting: Waiting) -> Steps[None]:
+        assert self._transaction is not None
+        request = self._taken(waiting)
+        self._touch(topic)
+        try:
+            call = calls.publish(self._operations.namespace, topic, request)
+            receipt = yield from self._operations.call(call, left_s(self._operations, self._transaction))
+        except PlainsongError as error:
+            self._in_doubt |= error.outcome != "not-applied"
+            raise
+        except BaseException:
+            self._in_doubt = True
+            raise
+        if waiting.stored:
+            # Their ids are not in the answer; those that went with it stand last.
+            receipt = replace(receipt, first_id=None, count=waiting.stored + receipt.count)
+        self.receipts.setdefault(topic, []).append(receipt)
+
+    def post_tx_commit(self) -> Steps[None]:
+        """Nothing is left to do."""
+        self._end()
+        yield from ()
+
+    def rollback_tx(self) -> Steps[bool]:
+        """Roll back every topic that something was sent to; False when one may have kept something.
+
+        Raises:
+          PlainsongError: the first failure; the other topics were tried all the same.
+        """
+        first: PlainsongError | None = None
+        undone = not self._in_doubt
+        for pointer, topics in self._touched.items():
+            for topic in topics:
+                try:
+                    yield from self._roll_back(topic, pointer)
+                except TopicNotFound:
+                    continue  # nothing is there
+                except PlainsongError as error:
+                    first = first or error
+        self._end()
+        if first is not None:
+            raise first
+        return undone
+
+    def _roll_back(self, topic: str, pointer: int) -> Steps[None]:
+        call = calls.rollback(self._operations.namespace, topic, pointer)
+        yield from self._operations.call(call, min(self._operations.settings.deadline_s, UNDO_S))
+
+    def _end(self) -> None:
+        receipts = self.receipts
+        self._forget()
+        self.receipts = receipts
+
+
+def left_s(operations: Operations, transaction: Transaction) -> float:
+    """How long a request inside a transaction is tried: no longer than there is any use in it."""
+    return min(operations.settings.deadline_s, max(MIN_CALL_S, transaction.remaining_s))
