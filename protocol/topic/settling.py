@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocol.errors import TransactionsUnavailable
 from protocol.keys import payload_prefix, stop_after
 from protocol.topic.admission import too_old
 from protocol.topic.bookkeeping import forget
@@ -43,8 +44,16 @@ def settle_known(state: TopicState) -> None:
     for pending in list(state.pending.values()):
         if partly_cleaned:
             forget(state, pending)
-        elif state.authority.standing(pending.pointer) in ("committed", "aborted"):
+        elif _standing(state, pending.pointer) in ("committed", "aborted"):
             _decide(state, pending)
+
+
+def _standing(state: TopicState, pointer: int) -> Standing:
+    """What the authority says; while it cannot, nothing is forgotten, and nothing else waits for it."""
+    try:
+        return state.authority.standing(pointer)
+    except TransactionsUnavailable:
+        return "in_progress"
 
 
 def _decide(state: TopicState, pending: Pending) -> None:
@@ -61,7 +70,7 @@ def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
     """
     orphans: list[tuple[int, bytes, bytes]] = []
     for pending in list(state.pending.values()):
-        standing = state.authority.standing(pending.pointer)
+        standing = _standing(state, pending.pointer)
         old = _is_old(state, pending)
         if standing in ("committed", "aborted"):
             _decide(state, pending)
@@ -83,7 +92,7 @@ def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
         if pending is None or not pending.orphaned:
             continue
         drop_stored(state, pending)
-        standing = state.authority.standing(pointer)
+        standing = _standing(state, pointer)
         if pending.decided or _is_over(pending, standing, old=_is_old(state, pending)):
             forget(state, pending)
         else:
