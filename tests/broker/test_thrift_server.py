@@ -1,0 +1,302 @@
+"""The Thrift server and its connections: frames in pieces, refusals that end nothing, bounds, and leaving in order."""
+
+import logging
+import struct
+
+import pytest
+import trio
+import trio.testing
+from tephra_thrift import TEPHRA, struct_bytes
+
+from broker.http.bodies import BodyBudget
+from broker.thrift.connection import FRAME_TIMEOUT_S, SEND_TIMEOUT_S
+from broker.thrift.listen import serve_thrift
+from protocol.errors import Overloaded, TransactionsUnavailable
+from protocol.transactions.manager.answers import ServiceFigures
+from protocol.transactions.tephra_rpc import (
+    INTERNAL_ERROR,
+    PROTOCOL_ERROR,
+    UNKNOWN_METHOD,
+    ApplicationError,
+    decode_reply,
+    encode_call,
+)
+from protocol.transactions.thrift_frames import MAX_FRAME_BYTES, Frames, framed
+
+MAX_CONNECTIONS = 60
+
+
+class Service:
+    """A transaction service that answers as it is told to: what is under test stands before it."""
+
+    def __init__(self):
+        self.down = None
+        self.state = b"state"
+        self.pausing = trio.Event()
+        self.go_on = trio.Event()
+
+    def figures(self):
+        if self.down:
+            raise self.down
+        return ServiceFigures(1, 7, 0, None, 0)
+
+    def snapshot(self):
+        if self.down:
+            raise self.down
+        return self.state
+
+    async def truncate(self, pointers):
+        self.pausing.set()
+        await self.go_on.wait()
+        return len(pointers)
+
+    async def reset(self):
+        raise Overloaded("too much") if self.down is None else self.down
+
+    prepare = None
+
+
+class Client:
+    """A connection that sends raw bytes and reads whole messages."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.frames = Frames()
+
+    async def send(self, method, *args, sequence_id=1):
+        await self.stream.send_all(framed(encode_call(method, sequence_id, *args)))
+
+    async def message(self):
+        """The next message; None when the server has closed the connection."""
+        while (message := self.frames.take()) is None:
+            try:
+                data = await self.stream.receive_some()
+            except trio.BrokenResourceError:
+                return None
+            if not data:
+                return None
+            self.frames.feed(data)
+        return message
+
+    async def call(self, method, *args, sequence_id=1):
+        await self.send(method, *args, sequence_id=sequence_id)
+        return decode_reply(await self.message(), method, sequence_id)
+
+
+class Served:
+    """A running server and connections to it."""
+
+    def __init__(self, nursery):
+        self.nursery = nursery
+        self.service = Service()
+        self.budget = BodyBudget(64 << 20)
+        self.stop = trio.Event()
+        self.ended = trio.Event()
+        self.clients = []
+
+    async def start(self, **more):
+        async def serve(*, task_status):
+            await serve_thrift(
+                "127.0.0.1:0",
+                self.service,
+                budget=self.budget,
+                stop=self.stop,
+                grace_s=5,
+                task_status=task_status,
+                **more,
+            )
+            self.ended.set()
+
+        (self.address,) = await self.nursery.start(serve)
+        return self
+
+    async def connect(self):
+        host, port = self.address.split(":")
+        client = Client(await trio.open_tcp_stream(host, int(port)))
+        self.clients.append(client)
+        return client
+
+
+@pytest.fixture
+async def server(nursery):
+    served = Served(nursery)
+    yield await served.start(max_connections=MAX_CONNECTIONS)
+    for client in served.clients:
+        await client.stream.aclose()
+    served.stop.set()
+    await served.ended.wait()
+    assert served.budget.held_bytes == 0
+
+
+async def test_a_call_is_answered_with_its_sequence_id(server):
+    client = await server.connect()
+    for sequence_id in (1, 0, -1, 2**31 - 1):
+        assert await client.call("status", sequence_id=sequence_id) == "OK"
+
+
+async def test_a_frame_may_come_byte_by_byte(server):
+    client = await server.connect()
+    for byte in framed(encode_call("status", 5)):
+        await client.stream.send_all(bytes([byte]))
+        await trio.testing.wait_all_tasks_blocked()
+    assert decode_reply(await client.message(), "status", 5) == "OK"
+
+
+async def test_calls_that_come_together_are_answered_in_order(server):
+    client = await server.connect()
+    await client.stream.send_all(b"".join(framed(encode_call("invalidTxSize", number)) for number in range(50)))
+    for number in range(50):
+        assert decode_reply(await client.message(), "invalidTxSize", number) == 7
+
+
+async def failure(client, message, method, sequence_id=1):
+    await client.stream.send_all(framed(message))
+    with pytest.raises(ApplicationError) as caught:
+        decode_reply(await client.message(), method, sequence_id)
+    return caught.value
+
+
+async def test_what_is_refused_ends_no_connection(server):
+    client = await server.connect()
+    unknown = encode_call("status", 3).replace(b"status", b"statuz")
+    error = await failure(client, unknown, "statuz", 3)
+    assert (error.number, error.message) == (UNKNOWN_METHOD, "Invalid method name: 'statuz'")
+    error = await failure(client, encode_call("invalidateTx", 1, None), "invalidateTx")
+    assert error.number == PROTOCOL_ERROR
+    assert await client.call("status") == "OK"
+
+
+async def test_an_error_that_is_not_declared_is_an_internal_error(server, caplog):
+    client = await server.connect()
+    error = await failure(client, encode_call("resetState", 1), "resetState")
+    assert (error.number, error.message) == (INTERNAL_ERROR, "Internal error processing resetState: too much")
+    server.service.down = ZeroDivisionError("secret")
+    error = await failure(client, encode_call("resetState", 1), "resetState")
+    assert error.number == INTERNAL_ERROR
+    assert "secret" not in error.message
+    assert [record.message for record in caplog.records] == ["a method failed"]
+
+
+async def test_a_service_that_is_down_is_said_to_be_down(server):
+    client = await server.connect()
+    server.service.down = TransactionsUnavailable("not loaded")
+    assert await client.call("status") == "NOTOK"
+    await client.send("getSnapshot")
+    reply = await client.message()
+    expected = TEPHRA.TTransactionServer.getSnapshot_result(e=TEPHRA.CouldNotTakeSnapshot("not loaded"))
+    assert reply.endswith(struct_bytes(expected))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">i", MAX_FRAME_BYTES + 1),
+        struct.pack(">i", -1),
+        struct.pack(">i", 0),
+        framed(b"noise"),
+        framed(encode_call("status", 1)[:-3]),
+        framed(bytes.fromhex("8001000200000006737461747573 00000001 00")),
+    ],
+)
+async def test_what_is_no_call_ends_its_connection_and_no_other(server, sent, caplog):
+    other, client = await server.connect(), await server.connect()
+    await client.stream.send_all(sent)
+    assert await client.message() is None
+    assert await other.call("status") == "OK"
+    assert "sent what is no call" in caplog.text
+
+
+async def test_sixty_connections_stay_open_and_served(server, mock_clock):
+    clients = [await server.connect() for _ in range(MAX_CONNECTIONS)]
+    for _ in range(2):
+        for client in clients:
+            assert await client.call("status") == "OK"
+        mock_clock.jump(30 * 86_400)
+
+
+async def test_connections_over_the_bound_are_closed(server, caplog):
+    clients = [await server.connect() for _ in range(MAX_CONNECTIONS)]
+    for client in clients:
+        assert await client.call("status") == "OK"
+    over = await server.connect()
+    assert await over.message() is None
+    assert "refused" in caplog.text
+    await clients[0].stream.aclose()
+    assert await clients[1].call("status") == "OK"  # by now the server has seen the first one leave
+    assert await (await server.connect()).call("status") == "OK"
+
+
+async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, mock_clock):
+    client = await server.connect()
+    assert await client.call("status") == "OK"
+    await client.stream.send_all(framed(encode_call("status", 1))[:9])
+    while not server.budget.held_bytes:
+        await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(FRAME_TIMEOUT_S + 1)
+    assert await client.message() is None
+
+
+async def test_a_client_that_stops_reading_is_left_and_others_are_served(server, mock_clock):
+    server.service.state = bytes(4 << 20)
+    deaf, other = await server.connect(), await server.connect()
+    for number in range(8):
+        await deaf.send("getSnapshot", sequence_id=number)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert await other.call("status") == "OK"
+    mock_clock.jump(SEND_TIMEOUT_S + 1)
+    assert await other.call("status") == "OK"
+    count = 0
+    while await deaf.message() is not None:
+        count += 1
+    assert count < 8
+
+
+async def test_frames_beyond_the_budget_end_their_connection(server, caplog):
+    server.budget.max_bytes = 1 << 20
+    client, other = await server.connect(), await server.connect()
+    with pytest.raises(trio.BrokenResourceError):
+        await client.stream.send_all(struct.pack(">i", 8 << 20) + bytes(8 << 20))
+    assert await other.call("status") == "OK"
+    assert "closed" in caplog.text
+
+
+async def test_stopping_leaves_idle_connections_and_answers_the_call_under_way(server):
+    idle, busy = await server.connect(), await server.connect()
+    assert await idle.call("status") == "OK"
+    await busy.send("truncateInvalidTx", (1, 2))
+    await server.service.pausing.wait()
+    server.stop.set()
+    assert await idle.message() is None
+    with pytest.raises(OSError, match="connect"):
+        await server.connect()
+    server.service.go_on.set()
+    assert decode_reply(await busy.message(), "truncateInvalidTx", 1) is True
+    await server.ended.wait()
+
+
+async def test_stopping_waits_no_longer_than_the_grace(server, mock_clock):
+    busy = await server.connect()
+    await busy.send("truncateInvalidTx", (1, 2))
+    await server.service.pausing.wait()
+    server.stop.set()
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(6)
+    await server.ended.wait()
+    assert await busy.message() is None
+
+
+async def test_a_client_that_leaves_before_the_answer_harms_nobody(server, caplog):
+    leaving, other = await server.connect(), await server.connect()
+    await leaving.send("truncateInvalidTx", (1, 2))
+    await server.service.pausing.wait()
+    leaving.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await leaving.stream.aclose()
+    server.service.go_on.set()
+    assert await other.call("status") == "OK"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
+    with pytest.raises(OSError, match="in use"):
+        await serve_thrift(server.address, server.service, budget=server.budget, stop=trio.Event(), grace_s=1)
