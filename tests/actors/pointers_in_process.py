@@ -1,0 +1,52 @@
+"""What tests of write pointers ask the actors of ``actors_in_process``, and an authority that says what it is told."""
+
+from __future__ import annotations
+
+from actors_in_process import NAME, START_MS
+
+from protocol.effects import Table
+from protocol.keys import POINTER, SYSTEM
+from protocol.requests import PublishRequest
+from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
+from protocol.transactions.transaction import POINTERS_PER_MS
+
+#: Pointers issued when the clock of the tests starts.
+FIRST = START_MS * POINTERS_PER_MS
+
+
+class Said:
+    """An authority: whatever it was not told is unknown to it."""
+
+    def __init__(self):
+        self.standings = {}
+
+    def standing(self, pointer):
+        return self.standings.get(pointer, "unknown")
+
+
+def request(payloads, pointer, **more):
+    return PublishRequest([each.encode() for each in payloads], pointer, **more)
+
+
+async def store(world, pointer, *payloads, name=NAME, **more):
+    """Store messages under a pointer."""
+    await world.ask(StoreUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
+
+
+async def publish(world, pointer, *payloads, name=NAME, **more):
+    """Publish what is stored under a pointer, and these."""
+    return await world.ask(PublishUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
+
+
+async def roll_back(world, pointer, within=None, *, by_client=True, name=NAME):
+    await world.ask(RollBackPointer(pointer, within, by_client), name)
+
+
+def pointer_rows(world):
+    """Keys of all rows about write pointers."""
+    rows = world.store.inner.tables[Table.METADATA].rows
+    return [key for key in rows if key.startswith(SYSTEM + POINTER)]
+
+
+def payload_rows(world):
+    return world.rows(Table.PAYLOAD)

@@ -1,0 +1,154 @@
+"""The defects of the original service's cleanup that concern payloads, each by name (its section 5.2)."""
+
+from __future__ import annotations
+
+import trio
+from actors_in_process import NAME, START_MS, actors
+from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, roll_back, store
+
+from actors.janitor import JanitorSettings
+from protocol.effects import Table, put_one
+from protocol.keys import generation_prefix, payload_prefix
+from protocol.topic.asks import Remove, Undelete
+from protocol.topic.state import TopicLimits
+
+GRACE_S = 100
+STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
+LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
+
+
+async def test_defect_1_payloads_of_older_generations_are_removed_and_their_pointers_forgotten(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        for life in range(3):
+            await world.create()
+            await store(world, FIRST + 10 * life, "stored", "only")
+            await store(world, FIRST + 10 * life + 1, "published")
+            await publish(world, FIRST + 10 * life + 1, "inline")
+            if life < 2:
+                await world.ask(Remove())
+        pointers = world.directory.around.pointers
+        await world.janitor.clean_all()
+        assert (world.rows(), payload_rows(world), len(pointer_rows(world))) == (2, 3, 2)
+        assert await world.read(cached=False) == [b"published", b"inline"]
+        assert [bool(pointers.topics_of([FIRST + 10 * life])) for life in range(3)] == [False, False, True]
+
+
+async def test_defect_1_payloads_of_older_generations_go_although_there_never_was_a_message(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        await world.create()
+        await store(world, FIRST, "stored")
+        await world.ask(Remove())
+        await world.create()
+        world.store.inner.apply(
+            [put_one(Table.PAYLOAD, payload_prefix(NAME, 1, FIRST + 9) + b"\x00" * 10, b"\x00\x02x")]
+        )
+        for key in pointer_rows(world):
+            await world.store.discard(Table.METADATA, [key])
+        await world.janitor.clean_all()
+        assert payload_rows(world) == 0
+
+
+async def test_defect_2_cleaning_a_deleted_topic_leaves_nothing_and_makes_nothing(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        await world.create()
+        await store(world, FIRST, "stored")
+        await store(world, FIRST + 1, "published")
+        await publish(world, FIRST + 1)
+        await world.ask(Remove())
+        world.clock.ms += GRACE_S * 1000 - 1
+        await world.janitor.clean_all()
+        assert payload_rows(world) == 2
+        await world.ask(Undelete())
+        assert await world.read(cached=False) == [b"published"]
+        await world.ask(Remove())
+        world.clock.ms += GRACE_S * 1000 + 1
+        await world.janitor.clean_all()
+        before = {table: dict(world.store.inner.tables[table].rows) for table in Table}
+        assert (world.rows(), payload_rows(world), pointer_rows(world)) == (0, 0, [])
+        for _ in range(3):
+            assert await world.janitor.clean_all() == 0
+        assert {table: world.store.inner.tables[table].rows for table in Table} == before
+
+
+async def test_defect_3_payloads_of_a_topic_made_again_expire_too(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        for life in range(3):
+            await world.create(ttl_s=10)
+            if life < 2:
+                await world.ask(Remove())
+        await store(world, FIRST, "a", "b")
+        await publish(world, FIRST)
+        world.clock.ms += 10_001
+        await world.janitor.clean_all()
+        assert (world.rows(), payload_rows(world)) == (0, 0)
+
+
+async def test_defect_4_expired_payloads_behind_living_ones_in_key_order_are_removed(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        await world.create(ttl_s=10)
+        await store(world, FIRST + 9, "higher pointer, published early")
+        await publish(world, FIRST + 9)
+        await store(world, FIRST, "lower pointer, open", "and long")
+        world.clock.ms += 9_000
+        await store(world, FIRST + 1, "lower pointer, published late")
+        await publish(world, FIRST + 1)
+        world.clock.ms += 1_001
+        assert await world.janitor.clean_all() == 2
+        assert await world.read(cached=False) == [b"lower pointer, published late"]
+        assert payload_rows(world) == 3
+
+
+async def test_defect_5_payloads_of_a_topic_that_nobody_touches_are_removed_after_a_restart(autojump_clock):
+    async with actors(limits=LONG_LIVED) as world:
+        await world.create(ttl_s=10)
+        await store(world, FIRST, *"abcdefgh")
+        await publish(world, FIRST)
+        await store(world, FIRST + 1, "orphan")
+        disk = world.store
+    async with actors(disk, janitor=STEPS, limits=TopicLimits(max_lifetime_ms=5_000)) as world:
+        world.clock.ms = START_MS + 10_001
+        await world.janitor.clean_all()
+        assert (world.rows(), payload_rows(world), pointer_rows(world)) == (0, 0, [])
+
+
+async def test_defect_6_a_rollback_after_an_idle_gap_reaches_the_first_message_behind_it(autojump_clock):
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
+        await world.create(ttl_s=200_000)
+        await world.publish("before")
+        world.clock.ms += 90_000_000 + 7_500
+        said = await publish(world, FIRST + 90_000_000 * 1_000_000, "first", "second")
+        await world.janitor.clean_all()
+        prefix = generation_prefix(NAME, 1)
+        await roll_back(world, FIRST + 90_000_000 * 1_000_000)
+        signs = [
+            value[1] >= 0x80
+            for key, value in world.store.inner.tables[Table.MESSAGE].walk(prefix, prefix + b"\xff", reverse=False)
+            if value[0] & 1
+        ]
+        assert signs == [True, True]
+        assert said.start_timestamp_ms == world.clock.ms
+
+
+async def test_defects_7_and_8_readers_see_all_living_stored_messages_while_others_are_removed_under_them(
+    nursery, autojump_clock
+):
+    async with actors(janitor=JanitorSettings(step_rows=2), limits=LONG_LIVED) as world:
+        await world.create(ttl_s=10)
+        for number in range(10):
+            await store(world, FIRST + number, *[f"{number} {index}" for index in range(5)])
+            await publish(world, FIRST + number)
+            world.clock.ms += 1_000
+        world.clock.ms += 5_500
+        living = [b"%d %d" % (number, index) for number in range(6, 10) for index in range(5)]
+        done = trio.Event()
+
+        async def clean():
+            await world.janitor.clean_all()
+            done.set()
+
+        nursery.start_soon(clean)
+        while not done.is_set():
+            assert await world.read(cached=False) == living
+            await trio.lowlevel.checkpoint()
+        assert await world.read(cached=False) == living
+        assert (world.rows(), payload_rows(world)) == (4, 20)
