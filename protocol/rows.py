@@ -113,7 +113,9 @@ def plain_head(size: int) -> bytes:
 
 def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = None) -> bytes:
     """What stands before the payload's length in the value of a row without a time to live of its own."""
-    head = encode_row(MessageRow(b"", pointer, extras=extras or {}))
+    if not extras:
+        return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
+    head = encode_row(MessageRow(b"", pointer, extras=extras))
     return head[: -len(length_prefix(0))]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.keys import DamagedRow
@@ -61,6 +62,8 @@ class Pending:
     """When something was last published or stored under it."""
     runs: list[PointerRun] = field(default_factory=list)
     """Where its message rows are that have not been rolled back; ascending."""
+    packed: list[bytes] = field(default_factory=list, repr=False, compare=False)
+    """The first of ``runs`` as the row has them: all that has been packed before and is still so."""
     messages: int = 0
     """Published under it, stored ones included; ``size`` is the bytes of their payloads."""
     size: int = 0
@@ -92,11 +95,11 @@ class Pending:
         runs = self.runs
         if runs and _adjoin(runs[-1].last, first):
             runs[-1] = PointerRun(runs[-1].first, last, runs[-1].before)
+            del self.packed[len(runs) - 1 :]
             return
         if len(runs) >= MAX_RUNS:
-            runs[:] = [
-                PointerRun(one.first, other.last, one.before) for one, other in zip(runs[::2], runs[1::2], strict=True)
-            ]
+            runs[:] = _joined(runs)
+            self.packed.clear()
         runs.append(PointerRun(first, last, before))
 
     def cut(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
@@ -115,7 +118,13 @@ class Pending:
                 # Counted from the run's first row, hence a little too many: nobody counts what stands between.
                 left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
         self.runs = left if len(left) <= MAX_RUNS else _joined(left)
+        self.packed.clear()
         return gone
+
+    def no_runs(self) -> None:
+        """None of its message rows is left that has not been rolled back."""
+        self.runs.clear()
+        self.packed.clear()
 
     def found(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
         """Take in a message row found on disk; whether it was not known before."""
@@ -144,7 +153,8 @@ class Pending:
         """The row's value."""
         record: dict[str, object] = {"s": self.since_ms, "u": self.used_ms}
         if self.runs:
-            record["r"] = b"".join([_RUN.pack(*run) for run in self.runs])
+            self.packed += [_RUN.pack(*run) for run in self.runs[len(self.packed) :]]
+            record["r"] = b"".join(self.packed)
         if self.messages:
             record["m"], record["b"] = self.messages, self.size
         if self.last_stored is not None:
@@ -212,5 +222,8 @@ def _neighbour(position: bytes, by: int) -> bytes:
 
 
 def _joined(runs: list[PointerRun]) -> list[PointerRun]:
-    """One run fewer: the last two become one."""
-    return [*runs[:-2], PointerRun(runs[-2].first, runs[-1].last, runs[-2].before)]
+    """Half as many: each and its neighbour become one."""
+    return [
+        PointerRun(one.first, other.last, one.before)
+        for one, other in zip_longest(runs[::2], runs[1::2], fillvalue=runs[-1])
+    ]

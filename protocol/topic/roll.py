@@ -57,11 +57,7 @@ class Roll:
                 ITEM_START + suffix + PLAIN_GAP + value for suffix, value in zip(suffixes, values, strict=True)
             ]
         else:
-            heads = {size: NO_PAYLOAD_PART + length_prefix(size) for size in set(map(len, messages))}
-            self.items += [
-                ITEM_START + suffix + heads[len(message)] + message
-                for suffix, message in zip(suffixes, messages, strict=True)
-            ]
+            self.items += _items(suffixes, messages)
         self.suffixes += suffixes
         self.values += values
         if pointer is not None:
@@ -105,8 +101,28 @@ def values_of(
             encode_row(MessageRow(message, pointer, ttl_s, extras or {}))
             for message, ttl_s in zip(messages, ttls_s, strict=True)
         ]
-    head = row_head(pointer, extras)
-    heads = {size: head + length_prefix(size) for size in set(map(len, messages))}
+    return _after_heads(row_head(pointer, extras), messages)
+
+
+def _items(suffixes: Sequence[bytes], messages: Sequence[bytes]) -> list[bytes]:
+    """The messages in wire form, whatever their rows look like."""
+    sizes = set(map(len, messages))
+    if len(sizes) == 1:
+        head = NO_PAYLOAD_PART + length_prefix(sizes.pop())
+        return [ITEM_START + suffix + head + message for suffix, message in zip(suffixes, messages, strict=True)]
+    heads = {size: NO_PAYLOAD_PART + length_prefix(size) for size in sizes}
+    return [
+        ITEM_START + suffix + heads[len(message)] + message for suffix, message in zip(suffixes, messages, strict=True)
+    ]
+
+
+def _after_heads(head: bytes, messages: Sequence[bytes]) -> list[bytes]:
+    """``head``, the length and the bytes of each message."""
+    sizes = set(map(len, messages))
+    if len(sizes) == 1:
+        head += length_prefix(sizes.pop())
+        return [head + message for message in messages]
+    heads = {size: head + length_prefix(size) for size in sizes}
     return [heads[len(message)] + message for message in messages]
 
 

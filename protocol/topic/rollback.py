@@ -44,7 +44,7 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
 
 def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     pending = state.pending.get(ask.pointer)
-    if pending is None and not ask.by_client:
+    if pending is None and (not ask.by_client or state.authority.standing(ask.pointer) == "aborted"):
         return  # there is nothing, and the authority refuses what could follow
     if pending is not None and pending.rolled_back:
         return
@@ -52,7 +52,7 @@ def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     pending = touch(state, step, ask.pointer)
     for run in pending.runs:
         _turn(state, step, ask.pointer, run.first, run.last)
-    pending.runs = []
+    pending.no_runs()
     pending.rolled_back = True
 
 
