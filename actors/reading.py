@@ -47,8 +47,8 @@ async def read_page(
 
 async def walk_rows(store: Store, walk: Walk) -> None:
     """Feed a walk from the store until it wants nothing more. Raises StoreError."""
-    for table, start, stop, feed in walk.scans():
-        await store.scan(table, start, stop, feed, first_chunk=walk.wanted)
+    for table, start, stop, feed, reverse in walk.scans():
+        await store.scan(table, start, stop, feed, first_chunk=walk.wanted, reverse=reverse)
 
 
 def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:

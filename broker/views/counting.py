@@ -9,37 +9,40 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from protocol.effects import Table
+from actors.reading import walk_rows
 from protocol.ids import NO_PAYLOAD_PART, bound_at
-from protocol.keys import DamagedRow
 from protocol.topic.asks import Slice
-from protocol.topic.extent import live_wire_bytes
-from protocol.topic.paging import key_range
-from protocol.topic.usage import ROW_BYTES
+from protocol.topic.tally import Newest, Tally
+from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from protocol.topic.asks import Span, TopicStats
-    from storage.base import Row, Store
+    from protocol.topic.pointer_asks import PointerView
+    from protocol.transactions.view import View
+    from storage.base import Store
 
-#: Rows that one question may look at.
+#: Rows that one question may look at, and bytes of them.
 MAX_LOOKS = 100_000
+MAX_LOOK_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Count:
-    """How much there is; ``estimated``: at most so much, since looking closer would have taken too long."""
+    """How much there is; ``estimated``: about so much, since looking closer would have taken too long."""
 
     messages: int = 0
     bytes: int = 0
     expired: int = 0
     """Messages among those looked at whose own time to live is over."""
+    hidden: int = 0
+    """Messages behind the first undecided one."""
     estimated: bool = False
 
 
 async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
-    """The living messages from the bound ``since`` on. Raises StoreError."""
+    """The living messages from the bound ``since`` on, undecided and rolled back ones included. Raises StoreError."""
     count = Count()
     room = MAX_LOOKS
     for counted in _apart(stats.slices):
@@ -53,48 +56,53 @@ async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
         room -= counted.messages
         span = replace(stats.span, since=max(since, bound_at(counted.first_ms)))
         span.until = min(span.until, bound_at(counted.last_ms + 1))
-        if span.start < span.until:
-            await _look(store, span, count)
+        await _look(store, span, None, count)
     return count
 
 
-async def expired_from(store: Store, span: Span, since: bytes) -> tuple[int, bool]:
-    """Rows from ``since`` on that have outlived the topic's time to live and are not removed yet.
+async def count_for_reader(
+    store: Store, stats: TopicStats, since: bytes, view: View, undecided: Sequence[PointerView]
+) -> Count:
+    """What a transactional reader at the bound ``since`` would get, and what is hidden from it.
+
+    Exact where it is little enough to be looked at. Else the topic's own counts are taken: those know where the
+    first undecided row is, and not which messages have been rolled back. Raises StoreError.
+    """
+    ahead = [counted for counted in stats.slices if bound_at(counted.last_ms + 1) > since]
+    few = sum(counted.messages for counted in ahead) <= MAX_LOOKS
+    count = Count()
+    if few and sum(counted.bytes for counted in ahead) <= MAX_LOOK_BYTES:
+        await _look(store, replace(stats.span, since=since), view, count)
+        return count
+    count = await count_from(store, stats, since)
+    hidden = 0
+    for each in undecided:
+        # What is before the reader cannot be undecided: it would not have been passed.
+        ahead_of_reader = each.first is not None and each.first + NO_PAYLOAD_PART >= since
+        if ahead_of_reader and view.verdict(each.pointer) is Verdict.HOLD:
+            hidden = max(hidden, each.hidden)
+    count.hidden = min(hidden, count.messages)
+    count.messages -= count.hidden
+    count.estimated = True
+    return count
+
+
+async def expired_from(store: Store, span: Span, since: bytes, view: View | None) -> tuple[int, bool]:
+    """Messages from ``since`` on that have outlived the topic's time to live and are not removed yet.
 
     The bool says that there are more of them than were counted. Raises StoreError.
     """
     below = replace(span, since=since, until=min(span.until, bound_at(span.oldest_ms)), oldest_ms=0)
-    if below.start >= below.until:
-        return 0, False
-    start, stop = key_range(below)
-    counted = 0
-
-    def take(rows: list[Row]) -> bool:
-        nonlocal counted
-        counted += len(rows)
-        return counted <= MAX_LOOKS
-
-    await store.scan(Table.MESSAGE, start, stop, take, first_chunk=1000, values=False)
-    return min(counted, MAX_LOOKS), counted > MAX_LOOKS
+    tally = Tally(below, view, MAX_LOOKS)
+    await walk_rows(store, tally)
+    return tally.messages + tally.hidden + tally.expired, tally.gave_up
 
 
 async def newest_from(store: Store, span: Span) -> bytes | None:
-    """The id of the newest living message; None when there is none among the last ``MAX_LOOKS``."""
-    if span.start >= span.until:
-        return None
-    start, stop = key_range(span)
-    found: bytes | None = None
-    looks = 0
-
-    def take(rows: list[Row]) -> bool:
-        nonlocal found, looks
-        looks += len(rows)
-        living = next((key for key, value in rows if not _has_expired(key, value, span.now_ms)), None)
-        found = None if living is None else living[-10:] + NO_PAYLOAD_PART
-        return found is None and looks < MAX_LOOKS
-
-    await store.scan(Table.MESSAGE, start, stop, take, reverse=True, first_chunk=1)
-    return found
+    """The id of the newest living message; None when there is none among the last ``MAX_LOOKS``. Raises StoreError."""
+    newest = Newest(span, MAX_LOOKS)
+    await walk_rows(store, newest)
+    return newest.message_id
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:
@@ -121,22 +129,11 @@ def _is_exact(counted: Slice, stats: TopicStats, since: bytes) -> bool:
     return none_expired and bound_at(counted.first_ms) >= since
 
 
-async def _look(store: Store, span: Span, count: Count) -> None:
-    def take(rows: list[Row]) -> bool:
-        for key, value in rows:
-            if _has_expired(key, value, span.now_ms):
-                count.expired += 1
-            else:
-                count.messages += 1
-                count.bytes += len(value) + ROW_BYTES
-        return True
-
-    start, stop = key_range(span)
-    await store.scan(Table.MESSAGE, start, stop, take, first_chunk=1000)
-
-
-def _has_expired(key: bytes, value: bytes, now_ms: int) -> bool:
-    try:
-        return live_wire_bytes(key, value, now_ms) is None
-    except DamagedRow:
-        return False  # it is there, whatever it is
+async def _look(store: Store, span: Span, view: View | None, count: Count) -> None:
+    tally = Tally(span, view, MAX_LOOKS)
+    await walk_rows(store, tally)
+    count.messages += tally.messages
+    count.bytes += tally.bytes
+    count.expired += tally.expired
+    count.hidden += tally.hidden
+    count.estimated |= tally.gave_up

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from actors.reading import walk_rows
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, whole_number
 from broker.views.route import json_answer
 from protocol.codec import JSON
 from protocol.codec.positions import parse_query_position
-from protocol.effects import Table
-from protocol.errors import InvalidParameter
-from protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, bound_at, unpack_position
-from protocol.keys import DamagedRow
-from protocol.rows import decode_row
+from protocol.errors import InvalidParameter, TransactionsUnavailable
+from protocol.ids import FIRST_BOUND, bound_at, unpack_position
+from protocol.page import items_in
 from protocol.topic.asks import Describe, Look
-from protocol.topic.paging import key_range
+from protocol.topic.walk import Walk
+from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from broker.http.exchange import HttpAnswer
     from broker.service import Service
     from broker.views.route import ViewRequest
+    from protocol.keys import DamagedRow
     from protocol.names import TopicName
-    from protocol.rows import MessageRow
     from protocol.topic.asks import Span
     from storage.base import Row
 
+    Rows = Sequence[Row]
+
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
-_POSITION_BYTES = 10
+
+#: An aborted transaction's rows hold readers until they have been rolled back.
+_STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
+_SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
 
 
 async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
@@ -48,11 +56,11 @@ async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
     as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
     as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
     ttl_ms, span = await _look(service, name, Look(since, _bound(parameters, "to")))
-    shown = _Shown(span, ttl_ms, limit or DEFAULT_LIMIT, service.config.poll.max_bytes)
-    if span.start < span.until:
-        start, stop = key_range(span)
-        await service.store.scan(Table.MESSAGE, start, stop, shown.take, first_chunk=min(shown.limit + 1, MAX_LIMIT))
-    return await off_loop(shown.bytes, JSON, partial(shown.answer, as_base64=as_base64, as_strings=as_strings))
+    shown = _Shown(span, limit or DEFAULT_LIMIT, service.config.poll.max_bytes)
+    await walk_rows(service.store, shown)
+    states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}
+    form = _Form(ttl_ms, states, as_base64=as_base64, as_strings=as_strings)
+    return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
 
 
 def _bound(parameters: dict[str, str], key: str) -> bytes | None:
@@ -71,81 +79,115 @@ async def _look(service: Service, name: TopicName, look: Look) -> tuple[int, Spa
             return metadata.properties.ttl_ms, span
 
 
-class _Shown:
-    """The rows of an answer while they are gathered, and how they are shown."""
+class _Message(NamedTuple):
+    """One message, or what is wrong with it."""
 
-    def __init__(self, span: Span, ttl_ms: int, limit: int, max_bytes: int) -> None:
-        self.limit = limit
+    message_id: bytes
+    payload: bytes = b""
+    pointer: int = 0
+    """0: it has none; negative: rolled back."""
+    expires_ms: int = 0
+    """When its own time to live ends; 0: it has none."""
+    damage: str | None = None
+
+
+class _Shown(Walk):
+    """The messages of an answer while they are gathered: row by row, since what is shown is checked."""
+
+    def __init__(self, span: Span, limit: int, max_bytes: int) -> None:
+        super().__init__(span, with_pointers=True)
+        self.messages: list[_Message] = []
         self.bytes = 0
-        self._span = span
-        self._ttl_ms = ttl_ms
+        self.cut = False
+        self._limit = limit
         self._max_bytes = max_bytes
-        self._rows: list[tuple[bytes, MessageRow | DamagedRow]] = []
-        self._cut = False
 
-    def take(self, rows: list[Row]) -> bool:
-        """Rows from the store, in order; False when the answer is full."""
-        for key, value in rows:
-            row = _decoded(value)
-            if self._has_expired(key, row):
-                continue
-            if len(self._rows) == self.limit or (self._rows and self.bytes + len(value) > self._max_bytes):
-                self._cut = True
+    @property
+    def wanted(self) -> int:
+        """One row more than are shown tells whether there are more."""
+        return self._limit + 1
+
+    def feed_payloads(self, rows: Rows) -> bool:
+        """See ``StoredDelivery``."""
+        return self._feed_stored_one_by_one(rows)
+
+    def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
+        return self._feed_one_by_one(rows)
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        assert pointers is not None  # both are there
+        assert expiries is not None  # row by row
+        for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
+            ((message_id, payload),) = items_in(item)
+            if not self._add(_Message(message_id, payload, pointer, expires_ms), len(payload)):
                 return False
-            self._rows.append((key, row))
-            self.bytes += len(value)
         return True
 
-    def answer(self, *, as_base64: bool, as_strings: bool) -> HttpAnswer:
-        """What was gathered, with the headers a poll has."""
-        shown = []
-        for key, row in self._rows:
-            if isinstance(row, DamagedRow):
-                shown.append({"id": _id(key).hex(), "state": "damaged", "detail": row.detail})
-            else:
-                shown.append(self._message(_id(key), row, as_base64=as_base64, as_strings=as_strings))
-        headers = [("Plainsong-End", "more" if self._cut else "end")]
-        last_id = _id(self._rows[-1][0]) if self._cut else self._span.resume
-        if last_id is not None:
-            headers.append(("Plainsong-Last-Id", last_id.hex()))
-        return json_answer(shown, headers=headers)
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        return self._add(_Message(message_id, damage=damage.detail), 0)
 
-    def _message(self, message_id: bytes, row: MessageRow, *, as_base64: bool, as_strings: bool) -> dict[str, Any]:
-        published_ms = unpack_position(message_id[:_POSITION_BYTES])[0]
-        payload = row.payload or b""
-        pointer = row.pointer
+    def _add(self, message: _Message, size: int) -> bool:
+        if len(self.messages) == self._limit or (self.messages and self.bytes + size > self._max_bytes):
+            self.cut = True
+            return False
+        self.messages.append(message)
+        self.bytes += size
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How messages are written."""
+
+    ttl_ms: int
+    states: Mapping[int, str]
+    as_base64: bool
+    as_strings: bool
+
+    def written(self, message: _Message) -> dict[str, Any]:
+        """One message as JSON has it."""
+        if message.damage is not None:
+            return {"id": message.message_id.hex(), "state": "damaged", "detail": message.damage}
+        published_ms = unpack_position(message.message_id[:10])[0]
+        expires_ms = published_ms + self.ttl_ms
+        pointer = abs(message.pointer) or None
         return {
-            "id": message_id.hex(),
+            "id": message.message_id.hex(),
             "publishTimeMs": published_ms,
-            "expiresMs": published_ms + min(self._ttl_ms, self._ttl_ms if row.ttl_s is None else row.ttl_s * 1000),
-            "state": "plain",
-            "writePointer": str(pointer) if as_strings and pointer is not None else pointer,
-            "size": len(payload),
-            "payload": _payload(payload, as_base64=as_base64),
+            "expiresMs": min(expires_ms, message.expires_ms or expires_ms),
+            "state": self.states[message.pointer],
+            "writePointer": str(pointer) if self.as_strings and pointer is not None else pointer,
+            "size": len(message.payload),
+            "payload": _payload(message.payload, as_base64=self.as_base64),
             "attributes": {},
             "producer": None,
             "sequenceId": None,
         }
 
-    def _has_expired(self, key: bytes, row: MessageRow | DamagedRow) -> bool:
-        if isinstance(row, DamagedRow) or row.ttl_s is None:
-            return False
-        return self._span.now_ms > int.from_bytes(key[-10:-2], "big") + row.ttl_s * 1000
+
+def _answer(shown: _Shown, form: _Form) -> HttpAnswer:
+    """What was gathered, with the headers a poll has."""
+    headers = [("Plainsong-End", "more" if shown.cut else "end")]
+    last_id = shown.messages[-1].message_id if shown.cut else shown.span.resume
+    if last_id is not None:
+        headers.append(("Plainsong-Last-Id", last_id.hex()))
+    return json_answer([form.written(each) for each in shown.messages], headers=headers)
 
 
-def _decoded(value: bytes) -> MessageRow | DamagedRow:
-    """The row, or what is wrong with it. What this version never writes it cannot vouch for either."""
+def _state(service: Service, pointer: int) -> str:
+    """What became of the transaction a row belongs to, as far as this daemon knows."""
+    if pointer == 0:
+        return "plain"
+    if pointer < 0:
+        return "rolled-back"
     try:
-        row = decode_row(value)
-    except DamagedRow as damage:
-        return damage
-    if row.payload is None or row.pointer is not None or row.extras:
-        return DamagedRow("the row is of a later version: it has more than a payload and a time to live")
-    return row
-
-
-def _id(key: bytes) -> bytes:
-    return key[-_POSITION_BYTES:] + NO_PAYLOAD_PART
+        standing = service.transactions.standing(pointer)
+        if standing != "unknown":
+            return _STATES[standing]
+        # Nobody here remembers it: what a committed reader makes of it now.
+        return _SEEN[service.transactions.view().verdict(pointer)]
+    except TransactionsUnavailable:
+        return "open"
 
 
 def _payload(payload: bytes, *, as_base64: bool) -> str | dict[str, str]:

@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.views.counting import count_from, expired_from, newest_from
+from broker.handlers.views_of_readers import view_for
+from broker.views.counting import count_for_reader, count_from, expired_from, newest_from
 from broker.views.route import json_answer
+from protocol.errors import TransactionsUnavailable
 from protocol.ids import FIRST_BOUND, after, parse_id, unpack_position
 from protocol.page import items_in
 from protocol.topic.asks import Stats
+from protocol.topic.pointer_asks import ListPointers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from broker.http.exchange import HttpAnswer
     from broker.service import Service
     from broker.views.route import ViewRequest
     from protocol.names import TopicName
     from protocol.topic.asks import Span, TopicStats
+    from protocol.topic.pointer_asks import PointerView
 
 
 async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
@@ -32,6 +38,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
     found = await service.directory.ask(name, Stats())
     span, now_s = found.span, trio.current_time()
     count = await count_from(service.store, found, FIRST_BOUND)
+    undecided = await service.directory.ask(name, ListPointers())
     oldest_id, newest_id = await _oldest(service, name, span), await newest_from(service.store, span)
     numbers: dict[str, Any] = {
         "messages": count.messages,
@@ -42,8 +49,8 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
         "publishPerSecond": round(service.rates.publishing.per_second(name, now_s), 3),
         "pollPerSecond": round(service.rates.polling.per_second(name, now_s), 3),
-        # This version serves neither transactions nor producers, and is the only instance.
-        "openTransactions": 0,
+        "openTransactions": sum(not each.rolled_back for each in undecided),
+        # This version serves no producers, and is the only instance.
         "producers": 0,
         "enabledFrom": None,
         "owner": None,
@@ -51,7 +58,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "generation": span.generation,
     }
     if reader is not None:
-        numbers["reader"] = await _reader(service, found, after(reader))
+        numbers["reader"] = await _reader(service, found, after(reader), undecided)
     return json_answer(numbers)
 
 
@@ -60,12 +67,22 @@ async def _oldest(service: Service, name: TopicName, span: Span) -> bytes | None
     return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
 
 
-async def _reader(service: Service, found: TopicStats, since: bytes) -> dict[str, Any]:
-    count = await count_from(service.store, found, since)
-    expired, more = await expired_from(service.store, found.span, since)
+async def _reader(
+    service: Service, found: TopicStats, since: bytes, undecided: Sequence[PointerView]
+) -> dict[str, Any]:
+    """What is before a committed reader; without a transaction service, before one who reads everything."""
+    try:
+        view = view_for(service, "committed", None)
+    except TransactionsUnavailable:
+        view = None
+    if view is None:
+        count = await count_from(service.store, found, since)
+    else:
+        count = await count_for_reader(service.store, found, since, view, undecided)
+    expired, more = await expired_from(service.store, found.span, since, view)
     return {
         "visible": count.messages,
-        "hidden": 0,  # without transactions nothing is
+        "hidden": count.hidden,
         "expiredUnread": expired + count.expired,
         "estimated": count.estimated or more,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.page import item
+from protocol.page import Held, item
 from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ class Delivery:
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
         """A row cannot be read; whether to go on behind it."""
         raise NotImplementedError
+
+    @property
+    def held(self) -> Held | None:
+        """What holds the reader, once something does."""
+        if self.held_by is None:
+            return None
+        return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
 
     # --- what all of them do --------------------------------------------------------------------
 

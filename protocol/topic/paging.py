@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from protocol.ids import ID_BYTES, before
-from protocol.page import HIDDEN_COUNTED, Held, Page
+from protocol.page import HIDDEN_COUNTED, Page
 from protocol.topic.walk import Walk, key_range
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Paging(Walk):
         if self._cut:
             page.end = "more"
         elif self.held_by is not None:
-            page.end = "held"
-            page.held = Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
+            page.end, page.held = "held", self.held
             page.last_id = before(self.held_at)
         elif self._last_id is None or self.passed:
             # What was passed over will not be visible later: nobody needs to look at it again.

@@ -53,6 +53,8 @@ class Scan(NamedTuple):
     start: bytes
     stop: bytes
     feed: Callable[[Rows], bool]
+    reverse: bool = False
+    """From the last row down."""
 
 
 def key_range(span: Span) -> tuple[bytes, bytes]:
@@ -67,6 +69,9 @@ def key_range(span: Span) -> tuple[bytes, bytes]:
 class Walk(StoredDelivery):
     """One reader on its way."""
 
+    #: Walk from the newest message down. Holds, hidden messages and starts inside stored ones are for the way up.
+    reverse = False
+
     def __init__(
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
@@ -74,9 +79,9 @@ class Walk(StoredDelivery):
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
-        #: What was read behind the reference, and the key behind that.
+        #: What was read behind the reference, and the last key of that.
         self._rest: Rows = ()
-        self._next_key = b""
+        self._last_key = b""
 
     @property
     def wanted(self) -> int:
@@ -89,13 +94,16 @@ class Walk(StoredDelivery):
         if self._start >= self.span.until:
             return
         while start < stop and not self.done:
-            yield Scan(Table.MESSAGE, start, stop, self.feed_rows)
+            yield Scan(Table.MESSAGE, start, stop, self.feed_rows, self.reverse)
             if self.reference is None:
                 return
-            while self.reference is not None:
-                yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads)
+            while self.reference is not None and not self.done:
+                yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads, self.reverse)
                 self._go_on()
-            start = self._next_key
+            if self.reverse:
+                stop = self._last_key
+            else:
+                start = self._last_key + b"\x00"
 
     # --- message rows ---------------------------------------------------------------------------
 
@@ -106,30 +114,32 @@ class Walk(StoredDelivery):
           DamagedRow: the first row that would be visible cannot be read. Plain rows are taken at their word, since
             the store's own checksums vouch for their bytes.
         """
-        self._next_key = rows[-1][0] + b"\x00" if rows else b""
-        if self._starts_inside and rows and rows[0][0].endswith(self._start[:_POSITION_BYTES]):
+        if not rows:
+            return not self.done
+        self._last_key = rows[-1][0]
+        if self._starts_inside and rows[0][0].endswith(self._start[:_POSITION_BYTES]):
             own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
             rows = rows[own_payload:]  # its own message is before the start
         return self._feed(rows)
 
     def _feed(self, rows: Rows) -> bool:
         flags = {value[0] if value else -1 for _, value in rows}
-        if flags == {PLAIN}:
-            return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
         if not any(each & NO_PAYLOAD for each in flags):
-            return self._feed_inline(rows)
+            return self._feed_inline(rows, flags)
         at = 0
         for index in [index for index, (_, value) in enumerate(rows) if _flags(value) & NO_PAYLOAD]:
-            if at < index and not self._feed_inline(rows[at:index]):
+            if at < index and not self._feed_inline(rows[at:index], flags):
                 return False
             at = index + 1
             if not self._refer(*rows[index]):
                 self._rest = rows[at:]
                 return False
-        return self._feed_inline(rows[at:]) if at < len(rows) else True
+        return self._feed_inline(rows[at:], flags) if at < len(rows) else True
 
-    def _feed_inline(self, rows: Rows) -> bool:
-        """Rows that have their payload."""
+    def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
+        """Rows that have their payload; ``flags`` has at least theirs."""
+        if flags == {PLAIN}:
+            return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
         if {value[0] for _, value in rows} <= {PLAIN, HAS_POINTER}:
             return self._feed_pointers(rows)
         return self._feed_one_by_one(rows)

@@ -145,7 +145,7 @@ def test_a_page_that_ends_inside_a_large_transaction_reads_no_more_than_it_needs
     topic = Topic([stored(0, 7, 5_000), *(plain(ms) for ms in range(1, 2_000))])
     read = dict.fromkeys(Table, 0)
     paging = Paging(topic.span(topic.messages[100].message_id), 10, 10**9, SEEN)
-    for table, start, stop, feed in paging.scans():
+    for table, start, stop, feed, _ in paging.scans():
         assert paging.wanted <= 11
         for row in topic.tables[table].walk(start, stop, reverse=False):
             read[table] += 1

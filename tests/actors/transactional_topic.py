@@ -169,8 +169,8 @@ def verdict_of(view, message):
 
 def walk_through(tables, walk, chunk=3):
     """Feed a walk from tables, ``chunk`` rows at a time."""
-    for table, start, stop, feed in walk.scans():
-        rows = list(tables[table].walk(start, stop, reverse=False))
+    for table, start, stop, feed, reverse in walk.scans():
+        rows = list(tables[table].walk(start, stop, reverse=reverse))
         for at in range(0, len(rows), chunk):
             if not feed(rows[at : at + chunk]):
                 break
