@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from plainsong.core.calls import own_ttls
-from plainsong.errors import NoTransaction, TransactionFailed
+from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.transactions import calls
 from protocol.errors import InvalidParameter, PlainsongError, TopicNotFound
 from protocol.requests import PublishRequest
@@ -218,18 +218,19 @@ class TransactionMessages:
         """Roll back every topic that something was sent to; False when one may have kept something.
 
         Raises:
-          PlainsongError: the first failure; the other topics were tried all the same.
+          PlainsongError: the first failure; the other topics were tried all the same, as long as somebody answers.
         """
         first: PlainsongError | None = None
+        for pointer, topic in [(pointer, topic) for pointer, topics in self._touched.items() for topic in topics]:
+            try:
+                yield from self._roll_back(topic, pointer)
+            except TopicNotFound:
+                continue  # nothing is there
+            except PlainsongError as error:
+                first = first or error
+                if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
+                    break  # nobody is there: the others would only wait as long
         undone = not self._in_doubt
-        for pointer, topics in self._touched.items():
-            for topic in topics:
-                try:
-                    yield from self._roll_back(topic, pointer)
-                except TopicNotFound:
-                    continue  # nothing is there
-                except PlainsongError as error:
-                    first = first or error
         self._end()
         if first is not None:
             raise first

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from plainsong.core.effects import Answer, Blocking, Failure, Now, Pause, Send
+from plainsong.core.effects import Answer, Blocking, Failure, Now, Pause, Send, Tell
 from plainsong.core.operations import Operations
 from plainsong.settings import Settings
 
@@ -57,13 +57,17 @@ class World:
         self._answer = script if callable(script) else lambda _: next(script)
 
     def run(self, steps: Any) -> Any:
-        result: Any = None
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration as done:
-                return done.value
-            result = self._done(effect)
+        try:
+            effect = steps.send(None)
+            while True:
+                try:
+                    result = self._done(effect)
+                except Exception as error:  # noqa: BLE001 - as the shells do
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(result)
+        except StopIteration as done:
+            return done.value
 
     def _done(self, effect: Any) -> Any:
         match effect:
@@ -77,6 +81,6 @@ class World:
                 self.pauses.append(effect.seconds)
                 self.now_s += effect.seconds
                 return None
-            case Blocking():
+            case Blocking() | Tell():
                 return effect.work()
         raise AssertionError(effect)

@@ -1,0 +1,198 @@
+"""Messages of a transaction: in which order they arrive, how much is kept here, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from service import Service, then_lost
+from world import LOST, operations, problem
+
+from plainsong.errors import InvalidParameter, NoTransaction, PlainsongError, TransactionFailed, TransactionTimedOut
+from plainsong.sync.shell import Shell
+from plainsong.transactions import messages as module
+from plainsong.transactions.course import Course
+from plainsong.transactions.messages import ITEM_BYTES, Bounds
+from protocol.requests import PublishRequest
+
+
+class Stage:
+    """A course without participants."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self.now_s = 0.0
+        self.service = Service()
+        working = operations(retry=False)
+        working.clock = lambda: self.now_s
+        self.course = Course(working, (), bounds or Bounds(), kind="short", timeout_s=None, client_id=None)
+        self.shell = Shell(self.service.carry, lambda _: None, lambda: self.now_s)
+        self.run = self.shell.run
+        self.transaction = self.run(self.course.start())
+
+    def put(self, topic: str, *payloads: bytes, **options: Any) -> None:
+        self.run(self.course.put(topic, PublishRequest(list(payloads), **options)))
+
+    def verbs(self) -> list[str]:
+        return [event.removeprefix("service.") for event in self.service.events]
+
+    def published(self, topic: str) -> list[bytes]:
+        return self.service.published[topic, self.transaction.id]
+
+
+def test_nothing_is_sent_before_the_commit_and_then_one_publish_for_each_topic():
+    stage = Stage()
+    stage.put("one", b"1")
+    stage.put("two", b"2", b"3")
+    stage.put("one", b"4")
+    assert stage.verbs() == ["begin"]
+    stage.run(stage.course.finish())
+    assert stage.verbs() == ["begin", "publish", "publish", "commit"]
+    assert stage.published("one") == [b"1", b"4"]
+    assert stage.published("two") == [b"2", b"3"]
+
+
+def test_a_transaction_without_messages_asks_no_topic():
+    stage = Stage()
+    stage.run(stage.course.finish())
+    assert stage.verbs() == ["begin", "commit"]
+
+
+def test_what_does_not_fit_is_stored_and_the_order_is_that_of_the_calls():
+    stage = Stage(Bounds(buffer_messages=10))
+    for n in range(100):
+        stage.put("t", b"%d" % n)
+    assert stage.verbs().count("store") > 5
+    stage.run(stage.course.finish())
+    assert stage.verbs().count("publish") == 1
+    assert stage.published("t") == [b"%d" % n for n in range(100)]
+    (receipt,) = stage.course.messages.receipts["t"]
+    assert (receipt.count, receipt.first_id) == (100, None)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3_000)), max_size=60),
+    buffer_bytes=st.integers(1, 8_000),
+    buffer_messages=st.integers(1, 20),
+    checkpoints=st.sets(st.integers(0, 60)),
+)
+def test_memory_is_bounded_and_nothing_lost_or_reordered(
+    sizes: list[tuple[str, int]], buffer_bytes: int, buffer_messages: int, checkpoints: set[int]
+):
+    stage = Stage(Bounds(buffer_bytes, buffer_messages))
+    expected: dict[str, list[bytes]] = {}
+    for n, (topic, size) in enumerate(sizes):
+        payload = b"%d:" % n + bytes(size)
+        stage.put(topic, payload)
+        expected.setdefault(topic, []).append(payload)
+        assert stage.course.messages.waiting_bytes <= buffer_bytes
+        if n in checkpoints:
+            stage.run(stage.course.checkpoint())
+    stage.run(stage.course.finish())
+    found: dict[str, list[bytes]] = {}
+    for (topic, _), payloads in sorted(stage.service.published.items(), key=lambda each: each[0][1]):
+        found.setdefault(topic, []).extend(payloads)
+    assert {topic: payloads for topic, payloads in found.items() if payloads} == expected
+
+
+def test_no_request_is_larger_than_one_may_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "REQUEST_BYTES", 1_000)
+    monkeypatch.setattr(module, "REQUEST_MESSAGES", 5)
+    stage = Stage()
+    stage.put("t", *[bytes(100) for _ in range(50)])
+    stage.put("t", bytes(5_000))
+    stage.run(stage.course.finish())
+    sent = [request.messages for verb, request in stage.service.requests if verb in ("store", "publish")]
+    assert all(len(each) <= 5 and (len(each) == 1 or sum(len(m) + ITEM_BYTES for m in each) <= 1_000) for each in sent)
+    assert len(stage.published("t")) == 51
+
+
+def test_times_to_live_go_along_each_the_shorter_of_its_own_and_the_calls():
+    stage = Stage()
+    stage.put("t", b"a", b"b", ttl_s=60, message_ttls_s=[30, None])
+    stage.put("t", b"c", message_ttls_s=[90])
+    stage.put("t", b"d")
+    stage.run(stage.course.finish())
+    (request,) = [request for verb, request in stage.service.requests if verb == "publish"]
+    assert request.message_ttls_s == [30, 60, 90, None]
+
+
+def test_receipts_say_where_the_messages_went():
+    stage = Stage()
+    stage.put("t", b"a", b"b")
+    stage.run(stage.course.checkpoint())
+    stage.put("t", b"c")
+    stage.run(stage.course.finish())
+    first, second = stage.course.messages.receipts["t"]
+    assert (first.count, second.count) == (2, 1)
+    assert first.first_id < first.last_id < second.first_id == second.last_id
+
+
+def test_every_pointer_is_rolled_back_in_every_topic_it_touched():
+    stage = Stage(Bounds(buffer_messages=2))
+    stage.put("one", b"1")
+    stage.run(stage.course.checkpoint())
+    second = stage.course.transaction.write_pointer
+    stage.put("two", b"2", b"3", b"4")
+    stage.put("three", b"5")
+    assert stage.run(stage.course.abort()) == "aborted"
+    assert stage.service.rolled_back == [("one", stage.transaction.id), ("two", second)]
+
+
+def test_a_topic_that_cannot_be_rolled_back_makes_it_invalid_and_the_others_are_rolled_back():
+    stage = Stage(Bounds(buffer_messages=1))
+    for topic in ("one", "two", "three"):
+        stage.put(topic, b"1", b"2")
+    stage.service.instead["rollback"] = [problem(503, "recovering")]
+    with pytest.raises(PlainsongError):
+        stage.run(stage.course.abort())
+    assert [topic for topic, _ in stage.service.rolled_back] == ["two", "three"]
+    assert stage.service.states[stage.transaction.id] == "invalid"
+
+
+def test_a_daemon_that_is_gone_is_not_asked_once_for_each_topic():
+    stage = Stage(Bounds(buffer_messages=1))
+    for n in range(50):
+        stage.put(f"topic-{n}", b"1", b"2")
+    stage.service.events.clear()
+    stage.service.instead["rollback"] = [LOST] * 50
+    with pytest.raises(PlainsongError):
+        stage.run(stage.course.abort())
+    assert stage.verbs() == ["rollback", "invalidate"]
+
+
+@pytest.mark.parametrize("answer", [LOST, then_lost, problem(503, "low_space"), problem(404, "topic_not_found")])
+def test_after_a_store_that_failed_the_transaction_can_only_be_undone(answer: Any):
+    stage = Stage(Bounds(buffer_messages=1))
+    stage.service.instead["store"] = [answer]
+    with pytest.raises(PlainsongError):
+        stage.put("t", b"1", b"2")
+    stage.put("t", b"3")
+    with pytest.raises(TransactionFailed, match="stored earlier"):
+        stage.run(stage.course.finish())
+    assert stage.service.states[stage.transaction.id] == "aborted"
+    assert not stage.published("t")
+
+
+def test_a_store_that_came_too_late_says_so():
+    stage = Stage(Bounds(buffer_messages=1))
+    stage.now_s = 40
+    stage.service.states[stage.transaction.id] = "invalid"
+    with pytest.raises(TransactionTimedOut, match=r"40\.0 s old"):
+        stage.put("t", b"1", b"2")
+
+
+def test_publishing_without_a_transaction_or_after_its_end_is_refused():
+    stage = Stage()
+    stage.run(stage.course.finish())
+    with pytest.raises(NoTransaction, match="the last one is committed"):
+        stage.put("t", b"1")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "8"])
+def test_bounds_that_make_no_sense_are_refused(wrong: Any):
+    with pytest.raises(InvalidParameter, match="buffer_bytes"):
+        Bounds(buffer_bytes=wrong)
+    with pytest.raises(InvalidParameter, match="buffer_messages"):
+        Bounds(buffer_messages=wrong)
