@@ -80,7 +80,7 @@ def _as_json(seen: Seen) -> dict[str, Any]:
         "publishTimeMs": seen.publish_time_ms,
         "expiresMs": seen.expires_ms,
         "state": seen.state,
-        "writePointer": seen.write_pointer,
+        "writePointer": None if seen.write_pointer is None else str(seen.write_pointer),
         "size": seen.size,
         "payload": payload_json(seen.payload),
         "attributes": dict(seen.attributes),

@@ -12,6 +12,7 @@ import click
 
 from plainsong.cli import inputs
 from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.publish_tx import SendingWhole
 from plainsong.cli.say import echo_json, note
 from plainsong.cli.tables import show_bytes, show_count
 from plainsong.cli.times import Length
@@ -38,6 +39,7 @@ PROGRESS_EVERY_S = 0.25
         "plainsong publish images --file picture.png",
         "plainsong poll orders --json | plainsong publish copies --ndjson",
         "plainsong publish orders --ttl 10m 'gone in ten minutes'",
+        "plainsong publish orders --tx < all-or-nothing.txt",
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
@@ -49,6 +51,8 @@ PROGRESS_EVERY_S = 0.25
 )
 @click.option("--ttl", "ttl_s", type=Length(), metavar="TIME", help="They live no longer than this, as 10m or 7d.")
 @click.option("--retry-for", "retry_s", type=Length(), metavar="TIME", help="Keep trying while the daemon is away.")
+@click.option("--tx", is_flag=True, help="All of it in one transaction.")
+@click.option("--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="How long that may take; 30s.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing when it went well.")
 @json_option
 @where_options
@@ -60,6 +64,8 @@ def publish(
     files: tuple[str, ...],
     ttl_s: int | None,
     retry_s: int | None,
+    tx: bool,
+    tx_timeout_s: int | None,
     quiet: bool,
     as_json: bool,
     where: Where,
@@ -74,7 +80,12 @@ def publish(
 
     A line of --ndjson is a string, {"base64": "..."}, or an object
     {"payload": ..., "ttlSeconds": ...}; what `poll --json` prints is such.
+
+    With --tx all of it is one transaction: committed readers see all of it or
+    nothing, and when the command fails nothing was published.
     """
+    if tx_timeout_s is not None and not tx:
+        raise click.UsageError("--tx-timeout is for --tx")
     if ndjson and is_base64:
         raise click.UsageError("--ndjson and --base64 exclude each other: NDJSON has its own base64")
     if files and messages:
@@ -94,12 +105,17 @@ def publish(
         pieces = inputs.from_lines(source, parse)
     progress = Progress(total, wanted=sys.stderr.isatty() and not (quiet or sys.stdin.isatty()))
     with where.client(topic, retry=retry_s is not None, deadline_s=retry_s or 30) as client:
-        sending = Sending(client, topic, ttl_s, progress)
+        sending: Sending | SendingWhole
+        if tx:
+            sending = SendingWhole(client, topic, ttl_s, progress, tx_timeout_s)
+        else:
+            sending = Sending(client, topic, ttl_s, progress)
         sending.all_of(pieces)
     if as_json:
         echo_json(sending.told())
     elif not quiet:
-        click.echo(f"published {_messages(sending.sent)}" + (f", last id {sending.last_id}" if sending.sent else ""))
+        last = f", last id {sending.last_id}" if sending.last_id else ""
+        click.echo(f"published {_messages(sending.sent)}" + (" in one transaction" if tx else "") + last)
 
 
 def _parser(*, ndjson: bool, is_base64: bool) -> Callable[[bytes], inputs.Item]:

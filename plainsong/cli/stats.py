@@ -13,6 +13,7 @@ from plainsong.cli.times import show_length
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import complete_topic, where_options
 from protocol.errors import TopicNotFound
+from protocol.ids import FIRST_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
 
-HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING")
+HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN")
 
 
 @click.command(
@@ -34,12 +35,16 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     """How many messages, how large, how old, how fast.
 
     IN and OUT are messages published and polled in a second, over the last
-    minute or so; WAITING are polls that wait for the next message. A ~ means
-    that the daemon has counted only the edges.
+    minute or so; WAITING are polls that wait for the next message; OPEN are
+    transactions that are undecided here. A ~ means that the daemon has counted
+    only the edges. Of one topic, hidden are the messages that committed readers
+    do not get yet.
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
-            found = client.stats(topics[0])
+            found = client.stats(topics[0], reader=FIRST_BOUND)
+        committed = found.pop("reader")
+        found |= {"visible": committed["visible"], "hidden": committed["hidden"]}
         if as_json:
             echo_json({"topic": topics[0], **found})
         else:
@@ -74,6 +79,7 @@ def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
         tables.show_rate(found["publishPerSecond"]),
         tables.show_rate(found["pollPerSecond"]),
         tables.show_count(found["parkedPolls"]),
+        tables.show_count(found["openTransactions"]),
     )
 
 

@@ -25,6 +25,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     "Topics": {
         "topic": Listed("plainsong.cli.topic:topic", "Make, change, list and delete topics."),
         "reader": Listed("plainsong.cli.reader:reader", "Positions that the daemon keeps for readers."),
+        "tx": Listed("plainsong.cli.tx:tx", "Transactions: who holds a topic up, and what to do about it."),
         "stats": Listed("plainsong.cli.stats:stats", "How many messages, how large, how old, how fast."),
         "top": Listed("plainsong.cli.top:top", "Watch the topics live."),
     },

@@ -15,7 +15,7 @@ except ModuleNotFoundError as _missing:
         f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong[sql]'", name=_missing.name
     ) from _missing
 
-from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnusable
+from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnavailable, SqlUnusable
 from plainsong.sql.participant import SqlParticipant
 from plainsong.sql.positions import SqlPosition, positions_table
 from plainsong.sql.recovery import Found, Recovery, recover
@@ -29,6 +29,7 @@ __all__ = [
     "SqlMisused",
     "SqlParticipant",
     "SqlPosition",
+    "SqlUnavailable",
     "SqlUnusable",
     "positions_table",
     "recover",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from plainsong.errors import Outcome, PlainsongError
+from plainsong.errors import Outcome, PlainsongError, Unavailable
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the lines that a database driver adds."""
+    return str(error).partition("\n")[0]
 
 
 class SqlUnusable(PlainsongError):
@@ -10,6 +15,13 @@ class SqlUnusable(PlainsongError):
 
     code = "sql_unusable"
     title = "This database or session cannot take part"
+
+
+class SqlUnavailable(Unavailable):
+    """The database cannot be reached: what was not finished before is as it was."""
+
+    code = "sql_unavailable"
+    title = "The database cannot be reached"
 
 
 class SqlMisused(PlainsongError):

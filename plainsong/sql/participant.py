@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnusable
+from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnusable, first_line
 from plainsong.sql.gids import new_gid
 from plainsong.sql.prepared import check_allowed, check_kind, finish
 from plainsong.sql.recovery import recover
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import TwoPhaseTransaction
     from sqlalchemy.orm import SessionTransaction
 
-    from plainsong import Transaction
+    from plainsong import Client, Transaction
     from plainsong.sql.gids import Gid
-    from plainsong.sql.recovery import Knows
 
 log = logging.getLogger("plainsong.sql")
 
@@ -78,7 +77,7 @@ class SqlParticipant:
         *,
         engine: Engine | None = None,
         execution_options: Mapping[str, Any] | None = None,
-        recover_with: Knows | None = None,
+        recover_with: Client | None = None,
     ) -> None:
         self._session = session
         self._chosen = engine
@@ -175,9 +174,7 @@ class SqlParticipant:
         try:
             finish(engine, gid, commit=True)
         except SQLAlchemyError:
-            detail = (
-                f"the transaction is committed, its rows in {self.name} wait as prepared transaction {gid}: {cause}"
-            )
+            detail = f"the transaction is committed, its rows in {self.name} wait as prepared transaction {gid}: {first_line(cause)}"
             raise SqlInDoubt(detail, hint="recover(engine, client), or plainsong tx recover, shows them") from cause
 
     def _is_rolled_back(self) -> bool:
@@ -185,7 +182,9 @@ class SqlParticipant:
         try:
             finish(engine, gid, commit=False)
         except SQLAlchemyError as error:
-            log.warning("%s may keep prepared transaction %s until it is recovered: %s", self.name, gid, error)
+            log.warning(
+                "%s may keep prepared transaction %s until it is recovered: %s", self.name, gid, first_line(error)
+            )
             return False
         return True
 

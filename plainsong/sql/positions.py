@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from plainsong.core import calls
 from plainsong.core.effects import Blocking
 from plainsong.errors import PositionChanged, PositionNotSaved
+from plainsong.sql.errors import first_line
 from protocol.ids import FIRST_BOUND
 from protocol.names import MAX_NAME_BYTES, reader_name
 
@@ -116,7 +117,7 @@ class SqlPosition:
             rows = {row.topic: (int(row.generation), bytes(row.position)) for row in self._session.execute(query)}
         except SQLAlchemyError as error:
             hint = "create=True makes the table, or positions_table with your migrations"
-            raise PositionNotSaved(f"positions cannot be read: {_first_line(error)}", hint=hint) from error
+            raise PositionNotSaved(f"positions cannot be read: {first_line(error)}", hint=hint) from error
         if not event.contains(self._session, "after_soft_rollback", self._after_rollback):
             event.listen(self._session, "after_soft_rollback", self._after_rollback)
         self._is_stale = False
@@ -136,7 +137,7 @@ class SqlPosition:
             except IntegrityError:
                 is_ours = False
             except SQLAlchemyError as error:
-                raise PositionNotSaved(f"the position in {topic} cannot be written: {_first_line(error)}") from error
+                raise PositionNotSaved(f"the position in {topic} cannot be written: {first_line(error)}") from error
             if not is_ours:
                 detail = f"reader {self.reader} of {topic} is not where this session left it"
                 raise PositionChanged(detail, hint="roll back; somebody else reads under the same name")
@@ -166,7 +167,3 @@ class SqlPosition:
     def _after_rollback(self, session: Session, previous: SessionTransaction) -> None:
         if previous.parent is None:
             self._is_stale = True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: SQLSTATEs. Source: PostgreSQL's manual, appendix A.
 UNDEFINED_OBJECT = "42704"
 BUSY = "55000"
+FORBIDDEN = "42501"
 #: How often somebody who is just finishing the same transaction is waited for, and how long each time.
 BUSY_ATTEMPTS = 50
 BUSY_PAUSE_S = 0.02

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from sqlalchemy import create_engine
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
-from plainsong.sql.prepared import check_kind, finish, prepared
+from plainsong.sql.errors import SqlUnavailable, SqlUnusable, first_line
+from plainsong.sql.prepared import BUSY, FORBIDDEN, check_kind, finish, prepared, sqlstate
 
 if TYPE_CHECKING:
+    from plainsong import Client
     from plainsong.sql.prepared import Prepared
-    from plainsong.transactions.values import TransactionState, TransactionStatus
+    from plainsong.transactions.values import TransactionState
 
 log = logging.getLogger("plainsong.sql")
 
 #: ``gone``: somebody else finished it meanwhile. ``left``: see the advice, if there is one.
 Action = Literal["committed", "rolled_back", "gone", "left"]
-
-
-class Outcomes(Protocol):
-    """Where outcomes are asked for."""
-
-    def get(self, transaction: int) -> TransactionStatus:
-        """What became of one."""
-        ...
-
-
-class Knows(Protocol):
-    """A ``Client``, as far as recovery needs it."""
-
-    @property
-    def transactions(self) -> Outcomes:
-        """Its transaction service."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ class Recovery:
         return tuple(each for each in self.found if each.advice)
 
 
-def recover(database: Engine | str, client: Knows) -> Recovery:
+def recover(database: Engine | str, client: Client) -> Recovery:
     """Finish what was left prepared: committed transactions are committed, aborted and invalid ones rolled back.
 
     What is in progress is left to its client, and what the daemon does not know is left, and told as an error in
@@ -80,33 +66,41 @@ def recover(database: Engine | str, client: Knows) -> Recovery:
       database: an engine, or its URL. It must be the database, and a user, that prepared them.
       client: of the daemon that decided.
     Raises:
-      PlainsongError: the daemon could not be asked. SQLAlchemyError: the database could not. What was finished
-        before stays finished; do it again.
+      SqlUnusable: it is no database that prepares. SqlUnavailable: the database could not be asked. PlainsongError:
+        the daemon could not. What was finished before stays finished; do it again.
     """
     if isinstance(database, Engine):
         return _recover(database, client)
-    engine = create_engine(database)
+    engine = _engine_of(database)
     try:
         return _recover(engine, client)
     finally:
         engine.dispose()
 
 
-def _recover(engine: Engine, client: Knows) -> Recovery:
+def _engine_of(url: str) -> Engine:
+    """An engine; of the driver that prepares, where the URL names none."""
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        return create_engine(parsed, poolclass=NullPool)
+    except (SQLAlchemyError, ModuleNotFoundError) as error:
+        hint = "it looks like postgresql://user@host:5432/database"
+        raise SqlUnusable(f"this is no URL of a database: {first_line(error)}", hint=hint) from error
+
+
+def _recover(engine: Engine, client: Client) -> Recovery:
     check_kind(engine)
     found = []
-    for each in prepared(engine):
+    try:
+        waiting = prepared(engine)
+    except SQLAlchemyError as error:
+        raise SqlUnavailable(f"the database cannot be asked: {first_line(error)}") from error
+    for each in waiting:
         treated = _treat(engine, each, client.transactions.get(each.gid.transaction_id).state)
         level = logging.ERROR if treated.advice else logging.INFO
-        log.log(
-            level,
-            "%s, %s: %s%s%s",
-            each.gid,
-            treated.state,
-            treated.action,
-            ": " * bool(treated.advice),
-            treated.advice,
-        )
+        log.log(level, "%s is %s: %s. %s", each.gid, treated.state, treated.action, treated.advice)
         found.append(treated)
     return Recovery(tuple(found))
 
@@ -122,9 +116,10 @@ def _treat(engine: Engine, each: Prepared, state: TransactionState) -> Found:
             is_ours = finish(engine, each.gid, commit=commit)
             action = ("committed" if commit else "rolled_back") if is_ours else "gone"
         except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            advice = f"the database refused, do it as {each.owner}: {' '.join(str(error.orig).split())}"
+            if sqlstate(error) == FORBIDDEN:
+                advice = f"the database refused, do it as {each.owner}: {first_line(error)}"
+            elif sqlstate(error) != BUSY:  # then somebody else is at it
+                raise SqlUnavailable(f"{gid} cannot be finished: {first_line(error)}") from error
     return Found(gid, each.gid.transaction_id, state, action, each.age_s, advice)
 
 
