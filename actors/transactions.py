@@ -1,49 +1,62 @@
-"""The transaction service: begins, decides and remembers transactions, one commit of its own rows at a time."""
+"""The transaction service: begins, decides and remembers transactions, for routes, Thrift, topics and readers.
+
+It is supervised like a topic: when its actor falls it is loaded again from disk, at once and then with growing
+pauses. Meanwhile every call raises TransactionsUnavailable, publishes under a pointer are refused with it, and
+plain publishes and polls go on.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
-from protocol.errors import TransactionsUnavailable
+import trio
+
+from actors.blame import with_topics
+from actors.mailbox import Mailbox
+from actors.settling import roll_back
+from actors.supervision import Supervision, not_loaded
+from actors.transaction_actor import TransactionActor
+from actors.transaction_observer import TransactionObserver as TransactionObserver
+from actors.transaction_observer import Unwatched
+from protocol.errors import (
+    TransactionNotFound,
+    TransactionNotInProgress,
+)
+from protocol.transactions.manager import asks
+from protocol.transactions.manager.answers import CompletePass
+from protocol.transactions.manager.invalid_list import pruning_figures
+from protocol.transactions.manager.looking import manager_state
 from protocol.transactions.manager.settings import TransactionSettings
+from protocol.transactions.tephra_state import encode_snapshot
 from protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from actors.clock import Clock
     from actors.pointer_index import PointerIndex
-    from protocol.names import TopicName
+    from actors.settling import AskTopic as AskTopic
     from protocol.topic.asks import Ask
     from protocol.transactions.authority import Standing
     from protocol.transactions.manager.answers import (
         Begun,
-        CompletePass,
         Decision,
         PruningFigures,
         ServiceFigures,
         State,
         TransactionStatus,
     )
+    from protocol.transactions.manager.core import ManagerCore
+    from protocol.transactions.manager.step import Step
     from protocol.transactions.transaction import Transaction
     from protocol.transactions.view import View
     from storage.base import Store
 
-    #: ``Directory.ask``.
-    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+A = TypeVar("A")
 
-
-class TransactionObserver(Protocol):
-    """Told by the service, on the event loop; must return at once and not raise."""
-
-    def decided(self, state: State, count: int) -> None:
-        """So many transactions became committed, aborted or invalid, durably."""
-
-    def fell(self, error: BaseException) -> None:
-        """The service fell and is loaded again."""
-
-    def loaded(self, load_s: float) -> None:
-        """It was loaded from disk in ``load_s`` seconds."""
+#: Aborts of a reset that are under way at the same time.
+_RESET_AT_ONCE = 256
 
 
 class TransactionService:
@@ -58,39 +71,72 @@ class TransactionService:
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._pointers = pointers
-        self._ask = ask
         self.settings = settings or TransactionSettings()
-        self._observer = observer
+        self._clock = clock
+        self._index = pointers
+        self._ask_topic = ask
+        self._observer = observer or Unwatched()
+        self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
+        self._supervision = Supervision(self._mailbox, self._observer)
+        self._actor = TransactionActor(store, clock, pointers, ask, self.settings, self._mailbox, self._settled)
+
+    def __repr__(self) -> str:
+        return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Serve until closed; loads itself from disk, again after each failure. ``on_loaded``: after each load."""
-        raise NotImplementedError
+        async with trio.open_nursery() as nursery:
+            await self._supervision.run(lambda loaded: self._actor.run(loaded, nursery), on_loaded)
+            nursery.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Take no more; what was asked is served, then ``run`` returns."""
+        """Take no more; what was asked is served, then ``run`` returns.
+
+        An abort that is on its way through the topics goes on after the next start.
+        """
+        self._supervision.close()
+
+    def _settled(self, step: Step) -> None:
+        for state in set(step.outcomes):
+            self._observer.decided(state, step.outcomes.count(state))
+        if step.timed_out:
+            self._observer.timed_out(step.timed_out)
+        for _ in range(step.conflicts):
+            self._observer.conflicted()
 
     # --- at once ----------------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer. Raises TransactionsUnavailable while that cannot be known."""
-        raise self._down()
+        return self._core().standing(pointer)
 
     def view(self) -> View:
         """What readers of committed messages may see now. Raises TransactionsUnavailable."""
-        raise self._down()
+        return self._core().view()
 
     def figures(self) -> ServiceFigures:
         """Numbers for metrics. Raises TransactionsUnavailable."""
-        raise self._down()
+        return self._core().figures()
 
     def invalids(self) -> tuple[int, ...]:
         """Pointers on the invalid list, ascending. Raises TransactionsUnavailable."""
-        raise self._down()
+        return self._core().visible.invalids()
+
+    def begin_pass(self) -> CompletePass:
+        """What the janitor's next pass is about. Raises TransactionsUnavailable."""
+        visible = self._core().visible
+        return CompletePass(self._clock.now_ms(), visible.invalids(), visible.upper_bound())
+
+    def pruning(self) -> PruningFigures:
+        """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
+        return pruning_figures(self._core(), self._index.oldest_by_topic())
+
+    def snapshot(self) -> bytes:
+        """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
+        core = self._core()
+        return encode_snapshot(manager_state(core.ledger, core.visible, self._clock.now_ms()))
 
     # --- asked, and durable when answered ---------------------------------------------------------
 
@@ -106,7 +152,7 @@ class TransactionService:
           InvalidParameter: a time-out that is not above 0, over the maximum, or given with a long one; a bad client id.
           Overloaded: too many are open or invalid.
         """
-        raise self._down()
+        return await self._ask(asks.Begin(type, timeout_s, client_id))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
         """Say what it changed, in place of what it said before, and learn whether that conflicts.
@@ -116,7 +162,7 @@ class TransactionService:
           TransactionTooLarge: too many keys, or too many bytes of them.
           TransactionNotFound, TransactionNotInProgress.
         """
-        raise self._down()
+        await self._ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
 
     async def commit(self, transaction_id: int) -> Decision:
         """Make it visible, all of it in the same moment; again, as long as it is remembered, it says so again.
@@ -126,7 +172,7 @@ class TransactionService:
           TransactionNotFound: never heard of, or forgotten.
           TransactionNotInProgress: aborted, invalid, or its time is over.
         """
-        raise self._down()
+        return await self._ask(asks.Commit(transaction_id))
 
     async def abort(self, transaction_id: int) -> Decision:
         """Roll back its rows in every topic, then forget its pointers.
@@ -138,11 +184,13 @@ class TransactionService:
           TransactionNotFound: never heard of, or forgotten; Thrift answers that as if it had worked.
           TransactionNotInProgress: committed.
         """
-        raise self._down()
+        answer = await self._ask(asks.Abort(transaction_id))
+        assert not isinstance(answer, asks.RollFirst)  # the actor goes that way itself
+        return answer
 
     async def invalidate(self, transaction_id: int) -> Decision:
         """Hide it for ever without touching its rows. Raises TransactionNotFound, TransactionNotInProgress."""
-        raise self._down()
+        return await self._ask(asks.Invalidate(transaction_id))
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
         """A new write pointer; the snapshot stays the one it began with.
@@ -153,49 +201,58 @@ class TransactionService:
           InvalidParameter: without ``transaction``, too much has been forgotten since it began.
           TransactionNotFound, TransactionNotInProgress, Overloaded.
         """
-        raise self._down()
+        return await self._ask(asks.Checkpoint(transaction_id, transaction))
 
     async def truncate(self, pointers: Sequence[int]) -> int:
         """Take pointers from the invalid list, after rolling back what rows they have; how many went.
 
         Those with a topic that could not be reached in time stay.
         """
-        raise self._down()
+        invalid = set(self.invalids()).intersection(pointers)
+        deadline_s = trio.current_time() + self.settings.abort_deadline_s
+        reached = await roll_back(self._index, self._ask_topic, invalid, deadline_s)
+        return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
         """The same for all that were issued before a time. Raises InvalidParameter when one in progress was too."""
-        raise self._down()
+        pointers = await self._ask(asks.InvalidBefore(before_ms))
+        return await self.truncate(pointers)
 
     async def reset(self) -> None:
         """Roll back everything open and invalid, and forget it, change sets and outcomes too; ids go on rising."""
-        raise self._down()
+        limit = trio.CapacityLimiter(_RESET_AT_ONCE)
+
+        async def abort(transaction_id: int) -> None:
+            async with limit:
+                with suppress(TransactionNotFound, TransactionNotInProgress):  # committed meanwhile, or forgotten
+                    await self.abort(transaction_id)
+
+        async with trio.open_nursery() as nursery:
+            for status in await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open)):
+                nursery.start_soon(abort, status.transaction_id)
+        await self.truncate(self.invalids())
+        await self._ask(asks.ForgetChanges())
 
     async def complete(self, passed: CompletePass) -> int:
         """The janitor has passed every topic without a failure: keep that, and prune what may go; how many went."""
-        raise self._down()
+        return await self._ask(asks.KeepPass(passed))
 
     # --- asked, changes nothing -------------------------------------------------------------------
 
-    def begin_pass(self) -> CompletePass:
-        """What the janitor's next pass is about. Raises TransactionsUnavailable."""
-        raise self._down()
-
     async def look(self, transaction_id: int) -> TransactionStatus:
         """What is known of one, by its id or a checkpoint's pointer; state ``unknown`` when nothing is."""
-        raise self._down()
+        status = await self._ask(asks.LookAt(transaction_id))
+        return (await with_topics([status], self._index, self._ask_topic))[0]
 
     async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
         """Transactions, oldest first: of one state, or (None) those in progress and invalid."""
-        raise self._down()
+        statuses = await self._ask(asks.ListAll(state, limit))
+        return await with_topics(statuses, self._index, self._ask_topic)
 
-    def pruning(self) -> PruningFigures:
-        """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
-        raise self._down()
+    async def _ask(self, ask: Ask[A]) -> A:
+        return await self._mailbox.ask(ask)
 
-    def snapshot(self) -> bytes:
-        """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
-        raise self._down()
-
-    @staticmethod
-    def _down() -> TransactionsUnavailable:
-        return TransactionsUnavailable("the transaction service is not loaded", hint="plain publishes and polls work")
+    def _core(self) -> ManagerCore:
+        if self._actor.core is None:
+            raise not_loaded()
+        return self._actor.core

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-#: What an authority says of a pointer. ``aborted`` and ``committed`` hold from the moment the decision is under
-#: way; ``unknown``: never issued by it, or forgotten.
-Standing = Literal["in_progress", "committed", "aborted", "invalid", "unknown"]
+#: What an authority says of a pointer. ``committed`` and ``aborted`` are durable, so that its rows may be forgotten.
+#: ``deciding``: its commit is under way; nothing may be added or rolled back any more, nothing is forgotten yet. One
+#: that is being aborted is ``invalid`` until it is ``aborted``. ``unknown``: not issued by it.
+Standing = Literal["in_progress", "deciding", "committed", "aborted", "invalid", "unknown"]
 
 
 class Authority(Protocol):

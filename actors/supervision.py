@@ -1,0 +1,80 @@
+"""Keeping the transaction service's actor running: it is started again from disk whatever made it fall."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.errors import PlainsongError, ShuttingDown, TransactionsUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from actors.mailbox import Mailbox
+    from actors.transaction_observer import TransactionObserver
+
+log = logging.getLogger(__name__)
+
+#: Pauses before the second, third … attempt to load; the last one repeats.
+RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Supervision:
+    """Runs the actor behind a mailbox until that is closed; nothing is taken while the actor is not there."""
+
+    def __init__(self, mailbox: Mailbox, observer: TransactionObserver) -> None:
+        self._mailbox = mailbox
+        self._observer = observer
+        self._closing = trio.Event()
+        self._failures = 0
+        self._begun_s = 0.0
+        mailbox.closed_for = not_loaded
+
+    async def run(self, actor: Callable[[Callable[[], None]], Awaitable[None]], on_loaded: Callable[[], None]) -> None:
+        """Run ``actor``, which calls what it is given once it is loaded, again and again until it returns."""
+
+        def loaded() -> None:
+            self._failures = 0
+            self._mailbox.closed_for = None
+            self._observer.loaded(trio.current_time() - self._begun_s)
+            on_loaded()
+
+        try:
+            while True:
+                self._begun_s = trio.current_time()
+                try:
+                    await actor(loaded)
+                    return
+                except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
+                    self._fell(error)
+                if self._failures > 1:
+                    with trio.move_on_after(RESTART_PAUSES_S[min(self._failures, len(RESTART_PAUSES_S)) - 1]):
+                        await self._closing.wait()
+                if self._closing.is_set():
+                    return
+        finally:
+            self._mailbox.close()
+            self._mailbox.drain(lambda: ShuttingDown("the daemon is shutting down"))
+
+    def close(self) -> None:
+        """Take no more; the actor serves what is in, and ends."""
+        self._closing.set()
+        self._mailbox.close()
+
+    def _fell(self, error: Exception) -> None:
+        self._failures += 1
+        self._mailbox.closed_for = not_loaded
+        self._mailbox.drain(not_loaded)
+        log.error(
+            "transaction service fell, loading it again",
+            extra={"why": str(error), "failures": self._failures},
+            exc_info=None if isinstance(error, PlainsongError) else error,
+        )
+        self._observer.fell(error)
+
+
+def not_loaded() -> TransactionsUnavailable:
+    """What everybody hears while the actor is not there."""
+    return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")

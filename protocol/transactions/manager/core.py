@@ -1,0 +1,159 @@
+"""The transaction manager: takes what has arrived, decides, and says what to write and whom to answer.
+
+    step(arrivals, now)    decides everything, time-outs first; nothing has happened yet
+    … the actor writes step.operations(head) …
+    settled(step)          it is durable: readers see it, and the answers are true
+
+Between the two topics hear ``deciding`` or ``invalid``: they add nothing any more, and forget nothing yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import PlainsongError
+from protocol.transactions.manager import asks
+from protocol.transactions.manager.answers import ServiceFigures
+from protocol.transactions.manager.beginning import begin, checkpoint
+from protocol.transactions.manager.deciding import (
+    abort,
+    commit,
+    expire,
+    finish_abort,
+    forget_changes,
+    invalidate,
+    prepare,
+)
+from protocol.transactions.manager.invalid_list import invalid_before, keep_pass, unlist
+from protocol.transactions.manager.looking import list_transactions, look_at
+from protocol.transactions.manager.rows import TRANSACTION
+from protocol.transactions.manager.step import Step
+from protocol.transactions.manager.visible import Visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from protocol.effects import Operation
+    from protocol.topic.asks import Ask
+    from protocol.transactions.authority import Standing
+    from protocol.transactions.manager.ledger import Ledger
+    from protocol.transactions.manager.step import Now
+    from protocol.transactions.view import View
+
+#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[Ledger, Step, Any, Now], object]] = {
+    asks.Begin: begin,
+    asks.Prepare: prepare,
+    asks.Commit: commit,
+    asks.Abort: abort,
+    asks.FinishAbort: finish_abort,
+    asks.Invalidate: invalidate,
+    asks.Checkpoint: checkpoint,
+    asks.Unlist: unlist,
+    asks.InvalidBefore: invalid_before,
+    asks.ForgetChanges: forget_changes,
+    asks.KeepPass: keep_pass,
+    asks.LookAt: look_at,
+    asks.ListAll: list_transactions,
+}
+
+
+class ManagerCore:
+    """The rules around the ledger; tickets are whatever the caller uses to know whom to answer."""
+
+    def __init__(self, ledger: Ledger, leftovers: Sequence[bytes] = ()) -> None:
+        """``leftovers``: rows that a crash left and nothing speaks of; removed with the first commit."""
+        self.ledger = ledger
+        self._leftovers = leftovers
+        self.visible = Visible(ledger.head.read_pointer, ledger.in_progress, ledger.invalid)
+
+    def __repr__(self) -> str:
+        return f"<ManagerCore {self.ledger!r}>"
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
+        """Decide all of ``arrivals``, in their order, after what time has decided."""
+        step = Step()
+        expire(self.ledger, step, now)
+        for ticket, ask in arrivals:
+            try:
+                answer: object = RULES[type(ask)](self.ledger, step, ask, now)
+            except PlainsongError as error:
+                answer = error
+            step.answers.append((ticket, answer))
+        if step.writes:
+            step.remove(self._leftovers)
+            self._leftovers = ()
+            step.drop(TRANSACTION, [record.transaction_id for record in self.ledger.forget(now.wall_ms)])
+        step.read_pointer = self.ledger.head.read_pointer
+        return step
+
+    def operations(self, step: Step) -> list[Operation]:
+        """What to write for a step; any first part of it leaves a true state."""
+        return step.operations(self.ledger.head)
+
+    def settled(self, step: Step) -> list[tuple[Hashable, object | PlainsongError]]:
+        """The step is durable: readers may see what it decided; returns whom to answer."""
+        for record in step.records:
+            record.settling = False
+        if step.changes:
+            self.visible.apply(step.changes, step.read_pointer)
+        return step.answers
+
+    def next_deadline_s(self) -> float | None:
+        """When a step is due although nothing has arrived."""
+        return self.ledger.next_deadline_s()
+
+    # --- looked at between steps ------------------------------------------------------------------
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, durably."""
+        record = self.ledger.by_pointer.get(pointer)
+        if record is None:
+            # In no list, so whoever reads takes it for committed; what was aborted has no row that could be read.
+            return "committed" if self.ledger.forgotten(pointer) else "unknown"
+        if record.frozen or (record.settling and record.state == "committed"):
+            return "deciding"
+        if record.settling or record.aborting:
+            return "invalid"
+        return "in_progress" if record.state == "unknown" else record.state
+
+    def view(self) -> View:
+        """What is visible of committed transactions; the same object until that changes."""
+        return self.visible.view()
+
+    def pointers(self, transaction_id: int) -> tuple[int, ...]:
+        """The pointers of a transaction whose outcome is open, or could still be healed; else none."""
+        record = self.ledger.by_pointer.get(transaction_id)
+        if record is None or record.transaction_id != transaction_id or record.state not in ("in_progress", "invalid"):
+            return ()
+        return record.pointers
+
+    def freeze(self, transaction_id: int) -> bool:
+        """Let nothing more be written under an open transaction: its commit waits for what is. False: it is not open."""
+        record = self.ledger.open.get(transaction_id)
+        if record is None or record.aborting:
+            return False
+        record.frozen = True
+        return True
+
+    def being_aborted(self) -> list[asks.RollFirst]:
+        """Aborts that were begun, and not ended, before this was loaded."""
+        return [
+            asks.RollFirst(record.transaction_id, record.pointers)
+            for record in self.ledger.open.values()
+            if record.aborting
+        ]
+
+    def figures(self) -> ServiceFigures:
+        """Numbers for metrics."""
+        ledger = self.ledger
+        oldest = next(iter(ledger.open.values()), None)
+        return ServiceFigures(
+            open=len(ledger.open),
+            invalid=len(ledger.invalid),
+            outcomes=len(ledger.outcomes),
+            oldest_open_ms=None if oldest is None else oldest.started_ms,
+            committed_bytes=ledger.committed.bytes,
+        )

@@ -1,0 +1,132 @@
+"""The service's rows: which keys they have, and what the small ones say.
+
+    00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
+                                 g up to here decisions may be forgotten  u, and change sets
+    00 'x' 't' id     a transaction                  protocol/transactions/manager/record.py
+    00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
+    00 'x' 'p'        the last complete pass         m begun (ms)  b bound
+    00 'x' 'a'        the authority                  n its name
+
+Pointers are i64. The order of a commit's rows is such that any first part of it leaves a true state: the head goes
+first, a change set before the transaction that it belongs to, and what is removed goes last.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from protocol.keys import SERVICE, SYSTEM, DamagedRow, stop_after
+from protocol.records import pack_record, unpack_record
+from protocol.transactions.manager.record import number
+
+_POINTER = struct.Struct(">q")
+_PREFIX = SYSTEM + SERVICE
+
+HEAD = b"h"
+TRANSACTION = b"t"
+CHANGES = b"s"
+PASS = b"p"
+AUTHORITY = b"a"
+
+#: ``[start, stop)`` of all of them, in the metadata table.
+SERVICE_RANGE = (_PREFIX, stop_after(_PREFIX))
+
+
+def service_key(kind: bytes, pointer: int | None = None) -> bytes:
+    """The key of a row of the service."""
+    return _PREFIX + kind + (b"" if pointer is None else _POINTER.pack(pointer))
+
+
+def parse_service_key(key: bytes) -> tuple[bytes, int]:
+    """Kind and pointer (0 when there is none). Raises DamagedRow."""
+    rest = key[len(_PREFIX) + 1 :]
+    if not key.startswith(_PREFIX) or len(rest) not in (0, _POINTER.size):
+        raise DamagedRow(f"key {key.hex()} is none of the transaction service")
+    return key[len(_PREFIX) : len(_PREFIX) + 1], _POINTER.unpack(rest)[0] if rest else 0
+
+
+@dataclass(slots=True)
+class Head:
+    """How far the service has come."""
+
+    last: int = 0
+    """The last pointer issued: the next one is above."""
+    read_pointer: int = 0
+    first: int = 0
+    """The first pointer ever issued here; 0: none yet."""
+    forgotten: int = 0
+    """Whatever was issued up to here, and is not known any more, was decided and forgotten."""
+    unchecked: int = 0
+    """Change sets of commits up to here were forgotten for want of room."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
+        return pack_record({key: each for key, each in numbers.items() if each})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Head:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "head")
+        try:
+            return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
+        except (TypeError, ValueError) as error:
+            raise DamagedRow(f"the transaction service's head has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """The keys one transaction changed."""
+
+    transaction_id: int
+    client_id: str
+    keys: frozenset[bytes]
+    commit_pointer: int | None = None
+    """The pointer after the last one issued before its commit; None: it is prepared only."""
+
+    @property
+    def size(self) -> int:
+        """What it holds in memory, roughly."""
+        return sum(map(len, self.keys)) + 64 * len(self.keys) + 128
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {"k": sorted(self.keys), "n": self.client_id}
+        if self.commit_pointer is not None:
+            record["c"] = self.commit_pointer
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, transaction_id: int, value: bytes) -> ChangeSet:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "change set")
+        try:
+            keys, client_id, commit_pointer = record["k"], record["n"], record.get("c")
+            if not isinstance(client_id, str) or not all(isinstance(key, bytes) for key in keys):
+                raise TypeError("keys are bytes, and a client id is text")
+            pointer = None if commit_pointer is None else number(commit_pointer)
+            return cls(transaction_id, client_id, frozenset(keys), pointer)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"the change set of {transaction_id} has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LastPass:
+    """The last pass of the janitor that reached every topic."""
+
+    begun_ms: int
+    bound: int
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"m": self.begun_ms, "b": self.bound})
+
+    @classmethod
+    def decode(cls, value: bytes) -> LastPass:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "pass")
+        try:
+            return cls(number(record["m"]), number(record["b"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"the row of the last pass has not what it needs: {error!r}") from error
