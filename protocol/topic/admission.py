@@ -47,8 +47,9 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
     if pending is not None and pending.rolled_back:
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
     standing = state.authority.standing(pointer)
-    if standing in ("committed", "aborted", "invalid"):
-        raise TransactionNotInProgress(f"write pointer {pointer} is {standing}", hint="begin a new transaction")
+    if standing not in ("in_progress", "unknown"):
+        what = "being committed" if standing == "deciding" else standing
+        raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
     if pending is not None and pending.damaged:
         raise DamagedRow(
             f"what topic {state.name} knows about write pointer {pointer} cannot be read",

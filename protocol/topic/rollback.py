@@ -32,9 +32,9 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
     elif state.metadata is None:
         return
     check_pointer(ask.pointer)
-    if ask.by_client and state.authority.standing(ask.pointer) == "committed":
+    if ask.by_client and state.authority.standing(ask.pointer) in ("deciding", "committed"):
         raise TransactionNotInProgress(
-            f"write pointer {ask.pointer} is committed", hint="what was committed cannot be rolled back"
+            f"write pointer {ask.pointer} is committed, or about to be", hint="what was committed cannot be rolled back"
         )
     if ask.within is None:
         _roll_back_all(state, step, ask)
