@@ -55,12 +55,18 @@ def _held(headers: Mapping[str, str]) -> Held | None:
     """What the answer's headers say of whom it is held by."""
     if "plainsong-held-by" not in headers:
         return None
-    since, hidden = headers.get("plainsong-held-since"), headers.get("plainsong-hidden-messages")
+    return _held_by(
+        headers["plainsong-held-by"], headers.get("plainsong-held-since"), headers.get("plainsong-hidden-messages")
+    )
+
+
+def _held_by(pointer: int | str, since_ms: int | str | None, hidden: int | str | None) -> Held:
+    counted = None if hidden is None else str(hidden)
     return Held(
-        int(headers["plainsong-held-by"]),
-        None if since is None else int(since),
-        None if hidden is None else int(hidden.rstrip("+")),
-        hidden is not None and hidden.endswith("+"),
+        int(pointer),
+        None if since_ms is None else int(since_ms),
+        None if counted is None else int(counted.rstrip("+")),
+        counted is not None and counted.endswith("+"),
     )
 
 
@@ -102,7 +108,10 @@ def _one_of_many(origin: Origin, told: Mapping[str, Any]) -> Page | PlainsongErr
         Message(origin, bytes.fromhex(each["id"]), _payload(each["payload"]), 0, each.get("attributes") or {})
         for each in told["messages"]
     ]
-    return Page(messages, None if told["lastId"] is None else MessageId(told["lastId"]), told["end"])
+    held = None
+    if "heldBy" in told:
+        held = _held_by(told["heldBy"], told.get("heldSince"), told.get("hiddenMessages"))
+    return Page(messages, None if told["lastId"] is None else MessageId(told["lastId"]), told["end"], held)
 
 
 def _payload(value: Any) -> bytes:

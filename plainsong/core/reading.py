@@ -20,7 +20,7 @@ from plainsong.core.operations import is_inclusive
 from plainsong.core.plan import WILD, Plan, Track
 from plainsong.messages import Origin
 from protocol import ids
-from protocol.errors import PlainsongError, TopicNotFound, Unavailable
+from protocol.errors import PlainsongError, TopicNotFound, TransactionsUnavailable, Unavailable
 from protocol.names import topic_name
 from protocol.requests import PollRequest
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 WAIT_MS = 30_000
 #: How often a pattern is compared with the topics there are.
 REFRESH_S = 10.0
+#: How long a follower of committed messages waits for the transaction service to come back.
+UNAVAILABLE_S = 60.0
 #: How long one of several topics is waited for inside a transaction.
 TURN_MS = 1_000
 #: Topics that one waiting poll can name. Source: the HTTP contract, section 6.
@@ -69,6 +71,7 @@ class Reading(Keeping):
         self._left = plan.limit
         self._begun = False
         self._refresh_s = 0.0
+        self._answered_s: float | None = None
         self._backoff = Backoff(operations.random)
 
     # --- pages ---------------------------------------------------------------------------------
@@ -83,19 +86,34 @@ class Reading(Keeping):
             yield from self._begin()
         while (self._left is None or self._left > 0) and not self.is_time_up():
             track = self._next_track()
-            if track is not None:
-                messages = yield from self._poll(track, wait_ms=0)
-            elif not self._plan.follow:
+            if track is None and not self._plan.follow:
                 return None
-            else:
-                yield from self.save(patiently=True)
-                messages = yield from self._wait()
+            try:
+                messages = yield from self._asked(track)
+                self._answered_s = yield Now()
+            except TransactionsUnavailable as error:
+                messages = []
+                yield from self._outlast(error)
             if messages:
                 if self._left is not None:
                     messages = messages[: self._left]
                     self._left -= len(messages)
                 return messages
         return None
+
+    def _asked(self, track: Track | None) -> Steps[Sequence[Message]]:
+        """What one topic has, or what comes after all of them are at their end."""
+        if track is not None:
+            return (yield from self._poll(track, wait_ms=0))
+        yield from self.save(patiently=True)
+        return (yield from self._wait())
+
+    def _outlast(self, error: TransactionsUnavailable) -> Steps[None]:
+        """Who follows outlasts a service that is being loaded again, but not one that was never there."""
+        now_s: float = yield Now()
+        if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
+            raise error
+        yield Pause(self._backoff.next_s(error))
 
     def _begin(self) -> Steps[None]:
         names = yield from self._matching()

@@ -51,7 +51,7 @@ class Transacting:
           timeout_s: a whole number of seconds after which it is invalid; None: the daemon's default, 30.
           type: ``"short"``, or ``"long"`` for what takes hours: it is not checked for conflicts as cheaply, and one
             that fails leaves a trace in the list of invalid transactions.
-          client_id: who it is, for those who look at what is under way.
+          client_id: who it is, for those who look at what is under way; None: this machine's name and the process.
           buffer_bytes, buffer_messages: so much is kept here until the commit; what is more is stored with the daemon.
         Raises:
           InvalidParameter: at once. The block raises as ``TransactionContext.start`` and ``finish`` do.

@@ -74,14 +74,22 @@ class Transactions:
         return self._run(self._operations.call(calls.get(calls.id_of(transaction))))
 
     def list(self, *, state: TransactionState | None = None, limit: int | None = None) -> Sequence[TransactionStatus]:
-        """Those in progress and the invalid ones, oldest first; or those in one state. Raises InvalidParameter."""
+        """Those in progress and the invalid ones, oldest first; or those in one state.
+
+        Args:
+          limit: at most so many; None: 100. 1 000 at most.
+        Raises:
+          InvalidParameter.
+        """
         return self._run(self._operations.call(calls.list_all(state, limit)))
 
     def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
-        """Take transactions off the list of invalid ones: how many were on it.
+        """Take transactions off the list of invalid ones, once all that is left of them is rolled back.
 
-        Their messages must have been rolled back: of one that is not on the list any more they become **visible**.
-        The daemon prunes its list by itself when that is certain; ``pruning`` tells what is.
+        The daemon does this by itself when nothing is left of them anywhere; ``pruning`` says why it does not.
+
+        Returns:
+          how many were on the list.
 
         Args:
           ids, before_ms: these, or all that were begun before (by the daemon's clock); one of the two.
@@ -89,5 +97,5 @@ class Transactions:
         return self._run(self._operations.call(calls.truncate(ids, before_ms)))
 
     def pruning(self) -> Pruning:
-        """The figures for pruning by hand, as the daemon names them."""
+        """The figures for pruning by hand."""
         return self._run(self._operations.call(calls.pruning()))

@@ -107,7 +107,9 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
             (*(transaction.pointers or (transaction.id,)), write_pointer),
         )
 
-    return Call(Request("POST", _of(transaction.id, "/checkpoint"), _JSON), read, "twice")
+    # The service keeps no snapshots: what the transaction sees goes along, and comes back with one pointer more.
+    body = as_json({"snapshot": b64encode(transaction.snapshot).decode()}) if transaction.snapshot else b""
+    return Call(Request("POST", _of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
 
 
 def prepare(transaction_id: int, changes: Iterable[bytes]) -> Call[None]:
@@ -173,7 +175,18 @@ def pruning() -> Call[Pruning]:
     """``GET /v1/transactions/pruning``."""
 
     def read(answer: Answer) -> Pruning:
-        return Pruning(dict(json_of(answer)))
+        told = json_of(answer)
+        return Pruning(
+            invalid=int(told["invalid"]),
+            oldest_invalid=_number(told, "oldestInvalid"),
+            safe_bound=_number(told, "safeBound"),
+            last_pass_ms=_number(told, "lastPassMs"),
+            max_lifetime_ms=int(told["maxLifetimeMs"]),
+            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in told["oldestByTopic"]},
+            topics=int(told["topics"]),
+            kept_because=told.get("keptBecause"),
+            figures=told,
+        )
 
     return Call(Request("GET", _PATH + "/pruning"), read)
 
@@ -188,22 +201,23 @@ def _state(told: Any) -> TransactionState:
     return told  # type: ignore[no-any-return] # checked
 
 
-def _status(told: Mapping[str, Any]) -> TransactionStatus:
-    def number(name: str) -> int | None:
-        value = told.get(name)
-        return None if value is None else int(value)
+def _number(told: Mapping[str, Any], name: str) -> int | None:
+    value = told.get(name)
+    return None if value is None else int(value)
 
+
+def _status(told: Mapping[str, Any]) -> TransactionStatus:
     return TransactionStatus(
         id=int(told["id"]),
-        write_pointer=number("writePointer") or int(told["id"]),
+        write_pointer=_number(told, "writePointer") or int(told["id"]),
         state=_state(told["state"]),
         type=told.get("type"),
         client_id=told.get("clientId"),
-        started_ms=number("startedMs"),
-        expires_ms=number("expiresMs"),
+        started_ms=_number(told, "startedMs"),
+        expires_ms=_number(told, "expiresMs"),
         topics=tuple(told.get("topics") or ()),
-        hidden_messages=number("hiddenMessages"),
-        kept_until_ms=number("keptUntilMs"),
+        hidden_messages=_number(told, "hiddenMessages"),
+        kept_until_ms=_number(told, "keptUntilMs"),
     )
 
 

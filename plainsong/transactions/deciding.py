@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,9 +30,14 @@ def begun(
 ) -> Steps[Transaction]:
     """A transaction, whose time counts from when it was asked for: never later than the service's own clock."""
     clock = operations.clock
-    call = calls.begin(kind, timeout_s, client_id, clock)
+    call = calls.begin(kind, timeout_s, default_client_id() if client_id is None else client_id, clock)
     transaction, sent_s = yield from _noting_last_send(operations.call(call), clock)
     return replace(transaction, begun_s=sent_s)
+
+
+def default_client_id() -> str:
+    """Who we are, for those who look at what is under way: the machine and the process."""
+    return f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 
 def _noting_last_send(steps: Steps[T], clock: Callable[[], float]) -> Steps[tuple[T, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.transactions.transaction import issued_ms
 
@@ -85,9 +85,22 @@ class TransactionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What the service tells about its list of invalid transactions; every figure as the daemon names it."""
+    """What one needs to know to prune the list of invalid transactions by hand."""
 
-    figures: Mapping[str, object]
-
-    def __getitem__(self, name: str) -> object:
-        return self.figures[name]
+    invalid: int
+    """How many are on it."""
+    oldest_invalid: int | None
+    safe_bound: int | None
+    """No row is left of any invalid pointer up to this one; None before the first complete pass."""
+    last_pass_ms: int | None
+    """When the last complete pass over all topics ended, in milliseconds since 1970, by the daemon's clock."""
+    max_lifetime_ms: int
+    """The age beyond which a pointer is refused; 0: none."""
+    oldest_by_topic: Mapping[str, int]
+    """The oldest undecided pointer with rows in it, of the topics (``namespace:topic``) that have one, oldest first."""
+    topics: int
+    """How many topics have one; ``oldest_by_topic`` may show fewer."""
+    kept_because: str | None
+    """Why nothing is pruned by itself; None: it is."""
+    figures: Mapping[str, Any]
+    """All of it as the daemon says it."""
