@@ -1,21 +1,40 @@
-"""Who decides transactions for this daemon, as its front end asks: the words all three answers have in common."""
+"""Who decides transactions for this daemon: its own service, a Tephra, or nobody; started and stopped with it."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import trio
+
+from actors.tephra import ForeignTephra
+from actors.transactions import TransactionService
+from broker.config.values import parse_address
 from protocol.errors import TransactionsUnavailable
+from protocol.transactions.manager.settings import TransactionSettings
 
 if TYPE_CHECKING:
+    from actors.clock import Clock
+    from actors.invalid_pass import InvalidList
+    from actors.pointer_index import PointerIndex
+    from actors.transactions import AskTopic, TransactionObserver
+    from broker.config.transacting import TransactionsConfig
     from protocol.transactions.authority import Standing
     from protocol.transactions.view import View
+    from storage.base import Store
+
+log = logging.getLogger(__name__)
+
+#: How long a start waits for the authority to be there. Without it plain publishes and polls are served all the same.
+START_PATIENCE_S = 10.0
 
 
 class Transactions(Protocol):
     """The daemon's one authority about transactions; asked on the event loop, never waits."""
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, a checkpoint's or a transaction's first."""
+        """What became of a pointer, a checkpoint's or a transaction's first. Raises TransactionsUnavailable."""
         ...
 
     def view(self) -> View:
@@ -37,3 +56,96 @@ class SwitchedOff:
             "this daemon has no transaction service",
             hint='set transactions.service to "embedded", or poll with a transaction of your own service',
         )
+
+
+@dataclass(slots=True)
+class Authority:
+    """Whoever decides, and the task it needs for that."""
+
+    transactions: Transactions = field(default_factory=SwitchedOff)
+    embedded: TransactionService | None = None
+    """The same, where it is this daemon's own service."""
+    foreign: ForeignTephra | None = None
+    """The same, where it is a Tephra."""
+    _ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def invalids(self) -> InvalidList | None:
+        """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it."""
+        return self.foreign if self.embedded is None else self.embedded
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run it in ``nursery``; returns when it is there, or has not come for ``START_PATIENCE_S``."""
+        loaded = trio.Event()
+        if self.embedded is not None:
+            nursery.start_soon(self._run, self.embedded, loaded)
+        elif self.foreign is not None:
+            nursery.start_soon(self.foreign.run)
+            nursery.start_soon(_announce, self.foreign, loaded)
+        else:
+            return
+        with trio.move_on_after(START_PATIENCE_S) as waiting:
+            await loaded.wait()
+        if waiting.cancelled_caught:
+            log.warning("transactions are not decided yet")
+
+    async def _run(self, embedded: TransactionService, loaded: trio.Event) -> None:
+        try:
+            await embedded.run(loaded.set)
+        finally:
+            self._ended.set()
+
+    async def aclose(self) -> None:
+        """Take no more; returns when what was asked has been served."""
+        if self.embedded is not None:
+            self.embedded.close()
+            await self._ended.wait()
+
+
+async def _announce(foreign: ForeignTephra, loaded: trio.Event) -> None:
+    await foreign.loaded()
+    loaded.set()
+
+
+def build_authority(
+    config: TransactionsConfig,
+    store: Store,
+    clock: Clock,
+    pointers: PointerIndex,
+    ask: AskTopic,
+    observer: TransactionObserver,
+) -> Authority:
+    """The authority that ``transactions.service`` names, not started."""
+    if config.service == "embedded":
+        service = TransactionService(store, clock, pointers, ask, service_settings(config), observer)
+        return Authority(service, embedded=service)
+    if config.service == "tephra":
+        host, port = parse_address(config.tephra)
+        tephra = ForeignTephra(host, port, clock, pointers, refresh_s=config.tephra_refresh_s)
+        return Authority(tephra, foreign=tephra)
+    return Authority()
+
+
+def service_settings(config: TransactionsConfig) -> TransactionSettings:
+    """The transaction service's part of the settings."""
+    return TransactionSettings(
+        timeout_ms=config.timeout_s * 1000,
+        long_timeout_ms=config.long_timeout_s * 1000,
+        max_timeout_ms=config.max_timeout_s * 1000,
+        max_lifetime_ms=config.max_lifetime_s * 1000,
+        max_open=config.max_open,
+        max_invalid=config.max_invalid,
+        max_outcomes=config.max_outcomes,
+        outcome_retention_ms=config.outcome_retention_s * 1000,
+        max_change_set_bytes=config.max_change_set_bytes,
+        abort_deadline_s=config.abort_deadline_s,
+        # Whoever speaks Thrift may have stores of its own, whose rows nobody here rewrites.
+        prune=config.prune and not config.thrift,
+    )
+
+
+def told(config: TransactionsConfig) -> str:
+    """Who decides, in a few words for the banner."""
+    if config.service == "embedded":
+        return "transactions itself"
+    return f"no transactions, the Tephra at {config.tephra} does" if config.service == "tephra" else "no transactions"

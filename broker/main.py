@@ -1,13 +1,14 @@
 """The picture of the daemon: nested blocks, of which the outermost lives longest.
 
     open_store
-    └── actors nursery               topics, janitor, space guard, loop watch
+    └── actors nursery               topics, transaction service, janitor, space guard, loop watch
         └── servers nursery          start() returns the bound addresses
             └── wait for SIGTERM or SIGINT
-                  1. mailboxes close: nothing new is taken, parked polls are answered, empty
-                  2. the server stops: last answers leave
-        3. actors reach the end of their mailboxes and return
-    4. the store closes
+                  1. mailboxes close: nothing new is taken, parked and held polls are answered, empty
+                  2. the servers stop: last answers leave
+        3. topics reach the end of their mailboxes and return
+        4. the transaction service, which may still have asked topics, does the same
+    5. the store closes
 
 In the opposite order a parked poll would hold the exit for the server's whole grace period.
 """
@@ -19,23 +20,29 @@ import os
 import signal
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from actors.clock import SystemClock
 from actors.directory import Directory
+from actors.invalid_pass import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
+from actors.one_authority import keep_authority
+from actors.pointer_index import PointerIndex
 from actors.scan_cache import CacheBudget
 from actors.space import SpaceGuard
 from actors.topic import Surroundings
 from broker.access import AccessLog
 from broker.app import create_app
+from broker.authorities import build_authority, told
+from broker.decisions import Decisions, add_transaction_gauges
 from broker.gauges import add_gauges
-from broker.handlers.later import refuse_transactional
 from broker.handlers.measured import measured
 from broker.handlers.poll import poll
 from broker.handlers.publish import publish
+from broker.handlers.store import rollback, store
+from broker.handlers.transactions import abort, begin, commit, prepare
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
 from broker.http.settings import HttpSettings
@@ -44,13 +51,16 @@ from broker.notify import Notifier
 from broker.running import Running
 from broker.service import Service
 from broker.stores import open_store
+from broker.thrift.listen import serve_thrift
 from protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from broker.config import Config
-    from broker.http.exchange import HotHandlers
+    from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer, Verb
+    from protocol.names import TopicName
+    from protocol.topic.asks import Ask
     from storage.base import Store
 
 log = logging.getLogger(__name__)
@@ -71,41 +81,52 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     notifier = Notifier(os.environ)
     stop = trio.Event()
     async with open_store(config) as store, trio.open_nursery() as actors:
+        await keep_authority(store, config.transactions.service)
         metrics = Metrics(version("plainsong"))
-        service = build_service(config, store, metrics, actors)
+        service = await build_service(config, store, metrics, actors)
         budget = BodyBudget(config.http.max_inflight_bytes)
         add_gauges(metrics, service.directory, store, service.clock, service.space, budget)
+        add_transaction_gauges(metrics, service)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
             addresses = await servers.start(partial(_serve, service, budget, stop))
-            announce(_running(config, store, addresses, service.version))
+            thrift = await start_thrift(service, budget, stop, servers)
+            announce(_running(config, store, addresses, thrift, service.version))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
             notifier.stopping()
-            service.stopping = True
-            service.directory.close()
+            service.stop()
             with trio.move_on_after(config.shutdown.drain_s):
                 await service.served.wait()
             servers.cancel_scope.cancel()
         with trio.move_on_after(config.shutdown.drain_s):
-            await service.directory.drained()
+            await service.drained()
         actors.cancel_scope.cancel()
     log.info("stopped")
 
 
-def build_service(config: Config, store: Store, metrics: Metrics, actors: trio.Nursery) -> Service:
-    """The actors and what serves them, started in ``actors``."""
+async def build_service(config: Config, store: Store, metrics: Metrics, actors: trio.Nursery) -> Service:
+    """The actors and what serves them, started in ``actors``. Raises StoreError."""
     clock = SystemClock()
     space = SpaceGuard(store, config.storage.min_free_bytes)
+    pointers = PointerIndex(config.transactions.max_held_polls)
+    await pointers.load(store)
+
+    async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
+        return await directory.ask(name, ask)
+
+    decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
     around = Surroundings(
         store=store,
         clock=clock,
         space=space,
-        limits=_limits(config),
+        limits=topic_limits(config),
         commit_requests=config.commit.max_requests,
         commit_bytes=config.commit.max_bytes,
         observer=metrics,
+        pointers=pointers,
+        authority=decider.transactions,
     )
     directory = Directory(
         actors,
@@ -116,24 +137,37 @@ def build_service(config: Config, store: Store, metrics: Metrics, actors: trio.N
         max_open=config.topic.max_open,
         idle_s=config.topic.idle_s,
     )
-    retention = config.retention
-    settings = JanitorSettings(retention.interval_s, retention.delete_grace_s, retention.step_rows)
+    access = AccessLog(enabled=config.log.access)
+    service = Service(config, store, directory, clock, space, metrics, access, version("plainsong"), decider, pointers)
+    await decider.start(actors)
+    invalids = decider.invalids
+    invalid_pass = None if invalids is None else InvalidPass(store, directory, invalids)
     actors.start_soon(space.run)
     actors.start_soon(directory.run_sweeper)
-    actors.start_soon(Janitor(store, directory, clock, metrics, settings).run)
+    actors.start_soon(Janitor(store, directory, clock, metrics, janitor_settings(config), invalid_pass).run)
     actors.start_soon(_watch_loop, metrics)
-    access = AccessLog(enabled=config.log.access)
-    return Service(config, store, directory, clock, space, metrics, access, version("plainsong"))
+    return service
+
+
+def janitor_settings(config: Config) -> JanitorSettings:
+    """The janitor's part of the settings."""
+    retention = config.retention
+    return JanitorSettings(retention.interval_s, retention.delete_grace_s, retention.step_rows)
 
 
 def hot_handlers(service: Service) -> HotHandlers:
     """The functions behind both doors."""
-    return {
-        "publish": measured("publish", service, partial(publish, service)),
-        "poll": measured("poll", service, partial(poll, service)),
-        "store": measured("store", service, refuse_transactional),
-        "rollback": measured("rollback", service, refuse_transactional),
+    handlers: dict[Verb, Callable[[Service, HotRequest], Awaitable[HttpAnswer]]] = {
+        "publish": publish,
+        "poll": poll,
+        "store": store,
+        "rollback": rollback,
+        "begin": begin,
+        "prepare": prepare,
+        "commit": commit,
+        "abort": abort,
     }
+    return {verb: measured(verb, service, partial(handler, service)) for verb, handler in handlers.items()}
 
 
 def http_settings(config: Config) -> HttpSettings:
@@ -172,23 +206,45 @@ async def _serve(
         service.served.set()
 
 
-def _limits(config: Config) -> TopicLimits:
+def topic_limits(config: Config) -> TopicLimits:
+    """The topics' part of the settings."""
     return TopicLimits(
         max_message_bytes=config.topic.max_message_bytes,
         max_parked_polls=config.topic.max_parked_polls,
         checkpoint_rows=config.topic.checkpoint_rows,
         max_readers=config.readers.max_per_topic,
         readers_retention_ms=config.readers.retention_s * 1000,
+        max_pending=config.transactions.max_per_topic,
+        max_lifetime_ms=config.transactions.max_lifetime_s * 1000,
     )
 
 
-def _running(config: Config, store: Store, addresses: list[str], daemon_version: str) -> Running:
+async def start_thrift(service: Service, budget: BodyBudget, stop: trio.Event, servers: trio.Nursery) -> list[str]:
+    """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
+    config = service.config
+    if not config.transactions.thrift or service.embedded is None:
+        return []
+    serving = partial(
+        serve_thrift,
+        config.transactions.thrift,
+        service.embedded,
+        budget=budget,
+        stop=stop,
+        grace_s=config.shutdown.drain_s,
+    )
+    addresses: list[str] = await servers.start(serving)
+    return addresses
+
+
+def _running(config: Config, store: Store, addresses: list[str], thrift: list[str], daemon_version: str) -> Running:
     return Running(
         version=daemon_version,
         addresses=[f"http://{address}" for address in addresses],
         data_dir=None if store.traits.kind == "memory" else config.storage.data_dir,
         store_kind=store.traits.kind,
         durability=store.traits.durability,
+        decides=told(config.transactions),
+        thrift=thrift,
     )
 
 

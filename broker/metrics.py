@@ -60,6 +60,23 @@ class Metrics:
         self._purged = Counter(
             "plainsong_purged_rows_total", "Rows of deleted topics and older generations removed.", registry=registry
         )
+        self._decided = Counter(
+            "plainsong_transactions_decided_total", "Transactions decided, by state.", ["state"], registry=registry
+        )
+        self._timed_out = Counter(
+            "plainsong_transaction_timeouts_total", "Transactions whose time was over.", registry=registry
+        )
+        self._conflicts = Counter(
+            "plainsong_transaction_conflicts_total", "Change sets that met a committed one.", registry=registry
+        )
+        self._service_falls = Counter(
+            "plainsong_transaction_service_falls_total",
+            "Times the transaction service fell and was loaded again.",
+            registry=registry,
+        )
+        self._held = Counter(
+            "plainsong_held_polls_total", "Polls that an undecided transaction held up.", registry=registry
+        )
         self._scrape_errors = Counter(
             "plainsong_metric_errors_total", "Metrics that could not be read at a scrape.", registry=registry
         )
@@ -113,6 +130,28 @@ class Metrics:
     def lagged(self, seconds: float) -> None:
         """The event loop was late by so much."""
         self._loop_lag.observe(seconds)
+
+    def held(self) -> None:
+        """A poll found an undecided message before anything else."""
+        self._held.inc()
+
+    # --- told of transactions (broker.decisions) -----------------------------------------------
+
+    def transactions_decided(self, state: str, count: int) -> None:
+        """So many became committed, aborted or invalid."""
+        self._decided.labels(state).inc(count)
+
+    def transactions_timed_out(self, count: int) -> None:
+        """The time of so many was over."""
+        self._timed_out.inc(count)
+
+    def transaction_conflicted(self) -> None:
+        """A change set met a committed one."""
+        self._conflicts.inc()
+
+    def transactions_fell(self) -> None:
+        """The transaction service fell."""
+        self._service_falls.inc()
 
     # --- told by the actors (Observer) ---------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -22,17 +23,23 @@ class Running:
     """``StoreTraits.kind``."""
     durability: str
     """``StoreTraits.durability``: what an acknowledged message survives, in one sentence."""
+    decides: str
+    """Which transactions it decides, in a few words."""
+    thrift: Sequence[str] = ()
+    """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
 
 
 def banner(running: Running) -> str:
-    """What a person sees at the start: four lines, the last of which can be pasted into a shell."""
+    """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
     where = "in memory" if running.data_dir is None else str(running.data_dir.absolute())
+    thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
     return "\n".join(
         [
             f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
+            f"  decides     {running.decides}{thrift}",
             "  try         curl -X PUT " + first + "/v1/namespaces/demo/topics/greetings",
         ]
     )

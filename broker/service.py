@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.pointer_index import PointerIndex
 from actors.reading import read_page
-from broker.authorities import SwitchedOff
 from broker.rates import Rates
 
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.directory import Directory
+    from actors.pointer_index import PointerIndex
     from actors.space import SpaceGuard
+    from actors.transactions import TransactionService
     from broker.access import AccessLog
-    from broker.authorities import Transactions
+    from broker.authorities import Authority, Transactions
     from broker.config import Config
     from broker.metrics import Metrics
     from protocol.names import TopicName
     from protocol.page import Page
     from protocol.topic.asks import Span
-    from protocol.transactions.authority import Authority
+    from protocol.transactions.view import View
     from storage.base import Store
 
 
@@ -39,9 +39,9 @@ class Service:
     metrics: Metrics
     access: AccessLog
     version: str
-    transactions: Transactions = field(default_factory=SwitchedOff)
-    """Who decides transactions: what committed readers see, and what became of a pointer."""
-    pointers: PointerIndex = field(default_factory=PointerIndex)
+    decider: Authority
+    """Who decides transactions, with its life."""
+    pointers: PointerIndex
     """Undecided write pointers, their topics, and who waits for them."""
     stopping: bool = False
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
@@ -51,10 +51,52 @@ class Service:
     """Set once the server has stopped and its last answers have left."""
 
     @property
-    def authority(self) -> Authority:
-        """The authority as topics ask it."""
-        return self.transactions
+    def transactions(self) -> Transactions:
+        """Who decides transactions: what committed readers see, and what became of a pointer."""
+        return self.decider.transactions
 
-    async def read(self, name: TopicName, span: Span, *, limit: int, max_bytes: int) -> Page:
-        """The next messages of a span, from the scan cache or the store. Raises StoreError."""
-        return await read_page(self.store, self.directory.cache(name), span, limit=limit, max_bytes=max_bytes)
+    authority = transactions
+
+    @property
+    def embedded(self) -> TransactionService | None:
+        """The same, where it is this daemon's own service; None: a Tephra, or nobody."""
+        return self.decider.embedded
+
+    def stop(self) -> None:
+        """Take nothing new; polls that wait are answered with what there is."""
+        self.stopping = True
+        self.directory.close()
+        self.pointers.close()
+
+    async def drained(self) -> None:
+        """Wait until topics and then the transaction service, which may have asked them, have ended. Stop first."""
+        await self.directory.drained()
+        await self.decider.aclose()
+
+    async def read(
+        self,
+        name: TopicName,
+        span: Span,
+        *,
+        limit: int,
+        max_bytes: int,
+        view: View | None = None,
+        with_pointers: bool = False,
+    ) -> Page:
+        """The next messages of a span, from the scan cache or the store.
+
+        Args:
+          view: what the reader may see; None: everything, undecided and rolled back.
+          with_pointers: fill in ``Page.pointers``.
+        Raises:
+          StoreError: the store could not be read.
+        """
+        return await read_page(
+            self.store,
+            self.directory.cache(name),
+            span,
+            limit=limit,
+            max_bytes=max_bytes,
+            view=view,
+            with_pointers=with_pointers,
+        )

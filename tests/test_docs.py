@@ -15,8 +15,9 @@ import pytest
 import plainsong
 from broker.config import every_setting
 from broker.config.config import sections
+from broker.decisions import add_transaction_gauges
 from broker.gauges import add_gauges
-from broker.http.exchange import VERBS
+from broker.http.exchange import TOPIC_VERBS
 from broker.metrics import Metrics
 from broker.views.table import NAMESPACE, ROUTES, TOPIC
 from plainsong.cli.main import program
@@ -77,6 +78,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     metrics = Metrics("0")
     nothing: Any = SimpleNamespace(budget=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
+    add_transaction_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)
     found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}
     return {f"{name}_total" if kind == "counter" else name: kind for name, kind in found.items()}
@@ -180,7 +182,7 @@ def test_the_changelog_speaks_of_the_version_at_hand():
 
 def test_the_calls_listed_in_the_readme_are_served():
     served = {(route.method, route.path) for route in ROUTES}
-    served |= {("POST", f"{TOPIC}/{verb}") for verb in VERBS}
+    served |= {("POST", f"{TOPIC}/{verb}") for verb in TOPIC_VERBS}
     calls = re.findall(r"`(GET|PUT|POST|DELETE) (/\S+)`", README)
     assert len(calls) > 10
     assert [call for call in calls if (call[0], NAMESPACE + call[1]) not in served] == []

@@ -18,7 +18,7 @@ def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
 
     def account(request: HotRequest, status: int, seconds: float) -> None:
         requested(verb, status, seconds)
-        access.answered(verb, f"{request.namespace}:{request.topic}", status, seconds)
+        access.answered(verb, _target(request), status, seconds)
 
     async def counted(request: HotRequest) -> HttpAnswer:
         begun_s = perf_counter()
@@ -33,3 +33,7 @@ def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
         return answer
 
     return counted
+
+
+def _target(request: HotRequest) -> str:
+    return f"{request.namespace}:{request.topic}" if request.topic else request.transaction

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.handlers.later import refuse_later_poll
+from broker.handlers.held import position_headers, wait_for_decision
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query, whole_number
+from broker.handlers.views_of_readers import view_for
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_poll
 from protocol.codec import AVRO_END, PageOptions, accept_frames, avro_block, codec_for, encode_frames
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from protocol.page import Page
     from protocol.requests import PollRequest
     from protocol.topic.asks import Span
+    from protocol.transactions.view import View
 
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
@@ -37,9 +39,21 @@ _PARAMETERS = ("wait_ms", "max_bytes", "isolation", "payload", "longs")
 
 
 @dataclass(slots=True)
-class _Bounds:
+class _Reading:
+    """How much a poll may have, and how it reads."""
+
     limit: int
     max_bytes: int
+    with_pointers: bool
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a poll found: a page of a span, and the view it was read with."""
+
+    span: Span
+    view: View | None
+    page: Page
 
 
 async def poll(service: Service, request: HotRequest) -> HttpAnswer:
@@ -53,18 +67,18 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
     body = codec.decode_poll(request.body)
     options = apply_query(body, request.query)
     check_poll(body)
-    refuse_later_poll(body)
     frames = accept_frames(request.headers.get("accept"))
-    bounds = _bounds(service, body)
-    span, page = await _look(service, name, body, bounds)
+    reading = _reading(service, body, with_pointers=frames is not None and frames.pointers)
+    found = await _look(service, name, body, reading)
+    page = found.page
     service.rates.delivered(name, page.count, trio.current_time())
     if frames is not None:
         content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
-        return HttpAnswer(200, content, frames.content_type, _position(page))
+        return HttpAnswer(200, content, frames.content_type, position_headers(page))
     if not codec.bounded and page.end == "more" and page.count != body.limit:
-        return HttpAnswer(200, _stream(service, name, span, page, body.limit), codec.content_type)
+        return HttpAnswer(200, _stream(service, name, found, body.limit), codec.content_type)
     content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
-    return HttpAnswer(200, content, codec.content_type, _position(page))
+    return HttpAnswer(200, content, codec.content_type, position_headers(page))
 
 
 def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:
@@ -94,44 +108,70 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
     return in_body if in_query is None else in_query
 
 
-def _bounds(service: Service, body: PollRequest) -> _Bounds:
+def _reading(service: Service, body: PollRequest, *, with_pointers: bool) -> _Reading:
     poll_config = service.config.poll
     limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
     max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
-    return _Bounds(limit, max_bytes)
+    return _Reading(limit, max_bytes, with_pointers)
 
 
-async def _look(service: Service, name: TopicName, body: PollRequest, bounds: _Bounds) -> tuple[Span, Page]:
-    """A page with messages, or an empty one when the time to wait is over."""
+async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading) -> _Found:
+    """A page with messages, or one without when the time to wait is over or waiting is of no use."""
+    view_for(service, body.isolation, body.transaction)  # what is refused, is before anything is waited for
     since = body.since
     deadline_s = None
     if body.wait_ms:
         deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
+    was_held = False
     while True:
-        span = await service.directory.ask(name, Look(since, body.end_before, deadline_s))
-        page = await service.read(name, span, limit=bounds.limit, max_bytes=bounds.max_bytes)
-        waited = deadline_s is None or span.since >= span.until or trio.current_time() >= deadline_s
-        if page.count or waited:
-            return span, page
-        # All there was has expired: wait for what comes after it.
-        since = span.until
+        found, mark = await _read(service, name, Look(since, body.end_before, deadline_s), body, reading)
+        span, page = found.span, found.page
+        if page.held is not None and not was_held:
+            service.metrics.held()
+            was_held = True
+        if page.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
+            return found
+        if page.held is not None:
+            if body.transaction is not None:
+                return found  # the snapshot never learns what becomes of the pointer
+            await wait_for_decision(service, page.held, mark, deadline_s)
+            if service.stopping:
+                return found
+            since = span.since if page.last_id is None else max(span.since, after(page.last_id))
+        elif span.since >= span.until:
+            return found  # the topic had nothing for as long
+        else:
+            since = span.until  # all there was is expired or rolled back: wait for what comes after it
 
 
-def _position(page: Page) -> list[tuple[str, str]]:
-    headers: list[tuple[str, str]] = [("Plainsong-End", page.end)]
-    if page.last_id is not None:
-        headers.append(("Plainsong-Last-Id", page.last_id.hex()))
-    return headers
+async def _read(
+    service: Service, name: TopicName, look: Look, body: PollRequest, reading: _Reading
+) -> tuple[_Found, int]:
+    """Span, view and page, in this order: nothing below the span can have been begun after the view.
+
+    The mark stands before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
+    """
+    span = await service.directory.ask(name, look)
+    mark = service.pointers.mark
+    view = view_for(service, body.isolation, body.transaction)
+    page = await service.read(
+        name,
+        span,
+        limit=reading.limit,
+        max_bytes=reading.max_bytes,
+        view=view,
+        with_pointers=reading.with_pointers,
+    )
+    return _Found(span, view, page), mark
 
 
-async def _stream(
-    service: Service, name: TopicName, span: Span, page: Page, limit: int | None
-) -> AsyncGenerator[bytes, None]:
-    """A version 1 answer of any length, block by block, from the watermark and the clock of its start.
+async def _stream(service: Service, name: TopicName, found: _Found, limit: int | None) -> AsyncGenerator[bytes, None]:
+    """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
 
     When something fails it breaks off without its end, which the client takes for an error, never for the
     end of the topic.
     """
+    span, page = found.span, found.page
     sent = page.count
     yield avro_block(page)
     while page.end == "more" and sent != limit and page.last_id is not None:
@@ -140,7 +180,11 @@ async def _stream(
         span = replace(span, since=after(page.last_id))
         room = service.config.poll.max_messages if limit is None else limit - sent
         page = await service.read(
-            name, span, limit=min(room, service.config.poll.max_messages), max_bytes=STREAM_PAGE_BYTES
+            name,
+            span,
+            limit=min(room, service.config.poll.max_messages),
+            max_bytes=STREAM_PAGE_BYTES,
+            view=found.view,
         )
         sent += page.count
         service.rates.delivered(name, page.count, trio.current_time())

@@ -1,4 +1,4 @@
-"""Publishing: body → codec → mailbox → receipt."""
+"""Publishing, plainly and under a write pointer: body → codec → mailbox → what there is to say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from broker.handlers.later import refuse_later_publish
-from broker.handlers.query import parse_query, whole_number
+from broker.handlers.later import refuse_later
+from broker.handlers.query import one_of, parse_query, whole_number
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_publish
-from protocol.codec import AVRO, codec_for
+from protocol.codec import AVRO, DEFAULT_OPTIONS, PageOptions, codec_for
 from protocol.errors import InvalidParameter
 from protocol.names import topic_name
 from protocol.topic.asks import Publish
+from protocol.topic.pointer_asks import PublishUnder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
 
 
 async def publish(service: Service, request: HotRequest) -> HttpAnswer:
-    """Store the messages of one request; 200 means durable.
+    """Publish the messages of one request, and what was stored under its write pointer; 200 means durable.
 
     Raises:
       PlainsongError: with its outcome: nothing happened, or nobody knows.
@@ -48,10 +49,14 @@ async def publish(service: Service, request: HotRequest) -> HttpAnswer:
     name = topic_name(request.namespace, request.topic)
     codec = codec_for(request.headers.get("content-type"))
     body = await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
-    if request.query:
-        _apply_query(body, request.query)
+    options = apply_publish_query(body, request.query, "ttl", "longs") if request.query else DEFAULT_OPTIONS
     check_publish(body)
-    refuse_later_publish(body)
+    refuse_later(body)
+    if body.write_pointer is not None:
+        response = await service.directory.ask(name, PublishUnder(body, len(request.body)))
+        service.rates.published(name, len(body.messages), trio.current_time())
+        # Unread, it is what rollback takes.
+        return HttpAnswer(200, codec.encode_publish_response(response, options), codec.content_type)
     receipt = await service.directory.ask(name, Publish(body, len(request.body)))
     service.rates.published(name, len(body.messages), trio.current_time())
     if "prefer" in request.headers and _wants_receipt(request.headers["prefer"]):
@@ -60,12 +65,15 @@ async def publish(service: Service, request: HotRequest) -> HttpAnswer:
     return HttpAnswer(200)
 
 
-def _apply_query(body: PublishRequest, query: str) -> None:
-    ttl_s = whole_number(parse_query(query, ("ttl",)), "ttl")
+def apply_publish_query(body: PublishRequest, query: str, *known: str) -> PageOptions:
+    """Put ``ttl`` into a publish or store; how its answer is to be written. Raises InvalidParameter."""
+    parameters = parse_query(query, known)
+    ttl_s = whole_number(parameters, "ttl")
     if ttl_s is not None and body.ttl_s not in (None, ttl_s):
         raise InvalidParameter(f"ttl is {ttl_s} in the query and {body.ttl_s} in the body", hint="give it once")
     if ttl_s is not None:
         body.ttl_s = ttl_s
+    return PageOptions(longs_as_strings=one_of(parameters, "longs", ("number", "string"), "number") == "string")
 
 
 def _wants_receipt(prefer: str) -> bool:

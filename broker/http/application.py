@@ -12,7 +12,7 @@ from quart_trio import QuartTrio as Application
 
 from broker.http.bodies import decoded_body, needs_decoding
 from broker.http.exchange import HttpAnswer
-from broker.http.quart_door import HOT_ROUTE, as_response, hot_view, install_errors, passage
+from broker.http.quart_door import as_response, hot_rule, hot_view, install_errors, passage
 from broker.http.respond import answer_to
 from broker.views.route import ViewRequest
 from protocol.errors import BodyTooLarge
@@ -39,7 +39,7 @@ def build_application(
     install_errors(app, settings)
     methods: defaultdict[str, set[str]] = defaultdict(set)
     for verb, handler in handlers.items():
-        rule = HOT_ROUTE + verb
+        rule = hot_rule(verb)
         app.add_url_rule(rule, verb, hot_view(verb, handler, settings), methods=["POST"], strict_slashes=True)
         methods[rule].add("POST")
     for route in routes:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias
 
-#: The four verbs that have a route of their own in the lane.
-Verb = Literal["publish", "store", "rollback", "poll"]
-VERBS: frozenset[str] = frozenset(get_args(Verb))
+#: What has a route of its own in the lane.
+Verb = Literal["publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"]
+#: Those that end the path of a topic, and those that end the path of a transaction.
+TOPIC_VERBS: frozenset[str] = frozenset(("publish", "store", "rollback", "poll"))
+TRANSACTION_VERBS: frozenset[str] = frozenset(("prepare", "commit", "abort"))
+_TOPIC = "/v1/namespaces/{namespace}/topics/{topic}/"
+_TRANSACTION = "/v1/transactions/{transaction}/"
+#: Where each is, by POST.
+HOT_PATHS: Mapping[Verb, str] = {
+    "publish": _TOPIC + "publish",
+    "store": _TOPIC + "store",
+    "rollback": _TOPIC + "rollback",
+    "poll": _TOPIC + "poll",
+    "begin": "/v1/transactions",
+    "prepare": _TRANSACTION + "prepare",
+    "commit": _TRANSACTION + "commit",
+    "abort": _TRANSACTION + "abort",
+}
 
 
 class BodyStream(Protocol):
@@ -25,7 +40,7 @@ class HotRequest:
     """One request of a hot route, its body read, decompressed and within bounds."""
 
     verb: Verb
-    #: Percent-decoded, but not validated.
+    #: Percent-decoded, but not validated; empty where the route has no topic.
     namespace: str
     topic: str
     #: The raw query string, without its question mark.
@@ -35,6 +50,8 @@ class HotRequest:
     body: bytes
     #: The client's ``X-Request-Id``, or one made here.
     request_id: str
+    #: The id in the path of a transaction: percent-decoded, but not validated; else empty.
+    transaction: str = ""
 
 
 @dataclass(slots=True)

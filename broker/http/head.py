@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import unquote
 
 import httptools
 
-from broker.http.exchange import VERBS, Verb
+from broker.http.exchange import TOPIC_VERBS, TRANSACTION_VERBS, Verb
 from broker.http.request_ids import sane_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Every hot request starts so; what does not is handed over at once.
-PREFIX = b"POST /v1/namespaces/"
+#: Every hot request starts with one of these; what does not is handed over at once.
+PREFIXES = (b"POST /v1/namespaces/", b"POST /v1/transactions")
 #: Larger heads are hypercorn's to refuse (its own bound is the same).
 MAX_HEAD_BYTES = 16 << 10
 MAX_LENGTH_DIGITS = 18
@@ -23,13 +23,20 @@ MAX_LENGTH_DIGITS = 18
 CHUNKED = -1
 
 
+class HotPath(NamedTuple):
+    """The path of a hot request, taken apart and percent-decoded."""
+
+    verb: Verb
+    namespace: str = ""
+    topic: str = ""
+    transaction: str = ""
+
+
 @dataclass(slots=True, frozen=True)
 class Head:
     """The head of a hot request."""
 
-    verb: Verb
-    namespace: str
-    topic: str
+    path: HotPath
     query: str
     headers: Mapping[str, str]
     #: Bytes of the body, or ``CHUNKED``.
@@ -87,11 +94,9 @@ def parse_head(data: bytes) -> Head | None:
     if length is None:
         return None
     tokens = [token.strip() for token in headers.get("connection", "").lower().split(",")]
-    verb, namespace, topic, query = route
+    path, query = route
     return Head(
-        verb,
-        namespace,
-        topic,
+        path,
         query,
         headers,
         length,
@@ -102,8 +107,8 @@ def parse_head(data: bytes) -> Head | None:
     )
 
 
-def _route(url: bytes) -> tuple[Verb, str, str, str] | None:
-    """Verb, namespace, topic and query of ``POST /v1/namespaces/{ns}/topics/{t}/{verb}``; None for any other path."""
+def _route(url: bytes) -> tuple[HotPath, str] | None:
+    """Path and query of a hot route (``exchange.HOT_PATHS``); None for any other path."""
     if not url.isascii():
         return None
     path, _, query = url.decode("ascii").partition("?")
@@ -112,8 +117,12 @@ def _route(url: bytes) -> tuple[Verb, str, str, str] | None:
         if not path.isascii() or not path.isprintable():
             return None
     match path.split("/"):
-        case ["", "v1", "namespaces", namespace, "topics", topic, verb] if verb in VERBS and namespace and topic:
-            return cast("Verb", verb), namespace, topic, query
+        case ["", "v1", "namespaces", namespace, "topics", topic, verb] if verb in TOPIC_VERBS and namespace and topic:
+            return HotPath(cast("Verb", verb), namespace, topic), query
+        case ["", "v1", "transactions"]:
+            return HotPath("begin"), query
+        case ["", "v1", "transactions", transaction, verb] if verb in TRANSACTION_VERBS and transaction:
+            return HotPath(cast("Verb", verb), transaction=transaction), query
     return None
 
 

@@ -14,7 +14,7 @@ from broker.http import wire
 from broker.http.bodies import BodyBudget, Holding, decoded_body, needs_decoding
 from broker.http.connection import BRIEF_LINGER_S, LINGER_S, Connection, PeerLeft
 from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
-from broker.http.head import MAX_HEAD_BYTES, PREFIX, Head, parse_head
+from broker.http.head import MAX_HEAD_BYTES, PREFIXES, Head, parse_head
 from broker.http.intake import read_body
 from broker.http.request_ids import new_request_id
 from broker.http.respond import respond
@@ -121,10 +121,10 @@ class Lane:
             connection.pending += await connection.receive()
         raw = connection.pending[:end]
         if raw != self._head_bytes:
-            self._head = parse_head(raw) if raw.startswith(PREFIX) else None
+            self._head = parse_head(raw) if raw.startswith(PREFIXES) else None
             self._head_bytes = raw
         head = self._head
-        if head is None or head.verb not in self._parts.handlers:
+        if head is None or head.path.verb not in self._parts.handlers:
             return None
         connection.pending = connection.pending[end:]
         return head
@@ -138,7 +138,8 @@ class Lane:
             except PlainsongError as error:
                 answer = answer_for(error)
             else:
-                request = HotRequest(head.verb, head.namespace, head.topic, head.query, head.headers, body, request_id)
+                verb, namespace, topic, transaction = head.path
+                request = HotRequest(verb, namespace, topic, head.query, head.headers, body, request_id, transaction)
                 answer = await self._answer(request)
             keep = head.keep_alive and self._in_step and not self._stopping
             await self._send(answer, request_id, chunks=head.chunks, keep=keep)
@@ -197,6 +198,6 @@ class Lane:
 
 def _is_foreign(data: bytes) -> bool:
     """Whether bytes without the end of a head can already be told not to be the lane's."""
-    return (
-        not data.startswith(PREFIX[: len(data)]) or len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data
-    )
+    if not any(data.startswith(prefix[: len(data)]) for prefix in PREFIXES):
+        return True
+    return len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data

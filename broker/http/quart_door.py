@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 
 from broker.http.bodies import BodyBudget, decoded_body, needs_decoding
 from broker.http.compression import compress
-from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
+from broker.http.exchange import HOT_PATHS, HotHandler, HotRequest, HttpAnswer, Verb
 from broker.http.gate import PASSAGE, Passage
 from broker.http.respond import answer_to, respond
 from broker.http.status import answer_for
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.http")
 
-HOT_ROUTE = "/v1/namespaces/<namespace>/topics/<topic>/"
-
 
 def passage() -> Passage:
     """The current request's way through the gate: its id, its joined headers, what its body holds."""
@@ -44,14 +42,19 @@ def passage() -> Passage:
     return found if found is not None else Passage(scope, BodyBudget(1 << 62))  # an application without a server
 
 
-def hot_view(verb: Verb, handler: HotHandler, settings: HttpSettings) -> Callable[[str, str], Awaitable[Response]]:
-    """A view for ``HOT_ROUTE + verb`` that answers as the lane does, byte for byte."""
+def hot_rule(verb: Verb) -> str:
+    """The path of a hot route as the framework writes it."""
+    return HOT_PATHS[verb].replace("{", "<").replace("}", ">")
 
-    async def view(namespace: str, topic: str) -> Response:
+
+def hot_view(verb: Verb, handler: HotHandler, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
+    """A view for ``hot_rule(verb)`` that answers as the lane does, byte for byte."""
+
+    async def view(namespace: str = "", topic: str = "", transaction: str = "") -> Response:
         through = passage()
         body = await read_body(settings)
         query = request.query_string.decode("latin-1")
-        hot = HotRequest(verb, namespace, topic, query, through.headers, body, through.request_id)
+        hot = HotRequest(verb, namespace, topic, query, through.headers, body, through.request_id, transaction)
         return as_response(await respond(handler, hot, settings.gzip_min_bytes))
 
     return view

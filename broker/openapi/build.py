@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from broker.openapi.errors import by_status
 from broker.openapi.operations import OPERATIONS
 from broker.openapi.schemas import ISOLATION, POSITIVE, SCHEMAS, STRING, WAIT_MS, Schema, ref
+from broker.openapi.transactions import TRANSACTION_SCHEMAS
 
 if TYPE_CHECKING:
-    from broker.openapi.operations import Operation
+    from broker.openapi.operation import Operation
 
 _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+    "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 _QUERY: dict[str, tuple[str, Schema]] = {
@@ -23,17 +25,21 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "ttl": ("seconds, for all messages of the request", POSITIVE),
     "wait_ms": ("how long to wait for a message", WAIT_MS),
     "max_bytes": ("end the page before it has more bytes", POSITIVE),
-    "isolation": ("this version serves uncommitted alone", ISOLATION),
+    "isolation": ("committed: nothing undecided, nothing rolled back", ISOLATION),
     "payload": ("base64: never text", {"enum": ["text", "base64"], "default": "text"}),
     "longs": ("string: write pointers in quotes", {"enum": ["number", "string"], "default": "number"}),
     "from": ("the first id or time in milliseconds", _POSITION),
     "to": ("the id or time before which to end", _POSITION),
-    "limit": ("messages at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     "reader": ("the id last read", ref("MessageId")),
+    "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _HEADERS = {
     "Plainsong-Last-Id": "the position to resume from, exclusively",
     "Plainsong-End": "end, more or held: why there is no more",
+    "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
+    "Plainsong-Held-Since": "when that message was published, in milliseconds",
+    "Plainsong-Hidden-Messages": "messages from there on, 1000+ when there are more than a thousand",
     "Allow": "the methods that are allowed",
     "Retry-After": "seconds after which a retry makes sense",
     "X-Request-Id": "the client's own, or one made here; the log has it too",
@@ -56,7 +62,7 @@ def description(version: str) -> dict[str, Any]:
             "description": "Topics of messages in one durable order. The guide is docs/http.md.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS},
+        "components": {"schemas": SCHEMAS | TRANSACTION_SCHEMAS},
     }
 
 
@@ -100,7 +106,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
             kind: {"schema": operation.answer} if kind in ("application/json", "text/plain") else {}
             for kind in operation.answer_types
         }
-    responses = {} if "Not served" in operation.summary else {"200": answered}
+    responses = {"200": answered}
     for status, codes in by_status(operation.codes).items():
         responses[str(status)] = _problem(status, codes)
     return responses

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from broker.openapi.errors import ANY, BODY, READS, WRITES
-from broker.openapi.schemas import STRING, Schema, array, ref
+from broker.openapi.operation import AVRO, FRAMES, JSON, POINTER, Operation
+from broker.openapi.schemas import STRING, array, ref
+from broker.openapi.transactions import TRANSACTION_OPERATIONS
 
 NAMESPACE = "/v1/namespaces/{namespace}"
 TOPIC = NAMESPACE + "/topics/{topic}"
 READER = TOPIC + "/readers/{reader}"
 
-JSON = "application/json"
-AVRO = "avro/binary"
-FRAMES = "application/vnd.plainsong.frames"
 _ID = "0000018bcfe568000002" + "0" * 20
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path, for those who call it."""
-
-    name: str
-    method: str
-    path: str
-    tag: str
-    summary: str
-    codes: tuple[str, ...]
-    parameters: tuple[str, ...] = ()
-    """Names of query parameters; ``build`` describes each."""
-    body: Schema | None = None
-    body_types: tuple[str, ...] = (JSON,)
-    example: object = None
-    """Of the body."""
-    answer: Schema | None = None
-    """Of status 200; None: an empty body."""
-    answer_types: tuple[str, ...] = (JSON,)
-    headers: tuple[str, ...] = field(default=())
-    """Headers of the answer that are its own."""
-
-
 _POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End")
-_LATER = ("transactions_unavailable",)
+_HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
+#: Reading with a snapshot, the client's or the daemon's.
+_VIEWS = ("transactions_unavailable", "malformed_transaction")
+#: Writing under a write pointer.
+_UNDER = (
+    "transaction_refused",
+    "transaction_required",
+    "transaction_expired",
+    "transaction_not_in_progress",
+    "rolled_back",
+    "transactions_unavailable",
+)
+#: Messages are taken in.
+_STORES = (
+    "unknown_field",
+    "no_messages",
+    "invalid_sequence_ids",
+    "generation_changed",
+    "message_too_large",
+    "request_too_large",
+    "low_space",
+    "topic_full",
+)
 _BAD_POSITION = ("invalid_message_id", "unknown_field")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -91,39 +87,38 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST",
         TOPIC + "/publish",
         "messages",
-        "Store messages; 200 means durable. With Prefer: return=representation the answer is a receipt.",
-        (
-            *WRITES,
-            *BODY,
-            *_LATER,
-            "unknown_field",
-            "no_messages",
-            "invalid_sequence_ids",
-            "transaction_required",
-            "generation_changed",
-            "message_too_large",
-            "request_too_large",
-            "low_space",
-            "topic_full",
-        ),
-        ("ttl",),
+        "Publish messages, under a write pointer also what was stored; 200 means durable. Without a write pointer "
+        "the answer is empty, or with Prefer: return=representation a receipt.",
+        (*WRITES, *BODY, *_UNDER, *_STORES),
+        ("ttl", "longs"),
         ref("PublishRequest"),
         (JSON, AVRO),
         {"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
-        ref("Receipt"),
+        {"anyOf": [ref("PublishResponse"), ref("Receipt")]},
         (JSON, AVRO),
     ),
     Operation(
-        "store", "POST", TOPIC + "/store", "messages", "Not served by this version.", (*BODY, *_LATER, *ANY), body={}
+        "store",
+        "POST",
+        TOPIC + "/store",
+        "messages",
+        "Keep messages under a write pointer, seen by nobody until a publish of it.",
+        (*WRITES, *BODY, *_UNDER, *_STORES, "already_published"),
+        ("ttl",),
+        ref("StoreRequest"),
+        (JSON, AVRO),
+        {"transactionWritePointer": POINTER, "messages": ["first", "second"], "segment": "task-7"},
     ),
     Operation(
         "rollback",
         "POST",
         TOPIC + "/rollback",
         "messages",
-        "Not served by this version.",
-        (*BODY, *_LATER, *ANY),
-        body={},
+        "Take back what a write pointer has in the topic: what one publish answered, or all of it.",
+        (*WRITES, *BODY, "unknown_field", "transaction_required"),
+        body=ref("RollbackRequest"),
+        body_types=(JSON, AVRO),
+        example={"transactionWritePointer": POINTER},
     ),
     Operation(
         "poll",
@@ -131,14 +126,14 @@ OPERATIONS: tuple[Operation, ...] = (
         TOPIC + "/poll",
         "messages",
         "The messages from a position on, oldest first; with waitMs, wait until there is one.",
-        (*READS, *BODY, *_LATER, *_BAD_POSITION, "malformed_transaction"),
+        (*READS, *BODY, *_VIEWS, *_BAD_POSITION),
         ("wait_ms", "max_bytes", "isolation", "payload", "longs"),
         ref("PollRequest"),
         (JSON, AVRO),
         {"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
         array(ref("Message")),
         (JSON, AVRO, FRAMES),
-        _POSITION_HEADERS,
+        (*_POSITION_HEADERS, *_HELD_HEADERS),
     ),
     Operation(
         "get_messages",
@@ -167,7 +162,7 @@ OPERATIONS: tuple[Operation, ...] = (
         TOPIC + "/offsets",
         "looking",
         "Where a bounded read would end, and how to cut it in parts, without moving payloads.",
-        (*READS, *BODY, *_LATER, *_BAD_POSITION),
+        (*READS, *BODY, *_VIEWS, *_BAD_POSITION),
         body=ref("OffsetsRequest"),
         example={"start": 1700000000000, "maxMessages": 100000, "splits": 4},
         answer=ref("Offsets"),
@@ -192,12 +187,13 @@ OPERATIONS: tuple[Operation, ...] = (
         NAMESPACE + "/poll",
         "messages",
         "One poll of up to 1000 topics, and one wait for all of them.",
-        (*ANY, *BODY, *_LATER, *_BAD_POSITION, "invalid_name", "request_too_large"),
+        (*ANY, *BODY, *_VIEWS, *_BAD_POSITION, "invalid_name", "request_too_large"),
         ("wait_ms", "max_bytes", "isolation", "payload", "longs"),
         ref("ManyRequest"),
         example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
         answer=ref("ManyAnswer"),
     ),
+    *TRANSACTION_OPERATIONS,
     Operation("ping", "GET", "/ping", "daemon", "OK.", (), answer=STRING, answer_types=("text/plain",)),
     Operation("livez", "GET", "/livez", "daemon", "Whether the daemon is alive.", (), answer={"type": "object"}),
     Operation(

@@ -44,6 +44,26 @@ _ID = ref("MessageId")
 _ATTRIBUTES: Schema = {"type": "object", "additionalProperties": STRING}
 _PAYLOAD = ref("Payload")
 
+WRITE_POINTER: Schema = {
+    "description": "passes 2^53: digits in quotes are read too, and written with longs=string",
+    "type": ["integer", "string", "null"],
+}
+_TRANSACTION: Schema = nullable({"type": "string", "contentEncoding": "base64", "description": "a snapshot"})
+_WRITES: dict[str, Schema] = {
+    "transactionWritePointer": WRITE_POINTER,
+    "ttlSeconds": nullable(POSITIVE),
+    "messageTtlsSeconds": nullable(array(nullable(POSITIVE))),
+    "generation": nullable(POSITIVE),
+}
+_RANGE: dict[str, Schema] = {
+    "transactionWritePointer": WRITE_POINTER,
+    "startTimestamp": MILLISECONDS,
+    "startSequenceId": COUNT,
+    "endTimestamp": MILLISECONDS,
+    "endSequenceId": COUNT,
+}
+_RANGE_NAMES = "startTimestamp startSequenceId endTimestamp endSequenceId"
+
 SCHEMAS: dict[str, Schema] = {
     "MessageId": {"type": "string", "pattern": "^[0-9a-f]{40}$", "description": "20 bytes in hex; sorts as the topic"},
     "Position": {
@@ -78,13 +98,18 @@ SCHEMAS: dict[str, Schema] = {
         ]
     },
     "PublishRequest": record(
-        "messages",
-        messages=array(ref("PublishItem"), minItems=1),
-        transactionWritePointer={"type": "null"},
-        ttlSeconds=nullable(POSITIVE),
-        messageTtlsSeconds=nullable(array(nullable(POSITIVE))),
-        generation=nullable(POSITIVE),
+        messages=array(ref("PublishItem")),
+        **_WRITES,
+        segments=nullable(array(STRING, description="of what was stored only these segments, for ever")),
     ),
+    "StoreRequest": record(
+        "transactionWritePointer messages",
+        messages=array(ref("PublishItem"), minItems=1),
+        **_WRITES,
+        segment=nullable({**STRING, "maxLength": 64}),
+    ),
+    "PublishResponse": record(f"transactionWritePointer {_RANGE_NAMES}", **_RANGE, duplicate=BOOLEAN),
+    "RollbackRequest": record("transactionWritePointer", **_RANGE, duplicate=BOOLEAN),
     "Receipt": record(
         "firstId lastId generation",
         firstId=nullable(_ID),
@@ -102,7 +127,7 @@ SCHEMAS: dict[str, Schema] = {
         waitMs=nullable(WAIT_MS),
         maxBytes=nullable(POSITIVE),
         isolation=nullable(ISOLATION),
-        transaction={"type": "null"},
+        transaction=_TRANSACTION,
     ),
     "Message": record("id payload", id=_ID, payload=_PAYLOAD, attributes=_ATTRIBUTES),
     "ShownMessage": {
@@ -110,7 +135,7 @@ SCHEMAS: dict[str, Schema] = {
         "required": ["id", "state"],
         "properties": {
             "id": _ID,
-            "state": {"enum": ["plain", "damaged"]},
+            "state": {"enum": ["plain", "committed", "open", "rolled-back", "invalid", "damaged"]},
             "detail": {**STRING, "description": "what is wrong with a damaged one, which has nothing else"},
             "publishTimeMs": MILLISECONDS,
             "expiresMs": MILLISECONDS,
@@ -152,7 +177,7 @@ SCHEMAS: dict[str, Schema] = {
         splits=nullable({"type": "integer", "minimum": 1, "maximum": 1000}),
         waitMs=nullable(WAIT_MS),
         isolation=nullable(ISOLATION),
-        transaction={"type": "null"},
+        transaction=_TRANSACTION,
     ),
     "Offsets": record(
         "end count bytes splits earliest generation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.views import health, many, messages, offsets, readers, stats, topics
+from broker.views import health, many, messages, offsets, readers, stats, topics, transactions
 from broker.views.description import describe_api
 from broker.views.route import SMALL_BODY_BYTES, Route
 
@@ -11,6 +11,8 @@ TOPICS = NAMESPACE + "/topics"
 TOPIC = TOPICS + "/{topic}"
 READERS = TOPIC + "/readers"
 READER = READERS + "/{reader}"
+TRANSACTIONS = "/v1/transactions"
+TRANSACTION = TRANSACTIONS + "/{transaction}"
 
 ROUTES: tuple[Route, ...] = (
     Route("list_topics", "GET", TOPICS, topics.list_names),
@@ -27,6 +29,14 @@ ROUTES: tuple[Route, ...] = (
     Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),
     Route("delete_reader", "DELETE", READER, readers.remove),
     Route("poll_many", "POST", NAMESPACE + "/poll", many.poll_many, many.MAX_BODY_BYTES),
+    Route("list_transactions", "GET", TRANSACTIONS, transactions.list_all),
+    Route("get_pruning", "GET", TRANSACTIONS + "/pruning", transactions.pruning),
+    Route("truncate", "POST", TRANSACTIONS + "/truncate", transactions.truncate, transactions.MAX_TRUNCATE_BYTES),
+    Route("get_transaction", "GET", TRANSACTION, transactions.show),
+    Route("invalidate", "POST", TRANSACTION + "/invalidate", transactions.invalidate, SMALL_BODY_BYTES),
+    Route(
+        "checkpoint", "POST", TRANSACTION + "/checkpoint", transactions.checkpoint, transactions.MAX_SNAPSHOT_BODY_BYTES
+    ),
     Route("ping", "GET", "/ping", health.ping),
     Route("livez", "GET", "/livez", health.livez),
     Route("readyz", "GET", "/readyz", health.readyz),

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import httpx
 import trio
 
 from actors.directory import Directory
+from actors.one_authority import keep_authority
+from actors.pointer_index import PointerIndex
 from actors.scan_cache import CacheBudget
 from actors.space import SpaceGuard
 from actors.topic import Surroundings
 from broker.access import AccessLog
 from broker.app import create_app
+from broker.authorities import build_authority
 from broker.config.config import config_of
+from broker.decisions import Decisions, add_transaction_gauges
 from broker.http.bodies import BodyBudget
 from broker.http.gate import Gate
-from broker.main import hot_handlers, http_settings
+from broker.http.listen import serve_http
+from broker.main import hot_handlers, http_settings, topic_limits
 from broker.metrics import Metrics
 from broker.service import Service
-from protocol.topic.state import TopicLimits
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
@@ -82,19 +87,35 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(**values):
-    """The application with these settings, named ``section__key``."""
+async def in_process(*, store=None, door=None, **values):
+    """The application with these settings, named ``section__key``; on a store of its own, or on this one.
+
+    ``door`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
+    """
     config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
-    store, clock = FaultyStore(MemoryStore()), SetClock()
+    store, clock = FaultyStore(MemoryStore()) if store is None else store, SetClock()
     space = SpaceGuard(store, config.storage.min_free_bytes)
     metrics = Metrics("1.2.3")
+    await keep_authority(store, config.transactions.service)
+    pointers = PointerIndex(config.transactions.max_held_polls)
+    await pointers.load(store)
     async with trio.open_nursery() as actors:
-        limits = TopicLimits(
-            max_readers=config.readers.max_per_topic, readers_retention_ms=config.readers.retention_s * 1000
-        )
+
+        async def ask_topic(name, ask):
+            return await directory.ask(name, ask)
+
+        decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
         directory = Directory(
             actors,
-            Surroundings(store, clock, space, limits, observer=metrics),
+            Surroundings(
+                store,
+                clock,
+                space,
+                topic_limits(config),
+                observer=metrics,
+                pointers=pointers,
+                authority=decider.transactions,
+            ),
             CacheBudget(config.cache.max_bytes),
             mailbox_requests=config.topic.mailbox_requests,
             mailbox_bytes=config.topic.mailbox_bytes,
@@ -102,12 +123,22 @@ async def in_process(**values):
             idle_s=config.topic.idle_s,
         )
         access = AccessLog(enabled=config.log.access)
-        service = Service(config, store, directory, clock, space, metrics, access, "1.2.3")
+        service = Service(config, store, directory, clock, space, metrics, access, "1.2.3", decider, pointers)
+        await decider.start(actors)
+        add_transaction_gauges(metrics, service)
         settings = http_settings(config)
         app = create_app(service, settings, hot_handlers(service))
-        asgi = Gate(app, settings, BodyBudget(settings.max_inflight_bytes), lambda: service.stopping)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://daemon") as http:
+        budget, stop = BodyBudget(settings.max_inflight_bytes), trio.Event()
+        asgi = Gate(app, settings, budget, lambda: service.stopping)
+        serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
+        if door is not None:
+            served = partial(serve_http, replace(settings, lane=door == "lane"), hot_handlers(service), app)
+            bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
+            (address,) = await actors.start(bound)
+            serving = {"base_url": f"http://{address}"}
+        async with httpx.AsyncClient(**serving) as http:
             yield InProcess(service, clock, store, app, asgi, http)
-        directory.close()
-        await directory.drained()
+        service.stop()
+        stop.set()
+        await service.drained()
         actors.cancel_scope.cancel()

@@ -11,9 +11,9 @@ import trio
 from quart_trio import QuartTrio
 
 from broker.http.bodies import BodyBudget
-from broker.http.exchange import HotRequest, HttpAnswer
+from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
 from broker.http.listen import serve_http
-from broker.http.quart_door import HOT_ROUTE, hot_view, install_errors
+from broker.http.quart_door import hot_rule, hot_view, install_errors
 from broker.http.settings import HttpSettings
 from protocol.errors import Overloaded, TopicNotFound
 
@@ -56,6 +56,21 @@ class Toys:
             "body": request.body.hex(),
         }
         return HttpAnswer(200, json.dumps(seen).encode(), "application/json", [("Plainsong-End", "end")])
+
+    async def transact(self, request: HotRequest) -> HttpAnswer:
+        """Echoes what arrived at a route of the transaction service."""
+        seen = [request.verb, request.transaction, request.namespace, request.topic, request.query, request.body.hex()]
+        return HttpAnswer(200, json.dumps(seen).encode(), "application/json")
+
+    @property
+    def handlers(self) -> dict[Verb, HotHandler]:
+        handlers: dict[Verb, HotHandler] = dict.fromkeys(("begin", "prepare", "commit", "abort"), self.transact)
+        return handlers | {
+            "publish": self.publish,
+            "store": self.store,
+            "rollback": self.rollback,
+            "poll": self.poll,
+        }
 
     async def rollback(self, request: HotRequest) -> HttpAnswer:
         """Streams; the topic says how much."""
@@ -103,9 +118,9 @@ class Door:
 def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     app = QuartTrio("toys")
     install_errors(app, settings)
-    for verb in ("publish", "store", "rollback", "poll"):
-        view = hot_view(verb, getattr(toys, verb), settings)
-        app.add_url_rule(HOT_ROUTE + verb, verb, view, methods=["POST"])
+    for verb, handler in toys.handlers.items():
+        view = hot_view(verb, handler, settings)
+        app.add_url_rule(hot_rule(verb), verb, view, methods=["POST"])
 
     @app.get("/ping")
     async def ping() -> str:
@@ -133,14 +148,13 @@ async def running(
     settings = replace(settings, **changes)
     toys = Toys()
     budget = BodyBudget(settings.max_inflight_bytes)
-    handlers = {"publish": toys.publish, "store": toys.store, "rollback": toys.rollback, "poll": toys.poll}
     stop, ended = trio.Event(), trio.Event()
     app = toy_app(toys, settings)
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(
             settings,
-            handlers,
+            toys.handlers,
             app,
             binds=[bind],
             budget=budget,

@@ -25,7 +25,7 @@ from plainsong.cli.exits import Exit
 from plainsong.cli.main import run
 from storage.base import StoreDamaged, StoreInUse
 
-RUNNING = Running("0.1.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.")
+RUNNING = Running("0.1.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.", "it all")
 
 
 @pytest.fixture
@@ -49,13 +49,17 @@ def test_the_banner_says_where_what_and_how_safe_with_a_line_to_paste():
         "plainsong 0.1.0 listens on http://127.0.0.1:7420",
         "  data        /srv/data (leveldb)",
         "  durability  Acknowledged is synced.",
+        "  decides     it all",
         "  try         curl -X PUT http://127.0.0.1:7420/v1/namespaces/demo/topics/greetings",
     ]
-    in_memory = Running("0.1.0", ["http://[::1]:1", "http://127.0.0.1:1"], None, "memory", "Nothing.")
+    in_memory = Running(
+        "0.1.0", ["http://[::1]:1", "http://127.0.0.1:1"], None, "memory", "Nothing.", "it all", ["127.0.0.1:15165"]
+    )
     assert banner(in_memory).splitlines()[:2] == [
         "plainsong 0.1.0 listens on http://[::1]:1, http://127.0.0.1:1",
         "  data        in memory (memory)",
     ]
+    assert "  decides     it all, also for Tephra's clients at 127.0.0.1:15165" in banner(in_memory).splitlines()
 
 
 def test_serve_hands_the_settings_over_and_prints_one_banner(serving):

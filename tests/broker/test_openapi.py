@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from broker.http.exchange import HOT_PATHS
 from broker.http.status import STATUS_OF
 from broker.openapi import description
 from broker.openapi.errors import by_status, status_of_code
@@ -76,7 +77,7 @@ def test_every_code_stands_under_its_status():
 
 
 def test_names_of_routes_are_those_of_the_table():
-    hot = {"publish", "store", "rollback", "poll"}
+    hot = set(HOT_PATHS)
     assert {route.name for route in ROUTES} | hot == {operation.name for operation in OPERATIONS}
     assert len({route.name for route in ROUTES}) == len(ROUTES)
 

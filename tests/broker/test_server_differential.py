@@ -18,6 +18,23 @@ TOPICS = st.sampled_from(
     [*["t"] * 12, "missing", "bug", "full", "broken-at-once", "a%20b", "%74", "a%2Fb", "ü", "a//b", "", "x" * 300]
 )
 VERBS = st.sampled_from([*["publish", "store", "store", "rollback"] * 3, "publish/", "Publish", "peek"])
+TRANSACTIONS = st.sampled_from(
+    [
+        "/v1/transactions",
+        "/v1/transactions/17/prepare",
+        "/v1/transactions/17/commit",
+        "/v1/transactions/%31%37/abort",
+        "/v1/transactions/x/commit",
+        "/v1/transactions/a%2Fb/commit",
+        "/v1/transactions/\u00fc/abort",
+        "/v1/transactions//commit",
+        "/v1/transactions/17/commit/",
+        "/v1/transactions/17/checkpoint",
+        "/v1/transactions/",
+        "/v1/transactionsx",
+        "/v1//transactions",
+    ]
+)
 QUERIES = st.sampled_from(["", "?", "?ttl=5", "?a=%20&b", "?#f"])
 METHODS = st.sampled_from(["POST"] * 20 + ["GET", "PUT", "post", "OPTIONS", "BREW"])
 VERSIONS = st.sampled_from(["HTTP/1.1"] * 20 + ["HTTP/1.0", "HTTP/1.2", "HTTP/2.0", "http/1.1"])
@@ -60,7 +77,8 @@ BODIES = st.sampled_from([b"", b"abc", b"x" * 5000, gzip.compress(b"abc" * 1000)
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
     body = draw(BODIES)
-    request = post(f"{draw(TOPICS)}/{draw(VERBS)}{draw(QUERIES)}", b"", *draw(HEADERS), "X-Last: 1")
+    path = draw(TRANSACTIONS) if draw(st.integers(0, 3)) == 0 else f"{draw(TOPICS)}/{draw(VERBS)}"
+    request = post(f"{path}{draw(QUERIES)}", b"", *draw(HEADERS), "X-Last: 1")
     line, _, rest = request.partition(b"\r\n")
     target = line.split(b" ")[1]
     head = draw(METHODS).encode() + b" " + target + b" " + draw(VERSIONS).encode() + b"\r\n" + rest

@@ -5,7 +5,7 @@
     00 'x' 't' id     a transaction                  protocol/transactions/manager/record.py
     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
     00 'x' 'p'        the last complete pass         m begun (ms)  b bound
-    00 'x' 'a'        the authority                  n its name
+    00 'x' 'a'        the authority                  a its name
 
 Pointers are i64. The order of a commit's rows is such that any first part of it leaves a true state: the head goes
 first, a change set before the transaction that it belongs to, and what is removed goes last.

@@ -1,0 +1,93 @@
+"""A store has one authority about transactions: which one is kept in it, and a change is refused while it matters.
+
+A pointer that one service left undecided means nothing to another, which would take it for committed and show its
+messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.effects import Put, Table
+from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
+from protocol.names import TopicName
+from protocol.records import pack_record, unpack_record
+from protocol.topic.pending import Pending
+from protocol.transactions.manager.rows import AUTHORITY, service_key
+from storage.base import StoreUnusable
+
+if TYPE_CHECKING:
+    from storage.base import Row, Store
+
+#: The row of the metadata table: ``a``, the name of the authority.
+AUTHORITY_KEY = service_key(AUTHORITY)
+#: What is claimed to write it: no topic has an empty namespace.
+_NAME = TopicName("", "authority")
+#: Topics that are named in a refusal.
+MAX_NAMED_TOPICS = 5
+
+
+class AuthorityChanged(StoreUnusable):
+    """Another authority decided about messages that are in the store, and has not decided about all of them."""
+
+
+async def keep_authority(store: Store, chosen: str) -> None:
+    """Make ``chosen`` (``transactions.service``) the store's authority, as it most often is already.
+
+    Raises:
+      AuthorityChanged: another one was, and undecided pointers have messages here; nothing was changed.
+      StoreError: the store cannot be read or written.
+    """
+    before = await _kept(store)
+    if before == chosen:
+        return
+    if before is not None and (topics := await _undecided(store)):
+        shown = ", ".join(topics[:MAX_NAMED_TOPICS]) + (" and others" if len(topics) > MAX_NAMED_TOPICS else "")
+        raise AuthorityChanged(
+            f"transactions.service was {before!r} and is {chosen!r} now, and there are messages of undecided "
+            f"transactions in {shown}",
+            hint=f"start with transactions.service = {before!r}, let the transactions end or roll them back, "
+            "wait for a round of cleaning, then change it",
+        )
+    value = pack_record({"a": chosen})
+    claim = await store.claim(_NAME)
+    await store.write([Put(Table.METADATA, b"", [AUTHORITY_KEY], [value])], claim=claim)
+
+
+async def _kept(store: Store) -> str | None:
+    value = await store.get(Table.METADATA, AUTHORITY_KEY)
+    if value is None:
+        return None
+    try:
+        return str(unpack_record(value, "authority").get("a"))
+    except DamagedRow:
+        return "unknown"
+
+
+async def _undecided(store: Store) -> list[str]:
+    """Topics with rows of pointers that are not rolled back; at most one more than are named."""
+    start = SYSTEM + POINTER
+    found: dict[str, None] = {}
+
+    def take(rows: list[Row]) -> bool:
+        for key, value in rows:
+            if _is_undecided(key, value):
+                found[_topic(key)] = None
+        return len(found) <= MAX_NAMED_TOPICS
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)
+    return list(found)
+
+
+def _is_undecided(key: bytes, value: bytes) -> bool:
+    try:
+        return not Pending.decode(parse_pointer_key(key)[2], value).rolled_back
+    except DamagedRow:
+        return True
+
+
+def _topic(key: bytes) -> str:
+    try:
+        return str(parse_pointer_key(key)[0])
+    except DamagedRow:
+        return f"the damaged row {key.hex()}"
