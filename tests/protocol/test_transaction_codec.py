@@ -1,7 +1,9 @@
 """A transaction's bytes: the same as Tephra's, and nothing but a refusal for bytes that are none."""
 
+import re
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -61,6 +63,15 @@ def test_a_transaction_has_the_bytes_tephra_writes(name):
     transaction, written = VECTORS[name]
     assert encode_transaction(transaction).hex() == written
     assert decode_transaction(bytes.fromhex(written)) == transaction
+
+
+def test_the_documented_transaction_is_the_one_described():
+    page = Path(__file__).parents[2].joinpath("docs/format.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```hex transaction\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = bytes.fromhex("".join(line[7:45] for line in block.splitlines()))
+    described = Transaction(100, 200, 200, in_progress=(95,), first_short_in_progress=95)
+    assert shown == encode_transaction(described)
+    assert decode_transaction(shown) == described
 
 
 @given(transactions)
