@@ -1,6 +1,6 @@
 """``python -m bench``: measure, print ratios and verdicts, write the report.
 
-    python -m bench [--quick] [--only publish,poll,wake,cleaning,memory] [--report DIR] [--scratch DIR]
+    python -m bench [--quick] [--only publish,poll,wake,transactions,delivery,cleaning,memory] [--report DIR] [--scratch DIR]
 
 The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a few seconds, for seeing that it works. It
 exits 0 whether or not the targets are reached: what they say is in the report.
@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from bench.cleaning import measure_cleaning
+from bench.delivery import measure_delivery
 from bench.memory import measure_memory
 from bench.polling import measure_polling
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
 from bench.report import machine, verdict_line, write_report
 from bench.targets import judge
+from bench.transactions import measure_transactions
 from bench.waking import measure_waking
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "publish": measure_publishing,
     "poll": measure_polling,
     "wake": measure_waking,
+    "transactions": measure_transactions,
+    "delivery": measure_delivery,
     "cleaning": measure_cleaning,
 }
 

@@ -35,6 +35,12 @@ class Profile:
     cleaning_connections: tuple[int, ...]
     topics: int
     """Idle topics whose memory is weighed."""
+    transactions: int
+    """Other transactions, open and invalid, that a committed poll has to know about."""
+    stored_messages: int
+    """Messages of one stored transaction."""
+    committed_s: float
+    """How long a committed reader's latencies are measured."""
 
 
 FULL = Profile(
@@ -54,6 +60,9 @@ FULL = Profile(
     quiet_s=5.0,
     cleaning_connections=(1, 16),
     topics=1000,
+    transactions=10_000,
+    stored_messages=1_000_000,
+    committed_s=20.0,
 )
 
 QUICK = Profile(
@@ -73,4 +82,7 @@ QUICK = Profile(
     quiet_s=0.3,
     cleaning_connections=(1,),
     topics=20,
+    transactions=100,
+    stored_messages=50_000,
+    committed_s=1.0,
 )

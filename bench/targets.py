@@ -112,6 +112,38 @@ TARGETS = (
         best=True,
     ),
     Target(
+        "publishes under a write pointer ÷ plain ones",
+        "transactions",
+        "÷ plain",
+        ">=",
+        0.8,
+        lambda what: str(what["what"]).startswith("publish "),
+    ),
+    Target(
+        "committed polls ÷ uncommitted ones of the same messages",
+        "transactions",
+        "÷ plain",
+        ">=",
+        0.8,
+        lambda what: what["what"] == "committed poll",
+    ),
+    Target(
+        "begin, publish and commit by one client, in plain publishes",
+        "transactions",
+        "÷ plain",
+        "<=",
+        4.0,
+        lambda what: what["what"] == "cycle",
+    ),
+    Target(
+        "p99 from publish to a committed reader, ms, a million messages stored beside",
+        "delivery",
+        "p99 ms",
+        "<",
+        1000.0,
+        lambda what: what["stored beside"] != 0,
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(

@@ -1,0 +1,61 @@
+"""One kept connection on a raw socket, one request at a time: what a client costs at least."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+from bench.load import Answers, post
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+JSON_TYPE = "Content-Type: application/json"
+
+
+class Wire:
+    """A connection to the daemon; ``with`` it."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = Answers(self._sock)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sock.close()
+
+    def send(self, request: bytes) -> tuple[bytes, bytes]:
+        """Head and body of the answer to a whole request; an answer that is not chunked. Raises unless it is 200."""
+        self._sock.sendall(request)
+        received = b""
+        taken = None
+        while taken is None:
+            data = self._sock.recv(1 << 20)
+            received += data
+            taken = self._answers.take(data)
+        head, _, body = received.partition(b"\r\n\r\n")
+        if taken[0] != 200:
+            raise RuntimeError(f"{taken[0]}: {body.decode(errors='replace')[:500]}")
+        return head, body
+
+    def ask(self, path: str, body: object = None) -> Any:
+        """Post JSON, and read the answer's, None when it is empty."""
+        content = b"" if body is None else json.dumps(body).encode()
+        answer = self.send(post(path, content, [JSON_TYPE]))[1]
+        return json.loads(answer) if answer else None
+
+
+def begin(wire: Wire, kind: str = "short", client: str = "bench") -> int:
+    """Begin a transaction; its id, which is its write pointer too."""
+    return int(wire.ask("/v1/transactions", {"type": kind, "clientId": client})["id"])
+
+
+def decide(wire: Wire, transaction_id: int, verb: str) -> None:
+    """Commit, abort or invalidate a transaction."""
+    wire.ask(f"/v1/transactions/{transaction_id}/{verb}")
