@@ -82,7 +82,7 @@ class PointerRuns:
             yield max(self._starts[index], start), min(self._stops[index], stop), self._pointers[index]
 
     def _all_delivered(self, view: View) -> bool:
-        return view.delivers_all(self._pointers, self._lowest, self._highest)
+        return self._lowest > 0 and view.delivers_all(self._lowest, self._highest, lambda: self._pointers)
 
     def _turn(self, index: int, start: int, stop: int) -> int:
         """Split a run so that its part within the range can be turned; the index of that part."""

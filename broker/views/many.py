@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.handlers.later import refuse_later_poll
+from broker.handlers.held import hidden_messages, wait_for_decision
 from broker.handlers.poll import apply_query
 from broker.handlers.publish import off_loop
+from broker.handlers.views_of_readers import view_for
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
 from protocol.checks import check_poll
@@ -32,6 +33,8 @@ from protocol.topic.asks import Look, Span
 if TYPE_CHECKING:
     from broker.service import Service
     from broker.views.route import ViewRequest
+    from protocol.page import Held
+    from protocol.transactions.view import View
 
 #: Topics of one request. Source: the HTTP contract, section 6.
 MAX_TOPICS = 1_000
@@ -94,7 +97,7 @@ async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     options = apply_query(body, request.query) or DEFAULT_OPTIONS
     check_poll(body)
-    refuse_later_poll(body)
+    view_for(service, body.isolation, None)  # refused before anything is waited for
     await _read_or_wait(service, wanted, body)
     size = sum(one.page.payload_bytes for one in wanted)
     content = await off_loop(size, JSON, partial(_encoded, wanted, options))
@@ -123,11 +126,15 @@ async def _read_or_wait(service: Service, wanted: list[_Wanted], body: PollReque
         async with trio.open_nursery() as nursery:
             for one in wanted:
                 nursery.start_soon(_look, service, one)
-        await _read_in_turn(service, wanted, body)
+        # One view for all topics, and after their spans: what was begun later is below none of their ends.
+        mark = service.pointers.mark
+        view = view_for(service, body.isolation, None)
+        await _read_in_turn(service, wanted, body, view)
         waiting = [one for one in wanted if one.error is None]
-        if any(one.page.count for one in wanted) or not waiting or trio.current_time() >= deadline_s:
+        nothing_yet = not any(one.page.count for one in wanted) and not service.stopping
+        if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
             return
-        if not await _wait_for_any(service, waiting, deadline_s):
+        if not await _wait_for_any(service, waiting, mark, deadline_s):
             return
 
 
@@ -141,15 +148,22 @@ async def _look(service: Service, one: _Wanted) -> None:
         one.error = error
 
 
-async def _wait_for_any(service: Service, waiting: list[_Wanted], deadline_s: float) -> bool:
-    """Whether one of the topics has something new; False when the time is over, or a topic is not there any more."""
+async def _wait_for_any(service: Service, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
+    """Whether one of the topics has something new; False when the time is over, or a topic is not there any more.
+
+    A topic that holds its reader has something new once its transaction has been decided.
+    """
     found = False
 
     async def wait_for(one: _Wanted) -> None:
         nonlocal found
         try:
-            span = await service.directory.ask(one.name, Look(one.since, deadline_s=deadline_s))
-            found |= span.since < span.until
+            if one.page.held is not None:
+                await wait_for_decision(service, one.page.held, mark, deadline_s)
+                found = True
+            else:
+                span = await service.directory.ask(one.name, Look(one.since, deadline_s=deadline_s))
+                found |= span.since < span.until
         except PlainsongError as error:
             one.error = error
         nursery.cancel_scope.cancel()
@@ -160,7 +174,7 @@ async def _wait_for_any(service: Service, waiting: list[_Wanted], deadline_s: fl
     return found
 
 
-async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollRequest) -> None:
+async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollRequest, view: View | None) -> None:
     """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
     bounds = service.config.poll
     room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
@@ -175,7 +189,7 @@ async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollReque
             if room <= 0 or bytes_room <= 0:
                 return
             limit = min(share, room) if one.room is None else min(share, room, one.room)
-            page = await _read(service, one, limit, min(bytes_share, bytes_room))
+            page = await _read(service, one, limit, min(bytes_share, bytes_room), view)
             if taken and page.payload_bytes > bytes_room:
                 continue  # a page always has one message; this one has to wait for the next answer
             _add(service, one, page)
@@ -187,11 +201,11 @@ async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollReque
         active = still
 
 
-async def _read(service: Service, one: _Wanted, limit: int, max_bytes: int) -> Page:
+async def _read(service: Service, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
     """The topic's next messages; none when they cannot be read."""
     assert one.span is not None  # those without have an error, and are not active
     try:
-        return await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes)
+        return await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes, view=view)
     except PlainsongError as error:
         if not one.page.count:
             one.error = error
@@ -208,6 +222,7 @@ def _add(service: Service, one: _Wanted, page: Page) -> None:
         payload_bytes=had.payload_bytes + page.payload_bytes,
         last_id=page.last_id,
         end=page.end,
+        held=page.held,
     )
     service.rates.delivered(one.name, page.count, trio.current_time())
     if one.room is not None:
@@ -225,6 +240,15 @@ def _one(one: _Wanted, options: PageOptions) -> bytes:
         problem = answer_for(one.error).body
         assert isinstance(problem, bytes)  # problems always are
         return b'{"error":%b}' % problem
-    last_id = b"null" if one.page.last_id is None else b'"%b"' % one.page.last_id.hex().encode()
-    messages = JSON.encode_page(one.page, options)
-    return b'{"messages":%b,"lastId":%b,"end":"%b"}' % (messages, last_id, one.page.end.encode())
+    page = one.page
+    last_id = b"null" if page.last_id is None else b'"%b"' % page.last_id.hex().encode()
+    held = b"" if page.held is None else _held(page.held, options)
+    messages = JSON.encode_page(page, options)
+    return b'{"messages":%b,"lastId":%b,"end":"%b"%b}' % (messages, last_id, page.end.encode(), held)
+
+
+def _held(held: Held, options: PageOptions) -> bytes:
+    """What the headers of a single poll say."""
+    pointer = f'"{held.pointer}"' if options.longs_as_strings else held.pointer
+    fields = f',"heldBy":{pointer},"heldSince":{held.since_ms},"hiddenMessages":"{hidden_messages(held)}"'
+    return fields.encode()

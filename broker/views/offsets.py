@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.handlers.later import refuse_later_poll
+from actors.reading import walk_rows
+from broker.handlers.held import wait_for_decision
+from broker.handlers.views_of_readers import view_for
 from broker.views.route import json_answer
 from protocol.checks import check_poll
 from protocol.codec import json_values as values
 from protocol.codec.positions import parse_position
-from protocol.effects import Table
 from protocol.errors import InvalidParameter
 from protocol.ids import bound_at
 from protocol.requests import PollRequest
 from protocol.topic.asks import Look
 from protocol.topic.extent import Extent
-from protocol.topic.paging import key_range
 
 if TYPE_CHECKING:
     from broker.http.exchange import HttpAnswer
@@ -60,7 +60,6 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
     if read.isolation not in (None, "uncommitted", "committed"):
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     check_poll(read)
-    refuse_later_poll(read)
     span, extent = await _measured(service, name, read)
     return json_answer(
         {
@@ -75,19 +74,25 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
 
 
 async def _measured(service: Service, name: TopicName, read: PollRequest) -> tuple[Span, Extent]:
-    """An extent with messages, or an empty one when the time to wait is over."""
+    """An extent with messages, or an empty one when the time to wait is over or waiting is of no use."""
+    view_for(service, read.isolation, read.transaction)  # what is refused, is before anything is waited for
     since = read.since
     deadline_s = None
     if read.wait_ms:
         deadline_s = trio.current_time() + min(read.wait_ms, service.config.poll.max_wait_ms) / 1000
     while True:
         span = await service.directory.ask(name, Look(since, read.end_before, deadline_s))
-        extent = Extent(span, read.limit, read.max_bytes)
-        if span.start < span.until:
-            start, stop = key_range(span)
-            await service.store.scan(Table.MESSAGE, start, stop, extent.feed_rows)
-        nothing_to_wait_for = deadline_s is None or span.since >= span.until or trio.current_time() >= deadline_s
-        if extent.count or nothing_to_wait_for:
+        # In this order, as for a poll: what was begun after the view is not below the span's end.
+        mark = service.pointers.mark
+        extent = Extent(span, read.limit, read.max_bytes, view_for(service, read.isolation, read.transaction))
+        await walk_rows(service.store, extent)
+        if extent.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
             return span, extent
-        # All there was has expired: wait for what comes after it.
-        since = span.until
+        if extent.held is not None:
+            if read.transaction is not None:
+                return span, extent  # the snapshot never learns what becomes of the pointer
+            await wait_for_decision(service, extent.held, mark, deadline_s)
+        elif span.since >= span.until:
+            return span, extent  # the topic had nothing for as long
+        # All there was is expired or rolled back, or held until now: go on from there.
+        since = extent.end

@@ -140,21 +140,27 @@ class Walk(StoredDelivery):
         """Rows that have their payload; ``flags`` has at least theirs."""
         if flags == {PLAIN}:
             return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
-        if {value[0] for _, value in rows} <= {PLAIN, HAS_POINTER}:
-            return self._feed_pointers(rows)
+        if not flags <= {PLAIN, HAS_POINTER}:
+            flags = {value[0] for _, value in rows}  # perhaps it is others that have more
+        if flags <= {PLAIN, HAS_POINTER}:
+            return self._feed_pointers(rows, mixed=PLAIN in flags)
         return self._feed_one_by_one(rows)
 
-    def _feed_pointers(self, rows: Rows) -> bool:
+    def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
         """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
-        if self.view is None:
-            return self._give_inline(rows)
-        heads = {value[:_HEAD_BYTES] for _, value in rows if value[0]}
-        if any(len(head) < _HEAD_BYTES for head in heads):
+        values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
+        if self.view is None or not values:
+            return self._give_inline(rows, mixed=mixed)
+        # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
+        low, high = min(values), max(values)
+        if min(len(low), len(high)) < _HEAD_BYTES:
+            return self._feed_one_by_one(rows)  # which says what is wrong
+        if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
+            return self._give_inline(rows, mixed=mixed)
+        heads = {value[:_HEAD_BYTES] for value in values}
+        if min(map(len, heads)) < _HEAD_BYTES:
             return self._feed_one_by_one(rows)
         pointers = {head: _pointer(head) for head in heads}
-        numbers = pointers.values()
-        if not heads or self.view.delivers_all(numbers, min(numbers), max(numbers)):
-            return self._give_inline(rows)
         verdicts = {head: self.view.verdict(pointer) for head, pointer in pointers.items()}
         skipped = {head for head, verdict in verdicts.items() if verdict is Verdict.SKIP}
         if self.held_by is None:
@@ -176,17 +182,20 @@ class Walk(StoredDelivery):
         last = rows[-1][1]
         if skipped:
             rows = [row for row in rows if not row[1][0] or row[1][:_HEAD_BYTES] not in skipped]
-        go_on = self._give_inline(rows)
+        go_on = self._give_inline(rows, mixed=True)
         self.passed = bool(last[0]) and last[:_HEAD_BYTES] in skipped
         return go_on
 
-    def _give_inline(self, rows: Rows) -> bool:
-        items = [
-            _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
-            if value[0]
-            else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
-            for key, value in rows
-        ]
+    def _give_inline(self, rows: Rows, *, mixed: bool) -> bool:
+        if not mixed:
+            items = [_POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
+        else:
+            items = [
+                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
+                if value[0]
+                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                for key, value in rows
+            ]
         if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
             return self._feed_one_by_one(rows)  # one of them has no payload, not even an empty one
         pointers = [_pointer(value) if value[0] else 0 for _, value in rows] if self.with_pointers else None
@@ -265,6 +274,12 @@ class Walk(StoredDelivery):
 
 def _flags(value: bytes) -> int:
     return value[0] if value else -1
+
+
+def _pointers(values: Sequence[bytes]) -> set[int]:
+    """The pointers of rows that have one, all cut out at once; anything, if one of them ends early."""
+    heads = b"".join([value[1:_HEAD_BYTES] for value in values])
+    return set(struct.unpack_from(f">{len(heads) // _POINTER.size}q", heads))
 
 
 def _pointer(value: bytes) -> int:

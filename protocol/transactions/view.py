@@ -10,15 +10,20 @@ otherwise       the reader stops here: undecided, or begun after its snapshot
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from protocol.transactions.transaction import VisibilityLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
     from protocol.transactions.transaction import Transaction
+
+
+#: Pointers that are compared one by one sooner than those of many rows are looked up.
+_FEW = 64
 
 
 class Verdict(IntEnum):
@@ -60,18 +65,20 @@ class View:
             frozenset(own),
         )
 
-    def delivers_all(self, pointers: Iterable[int], lowest: int, highest: int) -> bool:
-        """Whether every row with one of these pointers is delivered, told at once; False may also mean: look closer.
+    def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Iterable[int]]) -> bool:
+        """Whether every row with one of some pointers is delivered, told at once; False may also mean: look closer.
 
         Args:
-          lowest: not above any of them, negative if one was rolled back.
-          highest: not below any of them.
+          lowest, highest: the least and the greatest of them; the greatest negative if one was rolled back.
+          pointers: all of them; called only when the two do not say enough.
         """
-        return (
-            0 < lowest <= highest <= self._read_pointer
-            and (not self._excluded or self._excluded.isdisjoint(pointers))
-            and (not self._invalids or self._invalids.isdisjoint(pointers))
-        )
+        if not 0 < lowest <= highest <= self._read_pointer:
+            return False
+        few = len(self._excluded) + len(self._invalids) <= _FEW
+        if few and not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
+            return True
+        among = pointers()
+        return all(each.isdisjoint(among) for each in (self._excluded, self._invalids) if each)
 
     def verdict(self, pointer: int) -> Verdict:
         """What becomes of a row with this pointer, as it is stored: negative when it was rolled back."""

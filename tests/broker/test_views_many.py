@@ -264,7 +264,6 @@ async def test_payloads_can_be_asked_for_in_base64_and_answers_compressed(daemon
         (b'{"topics": {"a": {}}, "limit": 0}', 400, "invalid_parameter"),
         (b'{"topics": {"a": {}}, "waitMs": 60001}', 400, "invalid_parameter"),
         (b'{"topics": {"a": {}}, "isolation": "x"}', 400, "invalid_parameter"),
-        (b'{"topics": {"a": {}}, "isolation": "committed"}', 503, "transactions_unavailable"),
     ],
 )
 async def test_wrong_requests_are_refused_as_a_whole(daemon, body, status, code):

@@ -1,0 +1,317 @@
+"""The looks at a topic with transactions in it: messages and their states, counts, extents, many topics at once."""
+
+from __future__ import annotations
+
+import itertools
+from binascii import b2a_base64
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS, in_process
+
+from broker.views import counting
+from protocol.ids import after
+from protocol.transactions.codec import encode_transaction
+from protocol.transactions.transaction import Transaction
+
+MANY = "/v1/namespaces/ns/poll"
+
+
+class Transacting:
+    """A daemon with its own transaction service, and a few words for what is done with it here."""
+
+    def __init__(self, daemon):
+        self.daemon = daemon
+
+    async def begin(self):
+        return (await self.daemon.call("POST", "/v1/transactions", json={})).json()
+
+    async def end(self, transaction, how):
+        return (await self.daemon.call("POST", f"/v1/transactions/{transaction['id']}/{how}")).json()
+
+    async def post(self, verb, *payloads, pointer=None, topic="t", ms=None, **more):
+        if ms is not None:
+            self.daemon.clock.ms = START_MS + ms
+        body = {"transactionWritePointer": pointer, "messages": list(payloads), **more}
+        answer = await self.daemon.call("POST", f"{TOPICS}/{topic}/{verb}", json=body)
+        return answer.json() if answer.content else None
+
+    async def publish(self, *payloads, **more):
+        return await self.post("publish", *payloads, **more)
+
+    async def store(self, *payloads, **more):
+        return await self.post("store", *payloads, **more)
+
+    async def look(self, **parameters):
+        return await self.daemon.call("GET", f"{TOPICS}/t/messages", params=parameters)
+
+    async def offsets(self, **body):
+        return (await self.daemon.call("POST", f"{TOPICS}/t/offsets", json=body)).json()
+
+    async def poll(self, **body):
+        return await self.daemon.call("POST", f"{TOPICS}/t/poll", json=body)
+
+    async def reader(self, reader="00" * 20):
+        return (await self.daemon.call("GET", f"{TOPICS}/t/stats", params={"reader": reader})).json()["reader"]
+
+
+@asynccontextmanager
+async def transacting(**settings):
+    async with in_process(transactions__service="embedded", **settings) as daemon:
+        await daemon.create()
+        yield Transacting(daemon)
+
+
+async def everything(world):
+    """One message of every state, a stored transaction among them; the transactions by name."""
+    done, aborted, invalid, held = [await world.begin() for _ in range(4)]
+    await world.publish("p0", ms=0)
+    await world.store("s0", "s1", "s2", pointer=done["writePointer"], ms=1)
+    await world.publish("c0", pointer=done["writePointer"], ms=2)
+    await world.publish("r0", pointer=aborted["writePointer"], ms=3)
+    await world.publish("i0", pointer=invalid["writePointer"], ms=4)
+    await world.end(done, "commit")
+    await world.end(aborted, "abort")
+    await world.end(invalid, "invalidate")
+    await world.publish("p1", ms=5)
+    await world.publish("o0", "o1", pointer=held["writePointer"], ms=6)
+    await world.publish("p2", ms=7)
+    return {"done": done, "aborted": aborted, "invalid": invalid, "held": held}
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+async def test_each_message_is_shown_with_the_state_of_its_transaction():
+    async with transacting() as world:
+        pointers = {name: one["writePointer"] for name, one in (await everything(world)).items()}
+        shown = (await world.look()).json()
+        done = ("committed", pointers["done"])
+        assert [(each["payload"], each["state"], each["writePointer"]) for each in shown] == [
+            ("p0", "plain", None),
+            *((payload, *done) for payload in ("s0", "s1", "s2", "c0")),
+            ("r0", "rolled-back", pointers["aborted"]),
+            ("i0", "invalid", pointers["invalid"]),
+            ("p1", "plain", None),
+            ("o0", "open", pointers["held"]),
+            ("o1", "open", pointers["held"]),
+            ("p2", "plain", None),
+        ]
+        assert {each["publishTimeMs"] for each in shown[1:4]} == {START_MS + 2}, "when they were published"
+        assert {each["expiresMs"] - each["publishTimeMs"] for each in shown} == {604_800_000}
+        as_strings = (await world.look(longs="string")).json()
+        assert as_strings[1]["writePointer"] == str(pointers["done"])
+
+
+async def test_looking_page_by_page_goes_through_stored_messages():
+    async with transacting() as world:
+        await everything(world)
+        whole = (await world.look()).json()
+        for limit in (1, 2, 3, 20):
+            got, at = [], "00" * 20
+            while True:
+                page = await world.look(**{"from": at, "limit": limit})
+                got += page.json()
+                if page.headers["plainsong-end"] == "end":
+                    break
+                at = after(bytes.fromhex(page.headers["plainsong-last-id"])).hex()
+            assert got == whole
+
+
+async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
+    async with transacting() as world:
+        await world.publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
+        assert [each["state"] for each in (await world.look()).json()] == ["committed"]
+        await world.publish("later", pointer=(START_MS + 60_000) * 1_000_000)
+        assert [each["state"] for each in (await world.look()).json()] == ["committed", "open"]
+    async with in_process(transactions__service="off") as daemon:
+        await daemon.create()
+        await Transacting(daemon).publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
+        shown = (await Transacting(daemon).look()).json()
+        assert [each["state"] for each in shown] == ["open"], "without a service nobody can say more"
+
+
+# --- stats ----------------------------------------------------------------------------------------
+
+
+async def test_a_committed_reader_is_told_what_is_visible_hidden_and_lost_to_it():
+    async with transacting() as world:
+        transactions = await everything(world)
+        assert await world.reader() == {"visible": 6, "hidden": 3, "expiredUnread": 0, "estimated": False}
+        page = await world.poll(isolation="committed")
+        assert len(page.json()) == 6
+        at = page.headers["plainsong-last-id"]
+        assert await world.reader(at) == {"visible": 0, "hidden": 3, "expiredUnread": 0, "estimated": False}
+        inside = page.json()[2]["id"]
+        assert (await world.reader(inside))["visible"] == 3, "from inside what was stored"
+        await world.end(transactions["held"], "abort")
+        assert await world.reader(at) == {"visible": 1, "hidden": 0, "expiredUnread": 0, "estimated": False}
+
+
+async def test_expired_unread_counts_what_the_reader_would_have_got():
+    async with transacting() as world:
+        await everything(world)
+        world.daemon.clock.ms = START_MS + 604_800_000 + 5
+        assert await world.reader() == {"visible": 1, "hidden": 3, "expiredUnread": 5, "estimated": False}
+
+
+async def test_counts_of_a_topic_are_of_messages_stored_ones_included():
+    async with transacting() as world:
+        await everything(world)
+        found = (await world.daemon.call("GET", f"{TOPICS}/t/stats")).json()
+        assert (found["messages"], found["openTransactions"]) == (11, 2), "the invalid one's rows are not rewritten yet"
+        shown = (await world.look()).json()
+        assert (found["oldestId"], found["newestId"]) == (shown[0]["id"], shown[-1]["id"])
+        last = await world.begin()
+        await world.store("a", "b", pointer=last["writePointer"])
+        await world.publish(pointer=last["writePointer"], ms=9)
+        found = (await world.daemon.call("GET", f"{TOPICS}/t/stats")).json()
+        assert found["newestId"] == (await world.look()).json()[-1]["id"], "the last of the stored ones"
+
+
+async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(monkeypatch):
+    monkeypatch.setattr(counting, "MAX_LOOKS", 5)
+    async with transacting() as world:
+        await everything(world)
+        found = await world.reader()
+        assert found["estimated"]
+        assert (found["visible"], found["hidden"]) == (8, 3), "rolled back and invalid ones are in its counts"
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+async def test_an_extent_with_a_view_is_what_a_poll_with_it_returns():
+    async with transacting() as world:
+        transactions = await everything(world)
+        for how in ({"isolation": "committed"}, {}, {"transaction": transactions["held"]["snapshot"]}):
+            for bounds in ({}, {"limit": 1}, {"limit": 3}, {"limit": 5}, {"maxBytes": 60}):
+                polled = await world.poll(**how, **bounds)
+                asked = {"maxMessages": bounds.get("limit"), "maxBytes": bounds.get("maxBytes")}
+                found = await world.offsets(**how, **asked)
+                assert found["count"] == len(polled.json())
+                if polled.headers["plainsong-end"] != "end":
+                    assert found["end"] == after(bytes.fromhex(polled.headers["plainsong-last-id"])).hex()
+
+
+async def test_splits_may_stand_inside_a_stored_transaction_and_lose_nothing():
+    async with transacting() as world:
+        one = await world.begin()
+        await world.publish("before")
+        await world.store(*("x" * 50 for _ in range(40)), pointer=one["writePointer"], ms=1)
+        await world.publish(pointer=one["writePointer"], ms=2)
+        await world.end(one, "commit")
+        await world.publish("behind", ms=3)
+        found = await world.offsets(splits=4, isolation="committed")
+        assert (found["count"], len(found["splits"])) == (42, 3)
+        assert all(bound[20:] != "0" * 20 for bound in found["splits"]), "inside"
+        bounds = ["00" * 20, *found["splits"], found["end"]]
+        parts = []
+        for start, end in itertools.pairwise(bounds):
+            body = {"startFrom": start, "endBefore": end, "isolation": "committed"}
+            part = (await world.poll(**body)).json()
+            assert (await world.offsets(start=start, end=end, isolation="committed"))["count"] == len(part)
+            assert 8 <= len(part) <= 13
+            parts += part
+        assert parts == (await world.poll(isolation="committed")).json()
+
+
+async def test_measuring_waits_for_what_holds_it_up(nursery):
+    async with transacting() as world:
+        one = await world.begin()
+        await world.publish("a", pointer=one["writePointer"])
+        answers = []
+
+        async def wait():
+            answers.append(await world.offsets(isolation="committed", waitMs=60_000))
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not answers
+        await world.end(one, "commit")
+        await trio.testing.wait_all_tasks_blocked()
+        assert [each["count"] for each in answers] == [1]
+        held = await world.begin()
+        await world.publish("b", pointer=held["writePointer"])
+        brought = await world.offsets(start=answers[0]["end"], transaction=one["snapshot"], waitMs=60_000)
+        assert (brought["count"], brought["end"]) == (0, answers[0]["end"]), "its snapshot never learns of it"
+
+
+# --- many topics ----------------------------------------------------------------------------------
+
+
+async def many(world, **body):
+    return (await world.daemon.call("POST", MANY, json=body)).json()["topics"]
+
+
+async def test_a_committed_poll_of_many_says_of_each_who_holds_it():
+    async with transacting() as world:
+        await world.daemon.create("u")
+        one = await world.begin()
+        await world.publish("a")
+        await world.publish("b", pointer=one["writePointer"], ms=1)
+        await world.publish("c", topic="u")
+        found = await many(world, topics={"t": {}, "u": {}}, isolation="committed")
+        assert [each["payload"] for each in found["t"]["messages"]] == ["a"]
+        assert found["t"]["end"] == "held"
+        assert found["t"]["heldBy"] == one["writePointer"]
+        assert (found["t"]["heldSince"], found["t"]["hiddenMessages"]) == (START_MS + 1, "1")
+        assert [each["payload"] for each in found["u"]["messages"]] == ["c"]
+        assert found["u"].keys() == {"messages", "lastId", "end"}
+        without = await many(world, topics={"t": {}, "u": {}})
+        assert len(without["t"]["messages"]) == 2
+
+
+@pytest.mark.parametrize("how", ["commit", "abort", "invalidate", "publish"])
+async def test_a_wait_for_many_ends_with_a_decision_or_a_message(how, nursery):
+    async with transacting() as world:
+        await world.daemon.create("u")
+        one = await world.begin()
+        await world.publish("a", pointer=one["writePointer"])
+        await world.publish("b", ms=1)
+        answers = []
+
+        async def wait():
+            body = {"topics": {"t": {}, "u": {}}, "isolation": "committed", "waitMs": 60_000}
+            answers.append(await many(world, **body))
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not answers
+        if how == "publish":
+            await world.publish("c", topic="u")
+        else:
+            await world.end(one, how)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(answers) == 1
+        got = {topic: [each["payload"] for each in found["messages"]] for topic, found in answers[0].items()}
+        wanted = {"commit": (["a", "b"], []), "publish": ([], ["c"])}.get(how, (["b"], []))
+        assert (got["t"], got["u"]) == wanted
+
+
+async def test_a_snapshot_one_brings_holds_where_it_knows_no_better():
+    async with transacting() as world:
+        pointers = {name: one["writePointer"] for name, one in (await everything(world)).items()}
+        view = Transaction(max(pointers.values()), 1, 1, (pointers["invalid"],), (pointers["done"],))
+        brought = b2a_base64(encode_transaction(view), newline=False).decode()
+        assert (await world.offsets(transaction=brought))["count"] == 1, "what is committed since was open then"
+
+
+# --- without a transaction service ----------------------------------------------------------------
+
+
+async def test_without_a_service_nothing_is_committed_and_all_else_goes_on():
+    async with in_process(transactions__service="off") as daemon:
+        await daemon.create()
+        world = Transacting(daemon)
+        await world.publish("a", pointer=(START_MS - 1_000) * 1_000_000 + 7)
+        await world.publish("b")
+        unavailable = {"status": 503, "code": "transactions_unavailable"}
+        await daemon.call("POST", f"{TOPICS}/t/offsets", json={"isolation": "committed"}, **unavailable)
+        await daemon.call("POST", MANY, json={"topics": {"t": {}}, "isolation": "committed"}, **unavailable)
+        assert (await world.offsets())["count"] == 2
+        own = Transaction(START_MS * 1_000_000, 1, 1)
+        brought = b2a_base64(encode_transaction(own), newline=False).decode()
+        assert (await world.offsets(transaction=brought))["count"] == 2, "a snapshot one brings needs no service"
+        assert await world.reader() == {"visible": 2, "hidden": 0, "expiredUnread": 0, "estimated": False}
