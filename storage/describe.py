@@ -11,7 +11,8 @@ from protocol.effects import Table
 from protocol.ids import pack_id
 from protocol.keys import DamagedRow
 from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import MessageRow, decode_row
+from protocol.rows import SEGMENT, MessageRow, decode_row
+from storage.describe_transactions import is_service_key, pointer_fields, reference_fields, service_fields
 
 if TYPE_CHECKING:
     from protocol.names import TopicName
@@ -25,7 +26,8 @@ class Described:
     key: bytes
     value: bytes
     kind: str = "unparseable"
-    """``metadata``, ``high-water``, ``reader``, ``message``, ``payload``, or ``unparseable``."""
+    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``message``, ``reference``, ``payload``; of the transaction
+    service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
     time_ms: int | None = None
@@ -59,6 +61,8 @@ def describe(table: Table, key: bytes, value: bytes) -> Described:
             _message(row)
         elif table is Table.PAYLOAD:
             _payload(row)
+        elif is_service_key(key):
+            row.kind, row.fields = service_fields(key, value)
         elif key[:1] == keys.SYSTEM:
             _system(row)
         else:
@@ -75,30 +79,35 @@ def _message(row: Described) -> None:
     row.fields = {"publish_ts_ms": ts, "sequence_id": seq}
     if ts >= 0:
         row.fields["id"] = pack_id(ts, seq).hex()
-    _value(row)
-    row.kind = "message"
+    message = _value(row)
+    if message.payload is None:
+        row.fields |= reference_fields(message)
+    elif message.extras:
+        row.fields["extras"] = {name: _plain(value) for name, value in message.extras.items()}
+    row.kind = "message" if message.payload is not None else "reference"
 
 
 def _payload(row: Described) -> None:
     row.name, row.generation, pointer, ts, seq = keys.parse_payload_key(row.key)
     row.time_ms = ts
     row.fields = {"write_pointer": pointer, "write_ts_ms": ts, "payload_sequence_id": seq}
-    _value(row)
+    message = _value(row)
+    if message.payload is None:
+        raise DamagedRow("a payload row has no payload")
+    if SEGMENT in message.extras:
+        row.fields["segment"] = _plain(message.extras[SEGMENT])
     row.kind = "payload"
 
 
-def _value(row: Described) -> None:
+def _value(row: Described) -> MessageRow:
     message = row.message = decode_row(row.value)
     if message.pointer is not None:
         row.fields |= {"write_pointer": abs(message.pointer), "rolled_back": message.pointer < 0}
     if message.ttl_s is not None:
         row.fields["ttl_s"] = message.ttl_s
-    if message.extras:
-        row.fields["extras"] = {name: _plain(value) for name, value in message.extras.items()}
-    if message.payload is None:
-        row.fields["payload_elsewhere"] = True
-    else:
+    if message.payload is not None:
         row.fields |= {"payload_bytes": len(message.payload), "payload": base64.b64encode(message.payload).decode()}
+    return message
 
 
 def _metadata(row: Described) -> None:
@@ -127,6 +136,7 @@ def _system(row: Described) -> None:
             "time_ms": mark.time_ms,
             "last_ts_ms": mark.last_ts_ms,
             "last_sequence_id": mark.last_sequence_id,
+            "published": mark.appended,
         }
         row.kind = "high-water"
     elif key.kind == keys.READER:
@@ -137,6 +147,9 @@ def _system(row: Described) -> None:
             "changed_ms": reader.changed_ms,
         }
         row.kind = "reader"
+    elif key.kind == keys.POINTER:
+        row.fields = pointer_fields(row.key, row.value)
+        row.kind = "pointer"
     else:
         raise DamagedRow(f"system rows of kind {key.kind!r} are not known to this version")
 

@@ -1,6 +1,7 @@
 """What a stopped store holds: a walk over its rows, by choice or summed up by topic and generation.
 
-Reads everything once, in key order, and keeps numbers only: memory grows with topics, not with messages.
+Reads everything once, in key order, and keeps numbers only: memory grows with topics and with the invalid list,
+not with messages.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Choice:
             return False
         if row.generation is not None and self.generation not in (None, row.generation):
             return False
+        if row.name is None and not row.problem and (self.namespace or self.topic or self.generation):
+            return False  # the transaction service's rows are of no topic
         at = row.position
         if at is None and row.time_ms is not None:
             at = row.key[-10:]
@@ -73,6 +76,35 @@ def walk(database: Database, table: Table, take: Callable[[Described], bool]) ->
 
 
 @dataclass(slots=True)
+class Pruning:
+    """What the transaction service's rows say about the invalid list."""
+
+    authority: str | None = None
+    """``transactions.service`` of the daemon that ran last; None: there was none yet."""
+    transactions: int = 0
+    """In progress when the daemon stopped."""
+    invalid: set[int] = field(default_factory=set)
+    """Pointers on the list."""
+    safe_bound: int | None = None
+    """The list may be pruned up to here: no row carries any of these; None: no pass was complete yet."""
+    last_pass_ms: int | None = None
+    """When the last complete pass began."""
+
+    def add(self, row: Described) -> None:
+        """Take what one row says."""
+        fields = row.fields
+        if row.kind == "authority":
+            self.authority = str(fields["service"])
+        elif row.kind == "last-pass":
+            self.safe_bound, self.last_pass_ms = _whole(fields["safe_bound"]), _whole(fields["begun_ms"])
+        elif row.kind == "transaction":
+            self.transactions += fields["state"] == "in_progress"
+            listed = fields.get("invalid_pointers", ())
+            assert isinstance(listed, list | tuple)
+            self.invalid.update(listed)
+
+
+@dataclass(slots=True)
 class GenerationSummary:
     """The rows of one generation of a topic."""
 
@@ -85,21 +117,45 @@ class GenerationSummary:
     rolled_back: int = 0
     expired: int = 0
     readers: int = 0
+    references: int = 0
+    """Message rows that stand for stored messages; those are among ``messages``."""
+    pointers: int = 0
+    """Write pointers that the topic has not forgotten."""
+    oldest_pointer: int | None = None
+    """The lowest of them, rolled back or not."""
+    stored: int = 0
+    """Messages stored under them and not published."""
+    invalid: int = 0
+    """Messages under a pointer that is on the invalid list, and not rolled back yet."""
 
-    def add(self, row: Described, metadata: Metadata | None, now_ms: int) -> None:
-        """Count a message, payload or reader row."""
+    def add(self, row: Described, metadata: Metadata | None, pruning: Pruning, now_ms: int) -> None:
+        """Count a message, payload, reader or pointer row."""
         self.bytes += len(row.key) + len(row.value)
         if row.kind == "reader":
             self.readers += 1
+        elif row.kind == "pointer":
+            self._add_pointer(row)
         elif row.kind == "payload":
             self.payload_rows += 1
-        elif row.kind == "message":
-            self.messages += 1
-            self.rolled_back += bool(row.fields.get("rolled_back"))
-            self.expired += _expired(row, metadata, now_ms)
+        elif row.message is not None and row.kind in ("message", "reference"):
+            self.references += row.kind == "reference"
+            count = _count_of(row)
+            self.messages += count
+            self.rolled_back += count if row.fields.get("rolled_back") else 0
+            self.invalid += count if row.message.pointer in pruning.invalid else 0
+            self.expired += count if _expired(row, metadata, now_ms) else 0
         if row.time_ms is not None:
             self.first_ms = row.time_ms if self.first_ms is None else min(self.first_ms, row.time_ms)
             self.last_ms = row.time_ms if self.last_ms is None else max(self.last_ms, row.time_ms)
+
+    def _add_pointer(self, row: Described) -> None:
+        pointer = row.fields["write_pointer"]
+        stored = row.fields.get("stored", 0)
+        assert isinstance(pointer, int)
+        assert isinstance(stored, int)
+        self.pointers += 1
+        self.oldest_pointer = pointer if self.oldest_pointer is None else min(self.oldest_pointer, pointer)
+        self.stored += stored
 
 
 @dataclass(slots=True)
@@ -138,6 +194,7 @@ class Summary:
 
     topics: dict[TopicName, TopicSummary] = field(default_factory=dict)
     tables: dict[Table, TableSummary] = field(default_factory=dict)
+    pruning: Pruning = field(default_factory=Pruning)
 
     @property
     def whole(self) -> bool:
@@ -152,7 +209,7 @@ def explain(database: Database, *, now_ms: int) -> Summary:
       now_ms: what has expired is counted as of this time.
     """
     summary = Summary()
-    # Metadata first: it says what the ttl of the messages is.
+    # Metadata first: it says what the ttl of the messages is, and which pointers are invalid.
     for table in Table:
         counted = summary.tables[table] = TableSummary()
         counted.stopped = walk(database, table, partial(_count, summary, counted, now_ms))
@@ -167,6 +224,7 @@ def _count(summary: Summary, table: TableSummary, now_ms: int, row: Described) -
         if len(table.examples) < MAX_EXAMPLES:
             table.examples.append(row)
     if row.name is None:
+        summary.pruning.add(row)
         return True
     topic = summary.topics.setdefault(row.name, TopicSummary())
     if row.metadata is not None:
@@ -174,8 +232,17 @@ def _count(summary: Summary, table: TableSummary, now_ms: int, row: Described) -
     if row.generation is not None:
         generation = topic.generations.setdefault(row.generation, GenerationSummary())
         if row.kind != "metadata":
-            generation.add(row, topic.metadata, now_ms)
+            generation.add(row, topic.metadata, summary.pruning, now_ms)
     return True
+
+
+def _count_of(row: Described) -> int:
+    return _whole(row.fields["messages"]) if row.kind == "reference" else 1
+
+
+def _whole(value: object) -> int:
+    assert isinstance(value, int)  # as describe gives it
+    return value
 
 
 def _expired(row: Described, metadata: Metadata | None, now_ms: int) -> bool:

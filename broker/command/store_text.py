@@ -14,8 +14,9 @@ _MAX_SHOWN_BYTES = 60
 
 def row_line(row: Described) -> str:
     """One row as one line."""
-    where = f"{row.name} g{row.generation}" if row.name is not None else row.key[:_MAX_SHOWN_BYTES].hex()
+    where = f"{row.name} g{row.generation}" if row.name is not None else ""
     if row.problem:
+        where = where or row.key[:_MAX_SHOWN_BYTES].hex()
         return f"{row.table.name.lower():8} {where}  DOES NOT PARSE: {row.problem}"
     said = {name: value for name, value in row.fields.items() if name not in ("payload", "payload_bytes")}
     text = " ".join(f"{name}={value}" for name, value in said.items() if value is not None)
@@ -44,12 +45,17 @@ def summary_json(summary: Summary) -> dict[str, object]:
                     {
                         "generation": number,
                         "messages": rows.messages,
+                        "references": rows.references,
                         "payload_rows": rows.payload_rows,
                         "bytes": rows.bytes,
                         "first_ms": rows.first_ms,
                         "last_ms": rows.last_ms,
                         "rolled_back": rows.rolled_back,
+                        "invalid": rows.invalid,
                         "readers": rows.readers,
+                        "undecided_pointers": rows.pointers,
+                        "oldest_pointer": rows.oldest_pointer,
+                        "stored_unpublished": rows.stored,
                         "to_be_cleaned": topic.cleaned(number),
                     }
                     for number, rows in sorted(topic.generations.items())
@@ -67,6 +73,15 @@ def summary_json(summary: Summary) -> dict[str, object]:
             }
             for table, counted in summary.tables.items()
         },
+        "transactions": {
+            "service": summary.pruning.authority,
+            "in_progress": summary.pruning.transactions,
+            "invalid": len(summary.pruning.invalid),
+            "oldest_invalid": min(summary.pruning.invalid, default=None),
+            "safe_bound": summary.pruning.safe_bound,
+            "last_pass_ms": summary.pruning.last_pass_ms,
+            "oldest_referenced": _oldest(summary),
+        },
     }
 
 
@@ -76,13 +91,40 @@ def summary_text(summary: Summary) -> str:
     for name, topic in sorted(summary.topics.items()):
         lines.append(f"{name}  {_state(topic)}")
         lines += [_generation_line(topic, number) for number in sorted(topic.generations)]
-    lines.append("")
+    lines += ["", *_transactions(summary), ""]
     for table, counted in summary.tables.items():
         lines.append(
             f"{table.name.lower():8}  {counted.rows} rows, {counted.bytes} bytes, {counted.unparseable} do not parse"
         )
         lines += [f"          {row_line(row)}" for row in counted.examples]
     return "\n".join(lines)
+
+
+def _oldest(summary: Summary) -> int | None:
+    """The lowest write pointer any topic has not forgotten."""
+    known = (rows.oldest_pointer for topic in summary.topics.values() for rows in topic.generations.values())
+    return min((pointer for pointer in known if pointer is not None), default=None)
+
+
+def _transactions(summary: Summary) -> list[str]:
+    """What is needed for pruning the invalid list by hand."""
+    pruning = summary.pruning
+    lines = [
+        f"transactions  service {pruning.authority or 'never chosen'}, {pruning.transactions} in progress, "
+        f"{len(pruning.invalid)} pointers invalid"
+    ]
+    if pruning.invalid:
+        lines.append(f"              oldest invalid pointer {min(pruning.invalid)}")
+    oldest = _oldest(summary)
+    if oldest is not None:
+        lines.append(f"              oldest pointer that a topic still has rows of {oldest}")
+    if pruning.safe_bound is None or pruning.last_pass_ms is None:
+        lines.append("              no pass over all topics was complete yet: nothing is safe to prune")
+    else:
+        lines.append(
+            f"              safe to prune up to {pruning.safe_bound}, by the pass of {_time(pruning.last_pass_ms)}"
+        )
+    return lines
 
 
 def _state(topic: TopicSummary) -> str:
@@ -101,11 +143,16 @@ def _generation_line(topic: TopicSummary, number: int) -> str:
         parts.append(f"{_time(rows.first_ms)} to {_time(rows.last_ms)}")
     for count, what in (
         (rows.readers, "readers"),
+        (rows.references, "rows for stored messages"),
+        (rows.stored, "stored and not published"),
         (rows.rolled_back, "rolled back"),
+        (rows.invalid, "of invalid transactions"),
         (topic.cleaned(number), "to be cleaned"),
     ):
         if count:
             parts.append(f"{count} {what}")
+    if rows.oldest_pointer is not None:
+        parts.append(f"{rows.pointers} undecided write pointers, the oldest {rows.oldest_pointer}")
     return ", ".join(parts)
 
 

@@ -13,6 +13,7 @@ from plainsong.cli.exits import Exit
 from plainsong.cli.main import program, run
 from protocol.ids import pack_id
 from storage.directory import DataDirectory
+from storage.leveldb import LevelDBStore
 from tests.storage.disks import snapshot
 from tests.storage.rows_of_all_kinds import NOW_MS, make_store
 
@@ -45,7 +46,7 @@ def damaged(tmp_path):
 def test_dump_shows_every_row_as_one_line(store_command, directory):
     code, out, err = store_command("dump", "--data-dir", directory)
     assert (code, err) == (Exit.OK, "")
-    assert len(out.splitlines()) == 12
+    assert len(out.splitlines()) == 21
     assert "of a deleted topic" in out
 
 
@@ -54,9 +55,9 @@ def test_dump_as_json_gives_an_object_a_line_with_payloads_in_base64(store_comma
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == Exit.OK
     assert [base64.b64decode(row.get("payload", "")) for row in rows][3] == b"\xff\x00plain"
-    assert rows[-1]["write_pointer"] == 77
-    assert rows[-1]["rolled_back"] is True
-    assert rows[-1]["id"] == pack_id(NOW_MS, 1).hex()
+    assert rows[-2]["write_pointer"] == 77
+    assert rows[-2]["rolled_back"] is True
+    assert rows[-2]["id"] == pack_id(NOW_MS, 1).hex()
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,11 @@ def test_dump_as_json_gives_an_object_a_line_with_payloads_in_base64(store_comma
     [
         (["--limit", "3"], 3),
         (["--table", "payload"], 1),
-        (["--table", "payload", "--table", "metadata"], 5),
+        (["--table", "payload", "--table", "metadata"], 13),
         (["--topic", "gone"], 2),
         (["--topic", "shop:gone"], 2),
-        (["--table", "message", "--from", str(NOW_MS)], 3),
-        (["--table", "message", "--from", pack_id(NOW_MS, 1).hex()], 1),
+        (["--table", "message", "--from", str(NOW_MS)], 4),
+        (["--table", "message", "--from", pack_id(NOW_MS, 1).hex()], 2),
         (["--table", "message", "--to", str(NOW_MS)], 4),
         (["--table", "message", "--topic", "orders", "--generation", "1"], 1),
     ],
@@ -106,17 +107,47 @@ def test_explain_as_json_says_the_same(store_command, directory):
     said = json.loads(out)
     assert code == Exit.OK
     assert [(topic["topic"], topic["generation"]) for topic in said["topics"]] == [("gone", 1), ("orders", 2)]
-    assert said["tables"]["message"]["rows"] == 7
+    assert said["tables"]["message"]["rows"] == 8
+    assert said["transactions"] == {
+        "service": "embedded",
+        "in_progress": 1,
+        "invalid": 2,
+        "oldest_invalid": NOW_MS * 1_000_000,
+        "safe_bound": NOW_MS * 1_000_000 - 7,
+        "last_pass_ms": NOW_MS - 5,
+        "oldest_referenced": NOW_MS * 1_000_000,
+    }
+
+
+def test_explain_says_what_is_needed_for_pruning_the_invalid_list_of_a_stopped_daemon(store_command, directory):
+    _, out, _ = store_command("explain", "--data-dir", directory)
+    assert "service embedded, 1 in progress, 2 pointers invalid" in out
+    assert f"oldest invalid pointer {NOW_MS * 1_000_000}" in out
+    assert f"oldest pointer that a topic still has rows of {NOW_MS * 1_000_000}" in out
+    assert f"safe to prune up to {NOW_MS * 1_000_000 - 7}, by the pass of 2023-11-14 22:13:19.995Z" in out
+    assert f"1 undecided write pointers, the oldest {NOW_MS * 1_000_000}" in out
+    assert "1 of invalid transactions" in out
+
+
+def test_without_a_complete_pass_explain_says_that_nothing_is_safe_to_prune(store_command, tmp_path):
+    async def make():
+        async with await LevelDBStore.open(tmp_path / "data"):
+            pass
+
+    trio.run(make)
+    _, out, _ = store_command("explain", "--data-dir", str(tmp_path / "data"))
+    assert "service never chosen, 0 in progress, 0 pointers invalid" in out
+    assert "nothing is safe to prune" in out
 
 
 def test_rows_that_do_not_parse_are_shown_counted_and_told_by_the_exit_code(store_command, damaged):
     code, out, err = store_command("explain", "--data-dir", damaged)
     assert code == Exit.FAILED
-    assert out.count("DOES NOT PARSE") == 7
-    assert "7 rows do not parse" in err
+    assert out.count("DOES NOT PARSE") == 11
+    assert "12 rows do not parse" in err
     code, out, _ = store_command("dump", "--data-dir", damaged)
     assert code == Exit.OK
-    assert out.count("DOES NOT PARSE") == 7
+    assert out.count("DOES NOT PARSE") == 12
 
 
 def test_nothing_in_the_directory_changes(store_command, damaged, tmp_path):

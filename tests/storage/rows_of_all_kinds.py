@@ -8,13 +8,30 @@ from protocol import keys
 from protocol.effects import Operation, Table, put_one
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import MessageRow, encode_row
+from protocol.records import HighWater, Metadata, Reader, pack_record
+from protocol.rows import SEGMENT, MessageRow, Stored, encode_row
+from protocol.topic.pending import Pending, Segment
+from protocol.transactions.manager.record import Record
+from protocol.transactions.manager.rows import (
+    AUTHORITY,
+    CHANGES,
+    HEAD,
+    PASS,
+    TRANSACTION,
+    ChangeSet,
+    Head,
+    LastPass,
+    service_key,
+)
+from protocol.transactions.transaction import TransactionType
 from storage.leveldb import LevelDBStore
 
 NOW_MS = 1_700_000_000_000
 ORDERS = TopicName("shop", "orders")
 GONE = TopicName("shop", "gone")
+INVALID = NOW_MS * 1_000_000
+#: What row 77 refers to: two messages of one segment.
+REFERENCE = Stored(2, 12, bytes(10), keys._POSITION.pack(NOW_MS, 0), frozenset((4,)))
 
 
 def message(name: TopicName, generation: int, ts: int, seq: int, row: MessageRow) -> Operation:
@@ -22,9 +39,9 @@ def message(name: TopicName, generation: int, ts: int, seq: int, row: MessageRow
     return put_one(Table.MESSAGE, key, encode_row(row))
 
 
-def payload(name: TopicName, generation: int, pointer: int, ts: int, seq: int, data: bytes) -> Operation:
+def payload(name: TopicName, generation: int, pointer: int, ts: int, seq: int, row: MessageRow) -> Operation:
     key = keys.generation_prefix(name, generation) + keys._PAYLOAD.pack(pointer, ts, seq)
-    return put_one(Table.PAYLOAD, key, encode_row(MessageRow(data)))
+    return put_one(Table.PAYLOAD, key, encode_row(row))
 
 
 def rows_of_all_kinds() -> list[Operation]:
@@ -40,9 +57,55 @@ def rows_of_all_kinds() -> list[Operation]:
         message(ORDERS, 2, NOW_MS - 3_600_000, 0, MessageRow(b"in its last millisecond")),
         message(ORDERS, 2, NOW_MS - 2000, 0, MessageRow(b"expired by its own ttl", ttl_s=1)),
         message(ORDERS, 2, NOW_MS, 0, MessageRow(b"\xff\x00plain")),
-        message(ORDERS, 2, NOW_MS, 1, MessageRow(None, pointer=-77, extras={"k": b"\x01"})),
+        message(ORDERS, 2, NOW_MS, 1, MessageRow(None, pointer=-77, extras=REFERENCE.extras())),
+        message(ORDERS, 2, NOW_MS, 2, MessageRow(b"of an invalid transaction", pointer=INVALID)),
         message(GONE, 1, NOW_MS, 0, MessageRow(b"of a deleted topic")),
-        payload(ORDERS, 2, 77, NOW_MS, 0, b"stored"),
+        payload(ORDERS, 2, 77, NOW_MS, 0, MessageRow(b"stored", ttl_s=9, extras={SEGMENT: 4})),
+        put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, INVALID), pending().encode()),
+        *rows_of_the_transaction_service(),
+    ]
+
+
+def pending() -> Pending:
+    """What a topic knows of a write pointer, everything there may be."""
+    at = keys._POSITION.pack(NOW_MS, 2)
+    known = Pending(INVALID, NOW_MS - 9, NOW_MS, messages=1, size=25, stored=3, stored_bytes=30)
+    known.add(at, at, 5)
+    known.first_stored = known.last_stored = keys._POSITION.pack(NOW_MS - 9, 0)
+    known.segments["part 1"] = Segment(0, 3, 30)
+    known.published = (at, at)
+    return known
+
+
+def rows_of_the_transaction_service() -> list[Operation]:
+    """One of each kind, and a transaction of each state but unknown."""
+    begun = {"type": TransactionType.SHORT, "client_id": "ana", "started_ms": NOW_MS, "expires_ms": NOW_MS + 30_000}
+    begun |= {"bound": INVALID - 1, "read_pointer": INVALID - 1}
+    decided = {"decided_ms": NOW_MS + 1, "decided_at": INVALID + 9}
+    return [
+        put_one(Table.METADATA, service_key(HEAD), Head(INVALID + 9, INVALID, 1, 2, 3).encode()),
+        put_one(Table.METADATA, service_key(PASS), LastPass(NOW_MS - 5, INVALID - 7).encode()),
+        put_one(Table.METADATA, service_key(AUTHORITY), pack_record({"a": "embedded"})),
+        put_one(
+            Table.METADATA,
+            service_key(CHANGES, INVALID + 2),
+            ChangeSet(INVALID + 2, "ana", frozenset((b"k",)), 9).encode(),
+        ),
+        *(
+            put_one(Table.METADATA, service_key(TRANSACTION, record.transaction_id), record.encode())
+            for record in (
+                Record(
+                    INVALID,
+                    **begun,
+                    state="invalid",
+                    listed=(INVALID, INVALID + 3),
+                    checkpoints=(INVALID + 3,),
+                    **decided,
+                ),
+                Record(INVALID + 1, **begun, must_prepare=True, aborting=True),
+                Record(INVALID + 2, **begun, state="committed", **decided),
+            )
+        ),
     ]
 
 
@@ -56,7 +119,14 @@ def rows_that_do_not_parse() -> list[Operation]:
         put_one(Table.MESSAGE, prefix + b"short", b""),
         put_one(Table.MESSAGE, prefix + keys._POSITION.pack(NOW_MS, 9), b"\x80"),
         put_one(Table.MESSAGE, b"no topic", b""),
+        put_one(
+            Table.MESSAGE, prefix + keys._POSITION.pack(NOW_MS, 8), encode_row(MessageRow(None, 7, extras={"n": 1}))
+        ),
+        put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, 7), b"\x01\x80"),
+        put_one(Table.METADATA, service_key(TRANSACTION, 7), b"\x01\x80"),
+        put_one(Table.METADATA, service_key(b"z"), b""),
         put_one(Table.PAYLOAD, prefix + keys._PAYLOAD.pack(1, NOW_MS, 0), b""),
+        put_one(Table.PAYLOAD, prefix + keys._PAYLOAD.pack(1, NOW_MS, 1), encode_row(MessageRow(None))),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from disks import snapshot
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_of_all_kinds import GONE, NOW_MS, ORDERS, make_store, rows_of_all_kinds, rows_that_do_not_parse
+from rows_of_all_kinds import GONE, INVALID, NOW_MS, ORDERS, make_store, rows_of_all_kinds, rows_that_do_not_parse
 
 from protocol.effects import Table
 from protocol.ids import pack_position
@@ -24,7 +24,9 @@ def described(operations) -> list[Described]:
 def test_every_row_the_daemon_writes_is_decoded():
     rows = described(rows_of_all_kinds())
     assert [row.problem for row in rows] == [""] * len(rows)
-    assert [row.kind for row in rows] == ["metadata"] * 2 + ["high-water", "reader"] + ["message"] * 7 + ["payload"]
+    messages = ["message"] * 5 + ["reference", "message", "message", "payload"]
+    service = ["transactions", "last-pass", "authority", "change-set", *["transaction"] * 3]
+    assert [row.kind for row in rows] == ["metadata"] * 2 + ["high-water", "reader", *messages, "pointer", *service]
     for row in rows:
         json.dumps(row.shown())
 
@@ -57,14 +59,37 @@ async def test_a_summary_counts_by_topic_and_generation_and_what_would_be_cleane
     assert summary.whole
     assert set(summary.topics) == {ORDERS, GONE}
     orders = summary.topics[ORDERS]
-    assert {number: rows.messages for number, rows in orders.generations.items()} == {1: 1, 2: 5}
+    assert {number: rows.messages for number, rows in orders.generations.items()} == {1: 1, 2: 7}
     second = orders.generations[2]
-    assert (second.payload_rows, second.readers, second.rolled_back, second.expired) == (1, 1, 1, 2)
+    assert (second.payload_rows, second.readers, second.references, second.expired) == (1, 1, 1, 2)
+    assert (second.rolled_back, second.invalid, second.stored) == (2, 1, 3)
+    assert (second.pointers, second.oldest_pointer) == (1, INVALID)
     assert (second.first_ms, second.last_ms) == (NOW_MS - 3_600_001, NOW_MS)
     assert orders.cleaned(1) == 1
     assert orders.cleaned(2) == 2
     assert summary.topics[GONE].cleaned(1) == 1
-    assert [summary.tables[table].rows for table in Table] == [4, 7, 1]
+    assert [summary.tables[table].rows for table in Table] == [12, 8, 1]
+    pruning = summary.pruning
+    assert (pruning.authority, pruning.transactions) == ("embedded", 1)
+    assert pruning.invalid == {INVALID, INVALID + 3}
+    assert (pruning.safe_bound, pruning.last_pass_ms) == (INVALID - 7, NOW_MS - 5)
+
+
+def test_rows_about_transactions_are_told_in_words():
+    said = {row.kind: row.shown() for row in described(rows_of_all_kinds())}
+    pointer = said["pointer"]
+    assert (pointer["write_pointer"], pointer["rolled_back"], pointer["messages"]) == (INVALID, False, 1)
+    assert pointer["segments"] == {"part 1": {"index": 0, "messages": 3, "bytes": 30}}
+    assert pointer["runs"] == [{"first": pointer["runs"][0]["last"], "last": pointer["runs"][0]["last"], "before": 5}]
+    reference = said["reference"]
+    assert (reference["write_pointer"], reference["rolled_back"], reference["messages"]) == (77, True, 2)
+    assert (reference["first_payload"], reference["segments"]) == ("00" * 10, [4])
+    assert (said["payload"]["write_pointer"], said["payload"]["segment"], said["payload"]["ttl_s"]) == (77, 4, 9)
+    assert (said["transactions"]["last_pointer"], said["transactions"]["read_pointer"]) == (INVALID + 9, INVALID)
+    assert (said["transaction"]["state"], said["transaction"]["client"]) == ("committed", "ana")
+    assert (said["change-set"]["commit_pointer"], said["change-set"]["changes"]) == (9, 1)
+    assert said["last-pass"]["safe_bound"] == INVALID - 7
+    assert said["authority"]["service"] == "embedded"
 
 
 async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path):
@@ -73,7 +98,7 @@ async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path
     with open_stopped(directory) as (database, _):
         summary = explain(database, now_ms=NOW_MS)
     assert not summary.whole
-    assert [summary.tables[table].unparseable for table in Table] == [3, 3, 1]
+    assert [summary.tables[table].unparseable for table in Table] == [6, 4, 2]
     assert all(len(counted.examples) <= MAX_EXAMPLES for counted in summary.tables.values())
     assert snapshot(directory) == before
 
@@ -81,13 +106,13 @@ async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path
 @pytest.mark.parametrize(
     ("choice", "count"),
     [
-        (Choice(), 7),
-        (Choice(namespace="shop"), 7),
+        (Choice(), 8),
+        (Choice(namespace="shop"), 8),
         (Choice(namespace="other"), 0),
         (Choice(topic="gone"), 1),
-        (Choice(topic="orders", generation=2), 5),
+        (Choice(topic="orders", generation=2), 6),
         (Choice(generation=1), 2),
-        (Choice(first=pack_position(NOW_MS, 0)), 3),
+        (Choice(first=pack_position(NOW_MS, 0)), 4),
         (Choice(first=pack_position(NOW_MS, 0), stop=pack_position(NOW_MS, 1)), 2),
         (Choice(stop=pack_position(NOW_MS - 3_600_000, 0)), 1),
     ],
@@ -96,4 +121,12 @@ async def test_rows_are_chosen_by_name_generation_and_position(tmp_path, choice,
     rows = []
     with open_stopped(await make_store(tmp_path / "data")) as (database, _):
         assert walk(database, Table.MESSAGE, lambda row: rows.append(row) or True) == ""
+    assert sum(map(choice.takes, rows)) == count
+
+
+@pytest.mark.parametrize(("choice", "count"), [(Choice(), 12), (Choice(topic="orders"), 4), (Choice(generation=2), 4)])
+async def test_rows_of_the_transaction_service_are_of_no_topic(tmp_path, choice, count):
+    rows = []
+    with open_stopped(await make_store(tmp_path / "data")) as (database, _):
+        assert walk(database, Table.METADATA, lambda row: rows.append(row) or True) == ""
     assert sum(map(choice.takes, rows)) == count
