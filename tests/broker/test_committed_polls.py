@@ -1,0 +1,287 @@
+"""Polls with isolation=committed: what they show, what they wait for, and what lets them go on."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS, in_process
+
+TX = "/v1/transactions"
+PATH = f"{TOPICS}/t/poll"
+PATIENCE_S = 10
+every_door = pytest.mark.parametrize("door", [None, "lane", "hypercorn"])
+
+
+async def begin(daemon, **body):
+    return (await daemon.call("POST", TX, json=body)).json()
+
+
+async def under(daemon, transaction, *payloads, verb="publish", topic="t"):
+    body = {"transactionWritePointer": transaction["writePointer"], "messages": list(payloads)}
+    answer = await daemon.call("POST", f"{TOPICS}/{topic}/{verb}", json=body)
+    return answer.json() if answer.content else None
+
+
+async def decide(daemon, transaction, verb):
+    await daemon.call("POST", f"{TX}/{transaction['id']}/{verb}")
+
+
+class Waiting:
+    """A committed poll that waits, and its answer once there is one."""
+
+    def __init__(self, daemon, path, body):
+        self._daemon, self._path, self._body = daemon, path, body
+        self._done = trio.Event()
+
+    async def run(self):
+        self.answer = await self._daemon.http.post(self._path, json=self._body, timeout=PATIENCE_S)
+        self._done.set()
+
+    async def messages(self):
+        with trio.fail_after(PATIENCE_S):
+            await self._done.wait()
+        assert self.answer.status_code == 200, self.answer.text
+        return [message["payload"] for message in self.answer.json()]
+
+
+@asynccontextmanager
+async def held(daemon, count=1, **body):
+    """A committed poll that is held up by now."""
+    body = {"isolation": "committed", "waitMs": 60_000, **body}
+    async with trio.open_nursery() as nursery:
+        polls = [Waiting(daemon, PATH, body) for _ in range(count)]
+        for poll in polls:
+            nursery.start_soon(poll.run)
+        with trio.fail_after(PATIENCE_S):
+            while daemon.service.pointers.waiters < count:
+                await trio.lowlevel.checkpoint()
+        yield polls[0] if count == 1 else polls
+
+
+@every_door
+async def test_a_commit_lets_a_held_poll_go_on(door):
+    async with in_process(door=door) as daemon:
+        await daemon.create()
+        begun = await begin(daemon)
+        await under(daemon, begun, "decided")
+        async with held(daemon) as poll:
+            await daemon.publish("behind")
+            await decide(daemon, begun, "commit")
+            assert await poll.messages() == ["decided", "behind"]
+            assert poll.answer.headers["plainsong-end"] == "end"
+
+
+@pytest.mark.parametrize("verb", ["abort", "invalidate"])
+async def test_an_abort_and_an_invalidation_let_a_held_poll_go_on_to_what_is_behind(daemon, verb):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "gone")
+    await daemon.publish("behind")
+    async with held(daemon) as poll:
+        await decide(daemon, begun, verb)
+        assert await poll.messages() == ["behind"]
+
+
+async def test_a_time_out_lets_a_held_poll_go_on(autojump_clock, daemon):
+    await daemon.create()
+    begun = await begin(daemon, timeoutSeconds=5)
+    await under(daemon, begun, "gone")
+    await daemon.publish("behind")
+    began_s = trio.current_time()
+    poll = Waiting(daemon, PATH, {"isolation": "committed", "waitMs": 60_000})
+    await poll.run()
+    assert await poll.messages() == ["behind"]
+    assert trio.current_time() - began_s == pytest.approx(5, abs=0.1)
+
+
+async def test_a_clients_rollback_lets_a_held_poll_go_on(daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    response = await under(daemon, begun, "gone")
+    await daemon.publish("behind")
+    async with held(daemon) as poll:
+        await daemon.call("POST", f"{TOPICS}/t/rollback", json=response)
+        assert await poll.messages() == ["behind"]
+    other = await begin(daemon)
+    await under(daemon, other, "gone too")
+    async with held(daemon, startFrom=poll.answer.headers["plainsong-last-id"], inclusive=False) as poll:
+        await daemon.call("POST", f"{TOPICS}/t/rollback", json={"transactionWritePointer": other["id"]})
+        await daemon.publish("more")
+        assert await poll.messages() == ["more"]
+
+
+async def test_a_poll_released_by_one_transaction_may_be_held_by_the_next(daemon):
+    await daemon.create()
+    first, second = await begin(daemon), await begin(daemon)
+    await under(daemon, first, "one")
+    await under(daemon, second, "two")
+    async with held(daemon) as poll:
+        await decide(daemon, second, "commit")
+        await decide(daemon, first, "abort")
+        assert await poll.messages() == ["two"]
+
+
+async def test_a_commit_releases_everybody_who_waits_for_it(daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "decided")
+    async with held(daemon, count=20) as polls:
+        await decide(daemon, begun, "commit")
+        for poll in polls:
+            assert await poll.messages() == ["decided"]
+    assert daemon.service.pointers.waiters == 0
+
+
+async def test_a_poll_at_the_end_of_the_topic_gets_what_is_published_and_then_committed(daemon):
+    await daemon.create()
+    poll = Waiting(daemon, PATH, {"isolation": "committed", "waitMs": 60_000})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poll.run)
+        begun = await begin(daemon)
+        await under(daemon, begun, "stored", verb="store")
+        await under(daemon, begun)
+        while not daemon.service.pointers.waiters:
+            await trio.lowlevel.checkpoint()
+        await decide(daemon, begun, "commit")
+        assert await poll.messages() == ["stored"]
+
+
+async def test_messages_before_the_undecided_one_are_delivered_without_waiting(daemon):
+    await daemon.create()
+    await daemon.publish("before")
+    daemon.clock.ms += 3
+    begun = await begin(daemon)
+    await under(daemon, begun, "open", "open")
+    answer = await daemon.call("POST", PATH, json={"isolation": "committed", "waitMs": 60_000})
+    assert [message["payload"] for message in answer.json()] == ["before"]
+    said = {name: value for name, value in answer.headers.items() if name.startswith("plainsong-")}
+    resume = said.pop("plainsong-last-id")
+    assert said == {
+        "plainsong-end": "held",
+        "plainsong-held-by": str(begun["id"]),
+        "plainsong-held-since": str(START_MS + 3),
+        "plainsong-hidden-messages": "2",
+    }
+    await decide(daemon, begun, "commit")
+    rest = await daemon.poll(isolation="committed", startFrom=resume, inclusive=False)
+    assert [message["payload"] for message in rest] == ["open", "open"]
+
+
+async def test_a_held_poll_is_answered_when_its_time_is_over_and_says_who_holds_it(autojump_clock, daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "open")
+    began_s = trio.current_time()
+    answer = await daemon.call("POST", PATH, json={"isolation": "committed", "waitMs": 3_000}, timeout=60)
+    assert trio.current_time() - began_s == pytest.approx(3, abs=0.1)
+    assert answer.json() == []
+    assert answer.headers["plainsong-held-by"] == str(begun["id"])
+
+
+async def test_without_a_wait_a_held_poll_is_answered_at_once(daemon):
+    await daemon.create()
+    await under(daemon, await begin(daemon), "open")
+    assert await daemon.poll(isolation="committed") == []
+
+
+async def test_a_pointer_nobody_knows_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
+    await daemon.create()
+    foreign = {"writePointer": START_MS * 1_000_000 + 500}
+    await under(daemon, foreign, "foreign")
+    async with held(daemon) as poll:
+        daemon.clock.ms += 1
+        await decide(daemon, await begin(daemon), "commit")
+        assert await poll.messages() == ["foreign"]
+
+
+async def test_a_daemon_that_leaves_answers_its_held_polls(daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "open")
+    async with held(daemon) as poll:
+        daemon.service.stop()
+        assert await poll.messages() == []
+        assert poll.answer.headers["plainsong-end"] == "held"
+
+
+async def test_a_topic_deleted_while_a_poll_is_held_is_not_there_at_its_end(autojump_clock, daemon):
+    await daemon.create()
+    await under(daemon, await begin(daemon), "open")
+    async with held(daemon, waitMs=2_000) as poll:
+        await daemon.call("DELETE", f"{TOPICS}/t")
+    assert poll.answer.status_code == 404
+
+
+async def test_a_client_that_leaves_waits_no_more(daemon):
+    await daemon.create()
+    await under(daemon, await begin(daemon), "open")
+    with trio.CancelScope() as scope:
+        async with held(daemon):
+            scope.cancel()
+    while daemon.service.pointers.waiters:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_held_polls_are_bounded_and_counted():
+    async with in_process(transactions__max_held_polls=1) as daemon:
+        await daemon.create()
+        begun = await begin(daemon)
+        await under(daemon, begun, "open")
+        async with held(daemon) as poll:
+            body = {"isolation": "committed", "waitMs": 1_000}
+            await daemon.call("POST", PATH, json=body, status=503, code="overloaded")
+            metrics = (await daemon.call("GET", "/metrics")).text
+            for line in (
+                "plainsong_held_polls 1.0",
+                "plainsong_held_polls_total 2.0",
+                "plainsong_transactions_open 1.0",
+                "plainsong_hidden_messages 1.0",
+                "plainsong_undecided_pointers 1.0",
+            ):
+                assert line in metrics.splitlines()
+            await decide(daemon, begun, "commit")
+            assert await poll.messages() == ["open"]
+        metrics = (await daemon.call("GET", "/metrics")).text
+        assert 'plainsong_transactions_decided_total{state="committed"} 1.0' in metrics
+        assert "plainsong_hidden_messages 0.0" in metrics.splitlines()
+
+
+@every_door
+@pytest.mark.parametrize("kind", ["avro/binary", "avro/binary; version=2", "application/json"])
+async def test_the_isolation_may_stand_in_the_query_whatever_the_encoding(door, kind):
+    async with in_process(door=door) as daemon:
+        await daemon.create()
+        await daemon.publish("before")
+        await under(daemon, await begin(daemon), "open")
+        everything = {"application/json": b"{}", "avro/binary": bytes.fromhex("04010202")}.get(kind)
+        content = everything or bytes.fromhex("04010202") + bytes.fromhex("00000000")
+        headers = {"Content-Type": kind}
+        answer = await daemon.call("POST", PATH + "?isolation=committed", content=content, headers=headers)
+        assert answer.headers["plainsong-end"] == "held"
+        assert b"before" in answer.content
+        assert b"open" not in answer.content
+
+
+async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
+    """Three transactions and plain messages between them, decided in another order than begun."""
+    await daemon.create()
+    seen, last = [], None
+    ends = iter(["commit", "abort", "commit"])
+    open_ones = []
+    for number in range(3):
+        begun = await begin(daemon)
+        await under(daemon, begun, f"tx{number}")
+        await daemon.publish(f"plain{number}")
+        open_ones.append(begun)
+    for begun in (open_ones[2], open_ones[0], open_ones[1]):
+        await decide(daemon, begun, next(ends))
+        while True:
+            body = {"isolation": "committed", "limit": 1, "startFrom": last, "inclusive": False}
+            answer = await daemon.call("POST", PATH, json={name: v for name, v in body.items() if v is not None})
+            last = answer.headers.get("plainsong-last-id", last)
+            if not answer.json():
+                break
+            seen.append(answer.json()[0]["payload"])
+    assert seen == ["plain0", "tx1", "plain1", "tx2", "plain2"]
