@@ -59,7 +59,7 @@ class ForeignTephra:
         pointers: PointerIndex,
         *,
         refresh_s: float,
-        max_lifetime_ms: int = 0,
+        max_lifetime_ms: int,
         call_timeout_s: float = 10.0,
     ) -> None:
         self._client = TephraClient(host, port, timeout_s=call_timeout_s)

@@ -121,7 +121,14 @@ def build_authority(
         return Authority(service, embedded=service)
     if config.service == "tephra":
         host, port = parse_address(config.tephra)
-        tephra = ForeignTephra(host, port, clock, pointers, refresh_s=config.tephra_refresh_s)
+        tephra = ForeignTephra(
+            host,
+            port,
+            clock,
+            pointers,
+            refresh_s=config.tephra_refresh_s,
+            max_lifetime_ms=config.max_lifetime_s * 1000,
+        )
         return Authority(tephra, foreign=tephra)
     return Authority()
 

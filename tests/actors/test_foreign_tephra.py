@@ -221,7 +221,7 @@ async def test_nobody_there_is_said_and_asked_again_less_often(nursery, caplog, 
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        foreign = ForeignTephra("127.0.0.1", port, SetClock(), PointerIndex(), refresh_s=5)
+        foreign = ForeignTephra("127.0.0.1", port, SetClock(), PointerIndex(), refresh_s=5, max_lifetime_ms=0)
         asked = []
         foreign._client.call = partial(refuse, asked)
         nursery.start_soon(foreign.run)
