@@ -221,6 +221,9 @@ SCHEMAS: dict[str, Schema] = {
                         messages=array(ref("Message")),
                         lastId=nullable(_ID),
                         end={"enum": ["end", "more", "held"]},
+                        heldBy={"type": ["integer", "string"]},
+                        heldSince=MILLISECONDS,
+                        hiddenMessages=STRING,
                     ),
                     record("error", error=ref("Problem")),
                 ]
