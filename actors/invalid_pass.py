@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from protocol.effects import Table
-from protocol.errors import PlainsongError, TopicNotFound, TransactionsUnavailable
-from protocol.keys import DamagedRow, topic_of, topic_range
-from protocol.topic.pointer_asks import ListPointers, RollBackPointer
-from storage.base import read_rows
+from protocol.errors import PlainsongError, TransactionsUnavailable
+from protocol.topic.pointer_asks import RollBackPointer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from protocol.names import TopicName
     from protocol.transactions.manager.answers import CompletePass, PruningFigures
-    from storage.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +32,6 @@ log = logging.getLogger(__name__)
 MAX_AT_ONCE = 256
 #: Topics named when a pass is not complete.
 MAX_NAMED = 5
-_LIST_ROWS = 500
 
 
 class InvalidList(Protocol):
@@ -76,14 +71,11 @@ class PassReport:
 class InvalidPass:
     """Passes all topics, again and again; remembers what it has done, so that nobody is asked twice."""
 
-    def __init__(self, store: Store, directory: Directory, invalids: InvalidList) -> None:
-        self._store = store
+    def __init__(self, directory: Directory, invalids: InvalidList) -> None:
         self._directory = directory
         self._invalids = invalids
         #: Pointers of the list that topics have rolled back, for good: they refuse whatever would come after.
         self._done: dict[int, set[TopicName]] = {}
-        #: Whether the index can be relied on for rows that a commit cut off in the middle has left.
-        self._all_known = store.traits.whole_commits
 
     async def run_once(self) -> PassReport | None:
         """One pass; None when nobody keeps the list just now. Failures of topics are in the report, and logged."""
@@ -93,7 +85,7 @@ class InvalidPass:
         except TransactionsUnavailable as error:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
-        missed = await self._missed_at_loading() if passed.invalids and not self._all_known else set()
+        missed: set[TopicName] = set()
         self._done = {pointer: self._done[pointer] for pointer in passed.invalids if pointer in self._done}
         rolled_back = 0
         for name, pointers in self._work(passed.invalids).items():
@@ -140,32 +132,6 @@ class InvalidPass:
                 )
                 return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
         return len(pointers)
-
-    async def _missed_at_loading(self) -> set[TopicName]:
-        """Open every topic once: what a commit left that was cut off before its pointer rows is found by loading."""
-        missed: set[TopicName] = set()
-        start, stop = topic_range()
-        while True:
-            rows = await read_rows(self._store, Table.METADATA, start, stop, limit=_LIST_ROWS, values=False)
-            for key, _ in rows:
-                try:
-                    name = topic_of(key)[0]
-                    await self._open(name, missed)
-                except DamagedRow:
-                    continue  # no key of ours: no topic can be asked for by it
-            if len(rows) < _LIST_ROWS:
-                break
-            start = rows[-1][0] + b"\x00"
-        self._all_known = not missed
-        return missed
-
-    async def _open(self, name: TopicName, missed: set[TopicName]) -> None:
-        try:
-            await self._directory.ask(name, ListPointers())
-        except TopicNotFound:
-            pass  # it is deleted, and loaded
-        except PlainsongError:
-            missed.add(name)
 
     def _tell(self, report: PassReport, took_s: float) -> None:
         """Log the figures; a pass that found nothing to do is not worth a line a minute."""

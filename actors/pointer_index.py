@@ -2,7 +2,8 @@
 
 Shared by all topic actors and the transaction service, on one event loop. It is an index of the pointer rows of
 the metadata table, made from them at the start: a topic writes such a row in the very commit that first uses a
-pointer, so nothing can be missing here.
+pointer, so nothing can be missing here. Where a store may cut a commit off before that row, topics are looked
+through for what was left, as their own load does it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.load import load
 from protocol.effects import Table
 from protocol.errors import Overloaded
-from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
+from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from protocol.topic.state import TopicLimits
+from storage.base import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 
+_LIST_ROWS = 500
 #: Pointers of which is remembered when those who waited were let go; of older ones "lately" is assumed.
 REMEMBERED_WAKES = 4096
 
@@ -73,6 +78,23 @@ class PointerIndex:
             return True
 
         await store.scan(Table.METADATA, start, stop_after(start), take, values=False)
+        if not store.traits.whole_commits:
+            await self._load_left_behind(store)
+
+    async def _load_left_behind(self, store: Store) -> None:
+        start, stop = topic_range()
+        while True:
+            rows = await read_rows(store, Table.METADATA, start, stop, limit=_LIST_ROWS, values=False)
+            for key, _ in rows:
+                try:
+                    state = await load(topic_of(key)[0], store, TopicLimits())
+                except DamagedRow:
+                    continue  # nobody can use that topic, and its own load says so
+                self.begin(state.name, state.changed)
+                self.end(state.changed)
+            if len(rows) < _LIST_ROWS:
+                return
+            start = rows[-1][0] + b"\x00"
 
     # --- topics -----------------------------------------------------------------------------------
 

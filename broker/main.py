@@ -141,7 +141,7 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
     service = Service(config, store, directory, clock, space, metrics, access, version("plainsong"), decider, pointers)
     await decider.start(actors)
     invalids = decider.invalids
-    invalid_pass = None if invalids is None else InvalidPass(store, directory, invalids)
+    invalid_pass = None if invalids is None else InvalidPass(directory, invalids)
     actors.start_soon(space.run)
     actors.start_soon(directory.run_sweeper)
     actors.start_soon(Janitor(store, directory, clock, metrics, janitor_settings(config), invalid_pass).run)
