@@ -284,6 +284,33 @@ def test_the_budget_is_the_sum_of_what_chunks_cost_and_never_passed(actions, max
                 assert not here or b"".join(every).endswith(here), "the last of them, without holes"
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40), st.integers(0, 40)), max_size=6),
+    st.sampled_from([200, 1_000, SEAL_BYTES]),
+)
+def test_a_rollback_turns_its_own_pointers_rows_in_its_range_and_no_others(runs, rollbacks, seal_bytes):
+    budget, at, had = CacheBudget(1 << 20), 0, []
+    cache = TopicCache(budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        for pointer, count in runs:
+            cache.append(b"p", items(at, count, 10), {}, FIRST_BOUND, [(0, count, pointer)] if pointer else ())
+            had += [pointer] * count
+            at += count
+    for pointer, first, last in rollbacks:
+        for prefix in (b"p", b"another generation"):
+            cache.roll_back(prefix, pointer, pack_id(START_MS + first, 0)[:10], pack_id(START_MS + last, 0)[:10])
+        had = [-each if each == pointer and first <= i <= last else each for i, each in enumerate(had)]
+    here = []
+    for chunk in cache.chunks:
+        here += [0] * len(chunk)
+        for start, stop, pointer in chunk.runs:
+            here[len(here) - len(chunk) + start : len(here) - len(chunk) + stop] = [pointer] * (stop - start)
+    assert here == had
+    assert budget.bytes == costs(cache)
+
+
 async def test_the_oldest_chunks_of_any_topic_are_dropped_first():
     async with actors(cache_bytes=3 * SEAL_BYTES) as world:
         await world.create()
@@ -330,8 +357,9 @@ async def test_what_a_topic_that_is_let_go_had_cached_is_given_back(autojump_clo
         assert world.directory.budget.bytes == 0
 
 
+@pytest.mark.parametrize("pointers", [False, True])
 @pytest.mark.parametrize(("count", "size"), [(1, 10), (1, 3_000), (50, 20), (1_000, 10)])
-def test_memory_is_bounded_by_the_budget(count, size):
+def test_memory_is_bounded_by_the_budget(count, size, pointers):
     max_bytes = 1 << 20
     budget = CacheBudget(max_bytes)
     caches = [TopicCache(budget) for _ in range(10)]
@@ -340,7 +368,9 @@ def test_memory_is_bounded_by_the_budget(count, size):
         at = written = 0
         while written < 2 * max_bytes:
             cache = caches[at % len(caches)]
-            cache.append(b"p", items(at, count, size), dict.fromkeys(range(0, count, 2), START_MS + at), FIRST_BOUND)
+            runs = [(index, index + 1, START_MS + at + index) for index in range(count)] if pointers else ()
+            expiries = dict.fromkeys(range(0, count, 2), START_MS + at)
+            cache.append(b"p", items(at, count, size), expiries, FIRST_BOUND, runs)
             at += count
             written += count * (size + 60)
         used, _ = tracemalloc.get_traced_memory()

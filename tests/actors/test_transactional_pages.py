@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transactional_topic import START_MS, Entry, Payload, Topic, check_page, ids_around, same_page
+from transactional_topic import START_MS, Entry, Payload, Topic, check_page, ids_around, same_page, walk_through
 
 from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, bound_at
+from protocol.topic.extent import Extent
+from protocol.topic.tally import Newest, Tally
 from protocol.transactions.view import View
 
 NOW_MS = START_MS + 5_000
@@ -124,3 +128,45 @@ def test_every_messages_write_pointer_is_known_when_asked_for(data, topic, view,
     page = topic.from_store(span, limit, 10**9, view, chunk=chunk, pointers=True)
     wanted, *_ = topic.from_list(span, limit, 10**9, view)
     assert dict(page.pointers) == {index: each.pointer for index, each in enumerate(wanted) if each.pointer}
+
+
+@given(st.data(), topics(), views, st.none() | st.integers(1, 12), st.none() | st.integers(1, 400), st.integers(1, 8))
+def test_an_extent_is_what_a_page_would_be_and_its_parts_are_what_pages_of_them_are(
+    data, topic, view, limit, max_bytes, parts
+):
+    span = topic.span(data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic)), NOW_MS)
+    page = topic.from_store(span, limit or 10**6, max_bytes or 10**9, view)
+    extent = Extent(span, limit, max_bytes, view)
+    walk_through(topic.tables, extent)
+    assert (extent.count, extent.bytes) == (page.count, page.payload_bytes)
+    if page.end == "end":
+        assert extent.end == max(span.since, span.until)
+    else:
+        assert extent.end == after(page.last_id)
+    cuts = [span.since, *extent.splits(parts), extent.end]
+    got = []
+    for start, end in itertools.pairwise(cuts):
+        got += topic.from_store(topic.span(start, end, NOW_MS), view=view).messages()
+    assert got == list(page.messages())
+
+
+@given(st.data(), topics(), views.filter(bool), st.integers(1, 9))
+def test_counts_are_those_of_the_list(data, topic, view, chunk):
+    span = topic.span(data.draw(bounds(topic)), LAST_BOUND, NOW_MS)
+    tally = Tally(span, view, 10**6)
+    walk_through(topic.tables, tally, chunk)
+    wanted, _, _, _, hidden = topic.from_list(span, view=view)
+    assert (tally.messages, tally.hidden, tally.gave_up) == (len(wanted), hidden, False)
+    newest = Newest(topic.span(now_ms=NOW_MS), 10**6)
+    walk_through(topic.tables, newest, chunk)
+    everything, *_ = topic.from_list(topic.span(now_ms=NOW_MS))
+    assert newest.message_id == (everything[-1].message_id if everything else None)
+
+
+@given(topics(), st.integers(1, 8), st.integers(0, 20))
+def test_a_count_gives_up_where_it_is_told_to(topic, chunk, max_looks):
+    rows = sum(len(table.rows) for table in topic.tables.values())
+    tally = Tally(topic.span(now_ms=NOW_MS), None, max_looks)
+    walk_through(topic.tables, tally, chunk)
+    assert tally.messages + tally.expired <= max(max_looks, sum(len(each.stored or ()) for each in topic.entries))
+    assert tally.gave_up <= (rows > max_looks)
