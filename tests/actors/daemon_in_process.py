@@ -1,0 +1,99 @@
+"""A daemon's actors with its transaction service and the janitor's pass, to be stopped, killed and started again."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+from actors_in_process import START_MS, SetClock, World, actors
+
+from actors.invalid_pass import InvalidPass
+from actors.janitor import JanitorSettings
+from actors.pointer_index import PointerIndex
+from actors.reading import read_page
+from actors.transactions import TransactionService
+from protocol.ids import FIRST_BOUND, after
+from protocol.topic.asks import Look
+from protocol.topic.state import TopicLimits
+from protocol.transactions.manager.settings import TransactionSettings
+from protocol.transactions.transaction import POINTERS_PER_MS
+
+LIFETIME_MS = 1_000_000
+STEPS = JanitorSettings(step_rows=3)
+
+
+class Cut(Exception):
+    """The power is cut."""
+
+
+class OneClock(SetClock):
+    """The wall clock goes with trio's, and can be set besides."""
+
+    def __init__(self):
+        super().__init__()
+        self._since_s = trio.current_time()
+
+    def now_ms(self):
+        return self.ms + int((trio.current_time() - self._since_s) * 1000)
+
+
+@dataclass
+class Daemon:
+    """What tests use of it."""
+
+    world: World
+    service: TransactionService
+    index: PointerIndex
+    invalid_pass: InvalidPass
+
+    async def clean(self):
+        """What the janitor does in a round; the report of the pass."""
+        await self.world.janitor.clean_all()
+        return await self.invalid_pass.run_once()
+
+    async def read(self, name, view=None, limit=10**6):
+        """All payloads a reader of ``name`` gets page by page, and the pointer that holds it."""
+        payloads, since = [], FIRST_BOUND
+        while True:
+            span = await self.world.ask(Look(since), name)
+            cache = self.world.directory.cache(name)
+            page = await read_page(self.world.store, cache, span, limit=limit, max_bytes=10**9, view=view)
+            found = list(page.messages())
+            payloads += [payload for _, payload in found]
+            if page.held is not None or len(found) < limit:
+                return payloads, None if page.held is None else page.held.pointer
+            since = after(found[-1][0])
+
+
+@asynccontextmanager
+async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, prune=True, janitor=STEPS):
+    """A daemon on ``disk``; it ends in order, or at once when the body raises ``Cut``."""
+    index = PointerIndex()
+    await index.load(disk)
+    around = []
+    settings = TransactionSettings(
+        timeout_ms=timeout_ms, max_lifetime_ms=lifetime_ms, prune=prune, abort_deadline_s=2.0, max_outcomes=50
+    )
+
+    async def ask_topic(name, ask):
+        return await around[0].ask(ask, name)
+
+    service = TransactionService(disk, clock, index, ask_topic, settings)
+    limits = TopicLimits(max_lifetime_ms=lifetime_ms, checkpoint_rows=5)
+    inside = actors(
+        disk, clock=clock, limits=limits, janitor=janitor, pointers=index, authority=service, cache_bytes=1 << 14
+    )
+    async with inside as world, trio.open_nursery() as nursery:
+        around.append(world)
+        loaded = trio.Event()
+        nursery.start_soon(service.run, loaded.set)
+        await loaded.wait()
+        yield Daemon(world, service, index, InvalidPass(world.directory, service))
+        world.store.release_all()
+        service.close()
+
+
+def first_pointer():
+    """The lowest pointer the clock of the tests can issue."""
+    return START_MS * POINTERS_PER_MS

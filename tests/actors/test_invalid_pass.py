@@ -1,0 +1,256 @@
+"""The pass over the invalid list: complete or not, what it rolls back, when pointers are pruned, what it says."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+from actors_in_process import NAME
+from daemon_in_process import LIFETIME_MS, Cut, OneClock, daemon
+from pointers_in_process import pointer_rows, publish, store
+
+from actors.invalid_pass import InvalidPass
+from protocol.effects import Table, put_one
+from protocol.errors import RolledBack, TransactionExpired, TransactionNotInProgress, TransactionsUnavailable
+from protocol.keys import metadata_key
+from protocol.names import TopicName
+from protocol.rows import decode_row
+from protocol.topic.asks import Remove, Undelete
+from protocol.transactions.manager.answers import CompletePass, PruningFigures
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+OTHER = TopicName("ns", "other")
+
+
+def a_disk():
+    return FaultyStore(MemoryStore())
+
+
+def signs(disk):
+    """The pointers of all message rows."""
+    return [decode_row(value).pointer for value in disk.inner.tables[Table.MESSAGE].rows.values()]
+
+
+async def an_invalid_one(it, *names):
+    """An invalid transaction with a message in each of these topics."""
+    pointer = (await it.service.begin()).transaction.write_pointer
+    for name in names:
+        await publish(it.world, pointer, "m", name=name)
+    await it.service.invalidate(pointer)
+    return pointer
+
+
+async def test_a_complete_pass_rolls_back_every_row_of_invalid_pointers_and_of_no_others(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        for name in (NAME, OTHER):
+            await it.world.create(name)
+        invalid = await an_invalid_one(it, NAME, OTHER)
+        living = (await it.service.begin()).transaction.write_pointer
+        await publish(it.world, living, "m")
+        report = await it.clean()
+        assert (report.complete, report.invalid, report.rolled_back) == (True, 1, 2)
+        assert sorted(signs(it.world.store)) == [-invalid, -invalid, living]
+        assert await it.read(OTHER, it.service.view()) == ([], None)
+
+
+async def test_topics_are_asked_once_about_a_pointer_and_not_in_every_round(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        await it.world.create()
+        await an_invalid_one(it, NAME)
+        assert (await it.clean()).rolled_back == 1
+        commits = it.world.watch.count["commits"]
+        assert [(await it.clean()).rolled_back for _ in range(3)] == [0, 0, 0]
+        assert it.world.watch.count["commits"] == commits
+
+
+async def test_a_pointer_is_pruned_by_a_complete_pass_once_it_is_past_its_longest_life(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        await it.world.create()
+        invalid = await an_invalid_one(it, NAME)
+        assert (await it.clean()).pruned == 0
+        assert it.service.invalids() == (invalid,)
+        await trio.sleep(LIFETIME_MS / 1000)
+        assert (await it.clean()).pruned == 1
+        assert it.service.invalids() == ()
+        await it.clean()
+        assert pointer_rows(it.world) == []
+        assert await it.read(NAME, it.service.view()) == ([], None)
+        with pytest.raises((TransactionExpired, TransactionNotInProgress, RolledBack)):
+            await publish(it.world, invalid, "late")
+
+
+async def test_a_topic_that_cannot_be_passed_keeps_everything_on_the_list(autojump_clock, caplog):
+    disk, clock = a_disk(), OneClock()
+    async with daemon(disk, clock) as it:
+        for name in (NAME, OTHER):
+            await it.world.create(name)
+        invalid = await an_invalid_one(it, NAME, OTHER)
+    good = disk.inner.tables[Table.METADATA].rows[metadata_key(OTHER)]
+    disk.inner.apply([put_one(Table.METADATA, metadata_key(OTHER), b"\xff garbled")])
+    async with daemon(disk, clock) as it:
+        await trio.sleep(LIFETIME_MS / 1000)
+        report = await it.clean()
+        assert (report.complete, report.missed, report.rolled_back) == (False, (OTHER,), 1)
+        assert it.service.invalids() == (invalid,)
+        assert it.service.pruning().safe_bound is None
+        assert "invalid pass incomplete, nothing is pruned" in caplog.text
+    disk.inner.apply([put_one(Table.METADATA, metadata_key(OTHER), good)])
+    async with daemon(disk, clock) as it:
+        assert (await it.clean()).pruned == 1
+        assert set(signs(disk)) == {-invalid}
+
+
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("applied", [0, 1, 2, True])
+async def test_a_failing_write_makes_the_pass_incomplete_and_the_next_one_finishes(autojump_clock, after, applied):
+    async with daemon(a_disk(), OneClock()) as it:
+        names = [TopicName("ns", f"t{number}") for number in range(3)]
+        for name in names:
+            await it.world.create(name)
+        invalid = await an_invalid_one(it, *names)
+        it.world.store.fail_next("write", after=after, applied=applied)
+        assert not (await it.invalid_pass.run_once()).complete
+        report = await it.invalid_pass.run_once()
+        assert report.complete
+        assert signs(it.world.store) == [-invalid] * 3
+
+
+async def test_rows_on_their_way_to_the_disk_when_the_pass_begins_are_passed_too(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        await it.world.create()
+        pointer = (await it.service.begin()).transaction.write_pointer
+        report = None
+        async with trio.open_nursery() as nursery:
+            disk = it.world.store
+            disk.stall("write")
+            nursery.start_soon(publish, it.world, pointer, "m")
+            await disk.stalled("write")
+            disk.release("write")
+            await it.service.invalidate(pointer)
+            report = await it.invalid_pass.run_once()
+        assert report.complete
+        assert signs(it.world.store) == [-pointer]
+
+
+async def test_a_deleted_topic_is_passed_and_shows_nothing_when_it_is_brought_back(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        await it.world.create()
+        invalid = await an_invalid_one(it, NAME)
+        await it.world.ask(Remove())
+        assert (await it.invalid_pass.run_once()).complete
+        await it.world.ask(Undelete())
+        await it.service.truncate([invalid])
+        assert await it.read(NAME, it.service.view()) == ([], None)
+
+
+async def test_what_was_stored_under_an_invalid_pointer_never_shows(autojump_clock):
+    async with daemon(a_disk(), OneClock()) as it:
+        await it.world.create()
+        pointer = (await it.service.begin()).transaction.write_pointer
+        await store(it.world, pointer, "a", "b")
+        await publish(it.world, pointer)
+        await it.service.invalidate(pointer)
+        await trio.sleep(LIFETIME_MS / 1000)
+        assert (await it.clean()).pruned == 1
+        assert await it.read(NAME, it.service.view()) == ([], None)
+        assert await it.read(NAME) == ([b"a", b"b"], None)
+
+
+async def test_a_restart_in_the_middle_of_a_pass_begins_it_anew(autojump_clock):
+    disk, clock = a_disk(), OneClock()
+    with pytest.RaisesGroup(Cut, flatten_subgroups=True, allow_unwrapped=True):
+        async with daemon(disk, clock) as it:
+            await it.world.create()
+            invalid = await an_invalid_one(it, NAME)
+            disk.fail_next("write", applied=1)
+            await it.invalid_pass.run_once()
+            raise Cut
+    disk.crash()
+    async with daemon(disk, clock) as it:
+        assert it.service.pruning().safe_bound is None
+        assert (await it.invalid_pass.run_once()).complete
+        assert signs(disk) == [-invalid]
+
+
+async def test_the_figures_of_the_last_complete_pass_survive_a_restart(autojump_clock):
+    disk, clock = a_disk(), OneClock()
+    async with daemon(disk, clock, prune=False) as it:
+        await it.world.create()
+        invalid = await an_invalid_one(it, NAME)
+        await it.clean()
+        before = it.service.pruning()
+        assert (before.safe_bound, before.oldest_by_topic) == (invalid, {NAME: invalid})
+    async with daemon(disk, clock, prune=False) as it:
+        after = it.service.pruning()
+        assert (after.safe_bound, after.last_pass_ms) == (before.safe_bound, before.last_pass_ms)
+        assert after.kept_because
+
+
+async def test_the_log_of_a_complete_pass_has_what_an_operator_needs(autojump_clock, caplog):
+    async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
+        await it.world.create()
+        with caplog.at_level(logging.INFO):
+            await it.clean()
+            assert "invalid pass complete" not in caplog.text, "a pass without anything to do is no news"
+            invalid = await an_invalid_one(it, NAME)
+            await it.clean()
+    [line] = [each for each in caplog.records if each.message == "invalid pass complete"]
+    assert (line.invalid, line.rolled_back, line.pruned, line.safe_bound) == (1, 1, 0, invalid)
+    assert (line.oldest_referenced, line.oldest_topic) == (invalid, str(NAME))
+    assert "transactions.max_lifetime_s is 0" in line.kept_because
+
+
+async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it_is(autojump_clock):
+    async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
+        await it.world.create(ttl_s=10)
+        invalid = await an_invalid_one(it, NAME)
+        await trio.sleep(10**7)
+        for _ in range(3):
+            assert (await it.clean()).pruned == 0
+        assert it.service.invalids() == (invalid,)
+
+
+class Elsewhere:
+    """A list kept by somebody who is away, or can't keep the pass."""
+
+    def __init__(self, fails):
+        self.fails = fails
+        self.completed = []
+
+    def _may_fail(self, what):
+        if self.fails == what:
+            raise TransactionsUnavailable(f"{what} is away")
+
+    def begin_pass(self):
+        self._may_fail("begin")
+        return CompletePass(1, (7,), 9)
+
+    async def complete(self, passed):
+        self._may_fail("complete")
+        self.completed.append(passed)
+        return 0
+
+    def pruning(self):
+        self._may_fail("pruning")
+        return PruningFigures(1, 7, {}, 9, 1, 0, "it is pruned there")
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ("begin", "invalid pass not begun"),
+        ("complete", "complete invalid pass not recorded"),
+        ("pruning", ""),
+        ("", "invalid pass complete"),
+    ],
+)
+async def test_a_list_that_cannot_be_reached_stops_nobody(autojump_clock, caplog, fails, said):
+    async with daemon(a_disk(), OneClock()) as it:
+        elsewhere = Elsewhere(fails)
+        with caplog.at_level(logging.INFO):
+            report = await InvalidPass(it.world.directory, elsewhere).run_once()
+        assert said in caplog.text
+        assert (report is None) == (fails in ("begin", "complete"))
+        assert len(elsewhere.completed) == (fails in ("", "pruning"))
