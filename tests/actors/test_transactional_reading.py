@@ -1,0 +1,149 @@
+"""What real actors write under pointers, as readers with views get it: from the cache, from the store, page by page."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actors_in_process import NAME, START_MS, actors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.reading import read_page
+from protocol.errors import AlreadyPublished, RolledBack
+from protocol.ids import FIRST_BOUND, after
+from protocol.requests import PublishRequest
+from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
+from protocol.transactions.view import Verdict, View
+
+BASE = START_MS * 1_000_000
+pointers = st.integers(1, 4).map(lambda number: BASE + number)
+counts = st.integers(1, 4)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("plain"), st.just(0), counts, st.none()),
+        st.tuples(st.just("store"), pointers, counts, st.sampled_from([None, None, "a", "b"])),
+        st.tuples(
+            st.just("publish"), pointers, st.integers(0, 4), st.sampled_from([None, None, ["a"], ["b", "c"], []])
+        ),
+        st.tuples(st.just("roll back"), pointers, counts, st.none()),
+    ),
+    max_size=16,
+)
+views = st.builds(
+    View,
+    st.integers(0, 4).map(lambda number: BASE + number),
+    st.frozensets(pointers, max_size=2),
+    st.frozensets(pointers, max_size=2),
+    st.frozensets(pointers, max_size=1),
+)
+
+
+class Listed:
+    """The topic as a list: payload and pointer of each published message, and what is stored by pointer."""
+
+    def __init__(self):
+        self.messages = []
+        self.stored = {}
+        self.published = set()
+        self.rolled_back = set()
+        self.number = 0
+
+    def payloads(self, count):
+        self.number += count
+        return [b"%d" % number for number in range(self.number - count, self.number)]
+
+    def read(self, view):
+        out = []
+        for payload, pointer in self.messages:
+            rolled_back = pointer in self.rolled_back
+            verdict = (
+                Verdict.DELIVER if view is None or not pointer else view.verdict(-pointer if rolled_back else pointer)
+            )
+            if verdict is Verdict.HOLD:
+                return out, "held"
+            if verdict is Verdict.DELIVER:
+                out.append(payload)
+        return out, "end"
+
+
+async def act(world, listed, what, pointer, count, more):
+    """Do it in the topic and in the list."""
+    if what == "roll back":
+        await world.ask(RollBackPointer(pointer))
+        listed.rolled_back.add(pointer)
+        listed.stored.pop(pointer, None)
+        return
+    payloads = listed.payloads(count)
+    if what == "plain":
+        await world.publish(*payloads)
+        listed.messages += [(payload, 0) for payload in payloads]
+        return
+    request = PublishRequest(payloads, pointer)
+    if what == "store":
+        request.segment = more
+        refused = RolledBack if pointer in listed.rolled_back else AlreadyPublished
+        if pointer in listed.rolled_back or pointer in listed.published:
+            with pytest.raises(refused):
+                await world.ask(StoreUnder(request, 10))
+            return
+        await world.ask(StoreUnder(request, 10))
+        listed.stored.setdefault(pointer, []).extend((payload, more) for payload in payloads)
+        return
+    request.segments = more
+    if pointer in listed.rolled_back:
+        with pytest.raises(RolledBack):
+            await world.ask(PublishUnder(request, 10))
+        return
+    await world.ask(PublishUnder(request, 10))
+    stored = listed.stored.pop(pointer, [])
+    if stored:
+        listed.published.add(pointer)
+    listed.messages += [(payload, pointer) for payload, segment in stored if more is None or segment in more]
+    listed.messages += [(payload, pointer) for payload in payloads]
+
+
+async def pages(world, view, limit, cached):
+    """All ids and payloads, page after page, and how the last one ends."""
+    since, got = FIRST_BOUND, []
+    while True:
+        span = await world.look(since)
+        cache = world.directory.cache(NAME) if cached else None
+        page = await read_page(world.store, cache, span, limit=limit, max_bytes=10**6, view=view)
+        got += page.messages()
+        if page.end != "more":
+            return got, page
+        since = after(page.last_id)
+
+
+@given(actions, views, st.integers(1, 9), st.sampled_from([0, 1, 7]), st.sampled_from([0, 2_000, 1 << 20]))
+def test_readers_of_every_kind_get_what_the_list_says(actions, view, limit, step_ms, cache_bytes):
+    async def run():
+        listed = Listed()
+        async with actors(cache_bytes=cache_bytes) as world:
+            await world.create()
+            for action in actions:
+                world.clock.ms += step_ms
+                await act(world, listed, *action)
+            store = world.store
+            for eyes in (None, view):
+                await check(world, listed, eyes, limit)
+        async with actors(store) as world:
+            world.clock.ms += 100
+            for eyes in (None, view):
+                await check(world, listed, eyes, limit)
+
+    trio.run(run)
+
+
+async def check(world, listed, view, limit):
+    wanted, end = listed.read(view)
+    for cached in (True, False):
+        got, page = await pages(world, view, limit, cached)
+        assert [payload for _, payload in got] == wanted
+        assert page.end == end
+        ids = [each for each, _ in got]
+        assert ids == sorted(set(ids))
+        for index in range(0, len(ids), 3):
+            span = await world.look(after(ids[index]))
+            rest = await read_page(world.store, None, span, limit=10**6, max_bytes=10**6, view=view)
+            assert [payload for _, payload in rest.messages()] == wanted[index + 1 :]
