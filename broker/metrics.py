@@ -75,7 +75,7 @@ class Metrics:
             registry=registry,
         )
         self._held = Counter(
-            "plainsong_held_polls_total", "Polls that an undecided transaction held up.", registry=registry
+            "plainsong_polls_held_total", "Polls that an undecided transaction held up.", registry=registry
         )
         self._scrape_errors = Counter(
             "plainsong_metric_errors_total", "Metrics that could not be read at a scrape.", registry=registry

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.errors import InvalidParameter, TransactionsUnavailable
+from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from protocol.requests import PollRequest, PublishRequest
+    from protocol.requests import PublishRequest
 
 _HINT = "this version knows no producers and no attributes; leave it out, or wait for a later version"
 
@@ -29,9 +29,3 @@ def refuse_later(request: PublishRequest) -> None:
             raise InvalidParameter(f"{field} is not served yet", hint=_HINT)
     if request.segments is not None and request.write_pointer is None:
         raise InvalidParameter("segments without a write pointer", hint="they publish what was stored under one")
-
-
-def refuse_later_poll(request: PollRequest) -> None:
-    """Raises for isolation that this version cannot give."""
-    if request.transaction is not None or request.isolation == "committed":
-        raise TransactionsUnavailable("transactional polls are not served yet", hint=_HINT)

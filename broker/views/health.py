@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
 from broker.views.route import json_answer
-from protocol.errors import LowSpace, Recovering, ShuttingDown
+from protocol.errors import LowSpace, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
     from broker.service import Service
@@ -30,15 +30,31 @@ async def livez(service: Service, request: ViewRequest) -> HttpAnswer:
 
 
 async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Whether everything is served; 503 and all reasons when something is not."""
+    """Whether everything is served; 503 and all reasons when something is not.
+
+    A transaction service that is away is told, and is no reason: plain publishes and polls go on without it.
+    """
     found = _reasons(service)
+    transactions = _transactions(service)
     if not found:
-        return json_answer({"ready": True, "reasons": []})
+        return json_answer({"ready": True, "reasons": [], "transactions": transactions})
     answer = answer_for(found[0])
     assert isinstance(answer.body, bytes)  # problems always are
     reasons = [{"code": error.code, "detail": error.detail} for error in found]
-    answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons}).encode()
+    answer.body = json.dumps(
+        {**json.loads(answer.body), "ready": False, "reasons": reasons, "transactions": transactions}
+    ).encode()
     return answer
+
+
+def _transactions(service: Service) -> dict[str, object]:
+    """Who decides transactions, and why committed polls are refused now, if they are."""
+    why = None
+    try:
+        service.transactions.view()
+    except TransactionsUnavailable as error:
+        why = error.detail
+    return {"service": service.config.transactions.service, "available": why is None, "why": why}
 
 
 def _reasons(service: Service) -> list[PlainsongError]:

@@ -235,7 +235,7 @@ async def test_held_polls_are_bounded_and_counted():
             metrics = (await daemon.call("GET", "/metrics")).text
             for line in (
                 "plainsong_held_polls 1.0",
-                "plainsong_held_polls_total 2.0",
+                "plainsong_polls_held_total 2.0",
                 "plainsong_transactions_open 1.0",
                 "plainsong_hidden_messages 1.0",
                 "plainsong_undecided_pointers 1.0",

@@ -12,7 +12,11 @@ async def test_ping_is_ok_in_plain_text(daemon):
 
 async def test_a_daemon_at_work_is_alive_and_ready(daemon):
     assert (await daemon.call("GET", "/livez")).json() == {"alive": True}
-    assert (await daemon.call("GET", "/readyz?verbose")).json() == {"ready": True, "reasons": []}
+    assert (await daemon.call("GET", "/readyz?verbose")).json() == {
+        "ready": True,
+        "reasons": [],
+        "transactions": {"service": "embedded", "available": True, "why": None},
+    }
 
 
 async def test_low_space_is_a_reason_and_clears_by_itself(daemon):
@@ -90,3 +94,14 @@ async def test_health_needs_no_store():
             await daemon.call("GET", path)
         for op in ("get", "scan", "claim"):
             daemon.store.release(op)
+
+
+async def test_a_daemon_without_transactions_is_ready_and_says_so():
+    async with in_process(transactions__service="off") as daemon:
+        said = (await daemon.call("GET", "/readyz")).json()
+        assert said["ready"]
+        assert said["transactions"] == {
+            "service": "off",
+            "available": False,
+            "why": "this daemon has no transaction service",
+        }
