@@ -8,17 +8,22 @@ from contextlib import suppress
 from typing import Literal
 
 #: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
-#: ``refuse`` requests unread.
-Mode = Literal["pass", "lose", "swallow", "cut", "refuse"]
+#: ``refuse`` requests unread; ``die``: lose this answer, and refuse everything from then on.
+Mode = Literal["pass", "lose", "swallow", "cut", "refuse", "die"]
 
 
 class Proxy:
-    """Listens on a port of its own; ``with`` it. ``then`` are the modes of the next answers, ``mode`` of those after."""
+    """Listens on a port of its own; ``with`` it.
+
+    ``then`` are the modes of the next pieces that answers come in, ``mode`` of those after. ``after`` are marks of
+    requests, each with the mode of everything that comes back on its connection, once.
+    """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.mode: Mode = "pass"
         self.then: list[Mode] = []
+        self.after: dict[bytes, Mode] = {}
         #: Answers that were not passed on whole.
         self.lost = 0
         self._open: list[socket.socket] = []
@@ -64,27 +69,31 @@ class Proxy:
                 near.close()
                 continue
             self._open += [near, far]
-            self._start(self._requests, near, far)
-            self._start(self._answers, near, far)
+            doom: list[Mode] = []
+            self._start(self._requests, near, far, doom)
+            self._start(self._answers, near, far, doom)
 
-    def _requests(self, near: socket.socket, far: socket.socket) -> None:
+    def _requests(self, near: socket.socket, far: socket.socket, doom: list[Mode]) -> None:
         try:
             while data := near.recv(65536):
                 if self.mode == "refuse":
                     break
+                doom += [self.after.pop(mark) for mark in list(self.after) if mark in data]
                 far.sendall(data)
         except OSError:
             pass
         _end(near), _end(far)
 
-    def _answers(self, near: socket.socket, far: socket.socket) -> None:
+    def _answers(self, near: socket.socket, far: socket.socket, doom: list[Mode]) -> None:
         try:
             while data := far.recv(65536):
-                mode = self.then.pop(0) if self.then else self.mode
+                mode = doom[0] if doom else self.then.pop(0) if self.then else self.mode
                 if mode == "pass":
                     near.sendall(data)
                     continue
                 self.lost += 1
+                if mode == "die":
+                    self.mode = "refuse"
                 if mode == "cut":
                     near.sendall(data[: len(data) // 2])
                 if mode != "swallow":
