@@ -119,7 +119,19 @@ class Postgres:
 
     @property
     def runs(self) -> bool:
+        """Whether it was started and not ended by us."""
         return self._process is not None
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs, and nobody else killed it."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the server, and of every process of it."""
+        assert self._process is not None
+        return [self._process.pid, *_children(self._process.pid)]
 
     def remove(self) -> None:
         """Nothing of it is left, running or on the disk."""

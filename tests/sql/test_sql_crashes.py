@@ -1,0 +1,151 @@
+"""Never one without the other: client, daemon and database killed at every step of a commit, and at any moment."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
+
+from plainsong import Client
+from plainsong.sql import recover
+from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually, free_port
+from tests.sql.conftest import Base
+from tests.sql.server import Postgres
+from tests.sql.worker import POINTS
+
+WORKER = Path(__file__).with_name("worker.py")
+VICTIMS = ("client", "daemon", "database")
+#: Steps after which the transaction is committed, whoever dies.
+DECIDED = ("committed", "finished")
+
+
+class World:
+    """A daemon and a database that are started again after they were killed, and a program that works with both."""
+
+    def __init__(self, home: Path, server: Postgres, database: str) -> None:
+        self.server = server
+        self.database = database
+        self.engine: Engine = create_engine(database, pool_pre_ping=True)
+        self.daemon = Daemon(home / "data", bind=f"127.0.0.1:{free_port()}").start()
+        self.client = Client(f"http://{self.daemon.address[0]}:{self.daemon.address[1]}", namespace="sql")
+        self.client.create_topic("orders")
+
+    def close(self) -> None:
+        self.client.close()
+        self.engine.dispose()
+        self.daemon.end()
+
+    def start_worker(self, numbers: str, point: str = "-", victim: str = "-") -> subprocess.Popen[str]:
+        victims = {
+            "client": "self",
+            "daemon": str(self.daemon.pid),
+            "database": ",".join(map(str, self.server.pids)),
+            "-": "-",
+        }
+        url = f"http://{self.daemon.address[0]}:{self.daemon.address[1]}"
+        return subprocess.Popen(
+            [sys.executable, WORKER, url, self.database, numbers, point, victims[victim]],
+            env={**clean_environ(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill(self, victim: str, worker: subprocess.Popen[str]) -> None:
+        if victim == "client":
+            worker.kill()
+        elif victim == "daemon":
+            self.daemon.kill()
+        else:
+            self.server.kill()
+
+    def heal(self) -> None:
+        """Everything that died runs again."""
+        if self.daemon.ended:
+            self.daemon.end()
+            self.daemon.start()
+        if not self.server.lives:
+            if self.server.runs:
+                self.server.kill()
+            self.server.start()
+
+    def settled(self) -> tuple[list[int], list[int]]:
+        """Rows and messages, once recovery has nothing left to do."""
+        eventually("everything is decided", self._is_decided)
+        with self.engine.connect() as connection:
+            rows = connection.execute(text("SELECT id FROM orders ORDER BY id")).scalars().all()
+        messages = [int(message.payload) for message in self.client.read("orders", isolation="committed")]
+        return list(rows), sorted(messages)
+
+    def _is_decided(self) -> bool:
+        recovery = recover(self.engine, self.client)
+        assert not recovery.unsure
+        undecided = self.client.transactions.list(state="in_progress")
+        return not recovery.count("left") and not undecided
+
+
+@pytest.fixture(scope="module")
+def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    database = server.create("crashes")
+    engine = create_engine(database)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    world = World(tmp_path_factory.mktemp("crashes"), server, database)
+    yield world
+    world.close()
+
+
+_numbers = iter(range(1, 1_000))
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("point", POINTS)
+def test_rows_and_messages_are_both_there_or_neither_when_somebody_dies(world: World, victim: str, point: str):
+    number = next(_numbers)
+    worker = world.start_worker(str(number), point, victim)
+    out, err = worker.communicate(timeout=30)
+    assert "Traceback" not in err, err
+    world.heal()
+    rows, messages = world.settled()
+    assert rows == messages
+    if point in DECIDED:
+        assert number in rows
+    if victim == "client" and point not in DECIDED:
+        assert number not in rows
+    if f"{number} committed" in out:
+        assert number in rows
+
+
+ROUNDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(3, 60))]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(world: World, victim: str, seed: int):
+    chance = random.Random(f"{victim} {seed}")
+    first = 1_000 + 100_000 * (VICTIMS.index(victim) + 3 * seed)
+    worker = world.start_worker(f"{first}-")
+    assert worker.stdout is not None
+    told = [worker.stdout.readline()]  # it works
+    time.sleep(chance.uniform(0.0, 0.1))  # the moment is what is being tested
+    world.kill(victim, worker)
+    world.heal()
+    if victim != "client":
+        while (line := worker.stdout.readline()) and "committed" not in line:
+            told.append(line)  # until it works again
+        told.append(line)
+        worker.kill()
+    out, err = worker.communicate(timeout=30)
+    assert "Traceback" not in err, err
+    rows, messages = world.settled()
+    assert rows == messages
+    acknowledged = {int(line.split()[0]) for line in [*told, *out.splitlines()] if line.strip().endswith("committed")}
+    assert acknowledged
+    assert acknowledged <= set(rows)

@@ -1,0 +1,387 @@
+"""Rows and messages in one transaction of a real daemon, recovery, and readers whose position is a row."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from plainsong import Client, Transaction
+from plainsong.cli.main import program, run
+from plainsong.errors import CommittedWithErrors, PositionChanged, TopicNotFound, TransactionConflict, TransactionFailed
+from plainsong.sql import SqlInDoubt, SqlParticipant, SqlPosition, SqlUnavailable, SqlUnusable, recover
+from tests.daemon.harness import Daemon
+from tests.sql.conftest import Order
+from tests.sql.server import Postgres
+
+Look = Callable[[], tuple[list[int], list[str]]]
+_namespaces = count()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("together") / "data") as daemon:
+        yield daemon
+
+
+def url_of(daemon: Daemon) -> str:
+    return f"http://{daemon.address[0]}:{daemon.address[1]}"
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(url_of(daemon), namespace=f"together_{next(_namespaces)}") as client:
+        client.create_topic("orders")
+        yield client
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    with Session(engine) as session:
+        yield session
+
+
+def payloads(client: Client, topic: str = "orders") -> list[bytes]:
+    return [message.payload for message in client.read(topic, isolation="committed", direct=True)]
+
+
+def together(
+    client: Client, session: Session, number: int, *more: Any, topic: str = "orders", fails: bool = False
+) -> None:
+    """A row and a message in one transaction; ``more`` takes part before the session."""
+    with client.transaction([*more, SqlParticipant(session)]) as tx:
+        session.add(Order(id=number))
+        tx.publish(topic, b"%d" % number)
+        if fails:
+            session.flush()
+            raise ZeroDivisionError
+
+
+def prepared(client: Client, session: Session, number: int) -> Transaction:
+    """A transaction that stopped right before the decision, and whose program has gone."""
+    transaction = client.transactions.begin()
+    participant = SqlParticipant(session)
+    participant.start_tx(transaction)
+    session.add(Order(id=number))
+    participant.tx_changes()
+    assert participant.commit_tx()
+    session.close()
+    return transaction
+
+
+# --- blocks ------------------------------------------------------------------------------------------
+
+
+def test_a_block_makes_both_visible_at_its_end(client: Client, session: Session, look: Look):
+    with client.transaction([SqlParticipant(session)]) as tx:
+        session.add(Order(id=1))
+        tx.publish("orders", b"1")
+        session.flush()
+        assert (look()[0], payloads(client)) == ([], [])
+    assert (look(), payloads(client)) == (([1], []), [b"1"])
+
+
+def test_an_exception_in_the_block_leaves_neither(client: Client, session: Session, look: Look):
+    with pytest.raises(ZeroDivisionError):
+        together(client, session, 1, fails=True)
+    assert (look(), payloads(client)) == (([], []), [])
+    assert not session.in_transaction()
+
+
+def test_a_row_that_is_refused_takes_the_messages_with_it(client: Client, session: Session, look: Look):
+    together(client, session, 1)
+    session.expunge_all()
+    with pytest.raises(TransactionFailed, match="orders_pkey") as caught:
+        together(client, session, 1)
+    assert isinstance(caught.value.__cause__, IntegrityError)
+    assert (look(), payloads(client)) == (([1], []), [b"1"])
+
+
+def test_messages_that_are_refused_take_the_rows_with_them(client: Client, session: Session, look: Look):
+    with pytest.raises(TopicNotFound, match="nowhere"):
+        together(client, session, 1, topic="nowhere")
+    assert look() == ([], [])
+
+
+def test_a_transaction_with_many_messages_and_a_checkpoint_is_one(client: Client, session: Session, look: Look):
+    with client.transaction([SqlParticipant(session)], buffer_messages=10) as tx:
+        for number in range(100):
+            session.add(Order(id=number))
+            tx.publish("orders", b"%d" % number)
+            if number == 50:
+                tx.checkpoint()
+    assert look() == (list(range(100)), [])
+    assert payloads(client) == [b"%d" % number for number in range(100)]
+
+
+def test_two_databases_and_messages_are_one_transaction(client: Client, session: Session, server: Postgres, look: Look):
+    other = create_engine(server.create(f"other_{next(_namespaces)}"))
+    Order.metadata.create_all(other)
+    with Session(other) as second:
+        with client.transaction([SqlParticipant(session), SqlParticipant(second)]) as tx:
+            session.add(Order(id=1))
+            second.add(Order(id=2))
+            tx.publish("orders", b"12")
+        assert (look()[0], [each.id for each in second.query(Order)], payloads(client)) == ([1], [2], [b"12"])
+        second.rollback()
+        before = SqlParticipant(second)
+        second.add(Order(id=2))  # there is one already
+        with pytest.raises(SqlUnusable, match="in a transaction already"):
+            together(client, session, 3, before)
+        second.rollback()
+        with pytest.raises(ZeroDivisionError):
+            together(client, session, 3, before, fails=True)
+        assert (look(), [each.id for each in second.query(Order)]) == (([1], []), [2])
+    other.dispose()
+
+
+def test_a_database_that_dies_after_the_decision_is_told_as_committed(
+    client: Client, session: Session, server: Postgres, engine: Engine, look: Look
+):
+    class Kills:
+        name = "kills"
+
+        def start_tx(self, transaction: Transaction) -> None: ...
+        def update_tx(self, transaction: Transaction) -> None: ...
+        def tx_changes(self) -> list[bytes]:
+            return []
+
+        def commit_tx(self) -> bool:
+            return True
+
+        def post_tx_commit(self) -> None:
+            server.kill()
+
+        def rollback_tx(self) -> bool:
+            return True
+
+    with pytest.raises(CommittedWithErrors) as caught:
+        together(client, session, 1, Kills())
+    assert isinstance(caught.value.__cause__, SqlInDoubt)
+    server.start()
+    assert (look()[0], payloads(client)) == ([], [b"1"])
+    assert recover(engine, client).count("committed") == 1
+    assert look() == ([1], [])
+
+
+# --- recovery ----------------------------------------------------------------------------------------
+
+
+def test_recovery_does_what_the_daemon_decided_and_leaves_what_is_in_progress(
+    client: Client, session: Session, engine: Engine, look: Look
+):
+    committed, aborted, invalid, open_ = (prepared(client, session, number) for number in (1, 2, 3, 4))
+    client.transactions.commit(committed)
+    client.transactions.abort(aborted)
+    client.transactions.invalidate(invalid)
+    done = {each.transaction_id: (each.state, each.action) for each in recover(engine, client).found}
+    assert done == {
+        committed.id: ("committed", "committed"),
+        aborted.id: ("aborted", "rolled_back"),
+        invalid.id: ("invalid", "rolled_back"),
+        open_.id: ("in_progress", "left"),
+    }
+    rows, gids = look()
+    assert rows == [1]
+    assert [str(open_.id) in gid for gid in gids] == [True]
+    client.transactions.commit(open_)
+    recovery = recover(engine, client)
+    assert (recovery.count("committed"), recovery.unsure) == (1, ())
+    assert look() == ([1, 4], [])
+    assert recover(engine, client).found == ()
+
+
+def test_what_the_daemon_does_not_know_is_left_and_said_loudly(
+    client: Client, session: Session, engine: Engine, look: Look, caplog: pytest.LogCaptureFixture
+):
+    participant = SqlParticipant(session)
+    participant.start_tx(Transaction(17, 17))
+    session.add(Order(id=1))
+    participant.tx_changes()
+    participant.commit_tx()
+    session.close()
+    with caplog.at_level(logging.ERROR, "plainsong.sql"):
+        (found,) = recover(engine, client).unsure
+    assert (found.state, found.action, found.transaction_id) == ("unknown", "left", 17)
+    assert f"COMMIT PREPARED '{found.gid}' or ROLLBACK PREPARED '{found.gid}'" in found.advice
+    assert found.gid in caplog.text
+    assert len(look()[1]) == 1
+
+
+def test_recoveries_at_the_same_time_do_each_thing_once(client: Client, session: Session, engine: Engine, look: Look):
+    for number in range(8):
+        client.transactions.commit(prepared(client, session, number))
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(recover(engine, client).count("committed"))) for _ in "123"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(found) == 8
+    assert look() == (list(range(8)), [])
+
+
+def test_a_client_at_work_and_a_recovery_do_not_disturb_each_other(
+    client: Client, session: Session, engine: Engine, look: Look
+):
+    ended = threading.Event()
+
+    def recovers() -> None:
+        while not ended.is_set():
+            assert not recover(engine, client).unsure
+
+    thread = threading.Thread(target=recovers)
+    thread.start()
+    try:
+        for number in range(40):
+            together(client, session, number)
+    finally:
+        ended.set()
+        thread.join()
+    assert look() == (list(range(40)), [])
+    assert len(payloads(client)) == 40
+
+
+def test_a_participant_can_recover_before_the_first_transaction(
+    client: Client, session: Session, database: str, look: Look
+):
+    client.transactions.commit(prepared(client, session, 1))
+    engine = create_engine(database)  # as a new process would
+    with Session(engine) as later, client.transaction([SqlParticipant(later, recover_with=client)]):
+        later.add(Order(id=2))
+    engine.dispose()
+    assert look() == ([1, 2], [])
+
+
+def test_recovery_takes_urls_and_says_what_is_wrong_with_one(client: Client, session: Session, database: str):
+    client.transactions.commit(prepared(client, session, 1))
+    plain = database.replace("postgresql+psycopg://", "postgresql://")
+    assert recover(plain, client).count("committed") == 1
+    with pytest.raises(SqlUnavailable, match="cannot be asked"):
+        recover(plain.rpartition("/")[0] + "/no_such_database", client)
+    for wrong in ("nonsense", "sqlite://", "nosuch://host/base"):
+        with pytest.raises(SqlUnusable):
+            recover(wrong, client)
+
+
+# --- readers -----------------------------------------------------------------------------------------
+
+
+def book(client: Client, session: Session, fails_at: bytes = b"") -> None:
+    """A row for each message, and the position with it."""
+    with client.read("orders", position=SqlPosition(session, "billing", create=True)) as messages:
+        for message in messages:
+            session.add(Order(id=int(message.payload)))
+            if message.payload == fails_at:
+                raise ZeroDivisionError
+            messages.save()
+            session.commit()
+
+
+def test_effects_and_position_of_a_plain_session_are_one(client: Client, session: Session, engine: Engine, look: Look):
+    client.publish("orders", [b"1", b"2", b"3"])
+    with pytest.raises(ZeroDivisionError):
+        book(client, session, fails_at=b"3")
+    session.rollback()
+    assert look()[0] == [1, 2]
+    book(client, session)
+    assert look()[0] == [1, 2, 3]
+
+
+def test_a_transaction_that_is_tried_again_reads_the_same_messages_again(client: Client, session: Session, look: Look):
+    client.create_topic("paid")
+    client.publish("orders", [b"1", b"2"])
+    seen = []
+
+    def bill(tx: object) -> None:
+        read = [message.payload for message in client.read("orders", position=SqlPosition(session, "b", create=True))]
+        seen.append(read)
+        for payload in read:
+            session.add(Order(id=int(payload)))
+            client.publish("paid", payload)
+        if len(seen) == 1:
+            raise TransactionConflict("somebody else")
+
+    client.run_in_transaction(bill, participants=[SqlParticipant(session)])
+    client.run_in_transaction(bill, participants=[SqlParticipant(session)])
+    assert seen == [[b"1", b"2"], [b"1", b"2"], []]
+    assert (look(), payloads(client, "paid")) == (([1, 2], []), [b"1", b"2"])
+
+
+def test_of_two_programs_that_read_under_one_name_one_has_the_effects(
+    client: Client, session: Session, engine: Engine, look: Look
+):
+    client.publish("orders", [b"1"])
+    with Session(engine) as other:
+        mine = client.read("orders", position=SqlPosition(session, "billing", create=True))
+        theirs = client.read("orders", position=SqlPosition(other, "billing"))
+        for messages, of in ((mine, session), (theirs, other)):
+            of.add(Order(id=int(next(messages).payload)))
+        mine.save()
+        session.commit()
+        with pytest.raises(PositionChanged):
+            theirs.save()
+        other.rollback()
+        with pytest.raises(PositionChanged):
+            theirs.close()
+    assert look()[0] == [1]
+
+
+# --- the command line, and the package without its extra ---------------------------------------------
+
+
+def test_the_command_recovers_and_says_what_it_did(
+    client: Client,
+    session: Session,
+    daemon: Daemon,
+    database: str,
+    look: Look,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
+    done = prepared(client, session, 1)
+    client.transactions.commit(done)
+    assert run(program, ["tx", "recover", "--database", database], "plainsong") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == [str(done.id), "committed", "committed"]
+    assert look() == ([1], [])
+    participant = SqlParticipant(session)
+    participant.start_tx(Transaction(17, 17))
+    session.add(Order(id=2))
+    participant.tx_changes()
+    participant.commit_tx()
+    session.close()
+    assert run(program, ["tx", "recover", "--database", database], "plainsong") == 1
+    said = capsys.readouterr()
+    assert "ROLLBACK PREPARED 'plainsong:-:17:" in said.out
+    assert "error: 1 prepared transaction is left" in said.err
+    assert run(program, ["tx", "recover", "--database", database, "--json"], "plainsong") == 1
+    assert '"action":"left"' in capsys.readouterr().out
+
+
+def test_a_database_that_is_not_there_is_told_by_the_command(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
+    assert run(program, ["tx", "recover", "--database", "postgresql://nobody@127.0.0.1:1/none"], "plainsong") == 5
+    assert "the database cannot be asked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["sqlalchemy", "psycopg"])
+def test_without_the_extra_it_says_what_to_install(package: str):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "try:\n import plainsong.sql\nexcept ModuleNotFoundError as error:\n print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"plainsong.sql needs the package {package}: pip install 'plainsong[sql]'"

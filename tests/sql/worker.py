@@ -1,0 +1,101 @@
+"""A program that writes rows and messages in transactions, and kills somebody at a step of its choice.
+
+    worker.py DAEMON_URL DATABASE_URL NUMBERS POINT VICTIM
+
+NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one of ``POINTS`` or ``-``, VICTIM the processes to kill,
+with commas, or ``self``. Prints what became of each transaction: ``17 committed``, or the error's name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from plainsong import Client, PlainsongError
+from plainsong.sql import SqlParticipant
+from plainsong.transactions import deciding
+
+#: Between these the world is another one.
+POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
+TIMEOUT_S = 1
+DEADLINE_S = 0.7
+
+
+class Knife:
+    """A participant that strikes when it is asked to do something."""
+
+    name = "knife"
+
+    def __init__(self, at_commit: str, after_commit: str) -> None:
+        self._at_commit = at_commit
+        self._after_commit = after_commit
+
+    def start_tx(self, transaction: object) -> None:
+        pass
+
+    update_tx = start_tx
+
+    def tx_changes(self) -> tuple[bytes, ...]:
+        return ()
+
+    def commit_tx(self) -> bool:
+        strike(self._at_commit)
+        return True
+
+    def post_tx_commit(self) -> None:
+        strike(self._after_commit)
+
+    def rollback_tx(self) -> bool:
+        return True
+
+
+def strike(point: str) -> None:
+    """Kill the victims, if this is the point."""
+    if point == POINT:
+        for pid in VICTIMS:
+            os.kill(pid, signal.SIGKILL)
+
+
+def striking_before_the_decision(committed: Any) -> Any:
+    def strikes_first(*arguments: Any) -> Any:
+        strike("published")
+        return committed(*arguments)
+
+    return strikes_first
+
+
+def work(client: Client, session: Session, number: int) -> None:
+    before, after = Knife("worked", "committed"), Knife("prepared", "finished")
+    with client.transaction([before, SqlParticipant(session), after], timeout_s=TIMEOUT_S) as tx:
+        strike("begun")
+        session.execute(text("INSERT INTO orders (id, state) VALUES (:id, 'new')"), {"id": number})
+        tx.publish("orders", b"%d" % number)
+
+
+def main(daemon: str, database: str, numbers: Iterable[int]) -> None:
+    deciding.committed = striking_before_the_decision(deciding.committed)
+    engine = create_engine(database, connect_args={"connect_timeout": 2}, pool_pre_ping=True)
+    with Client(daemon, namespace="sql", deadline_s=DEADLINE_S) as client:
+        for number in numbers:
+            try:
+                with Session(engine) as session:
+                    work(client, session, number)
+                print(number, "committed", flush=True)
+            except (PlainsongError, OperationalError) as error:
+                print(number, type(error).__name__, flush=True)
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    DAEMON, DATABASE, NUMBERS, POINT, VICTIM = sys.argv[1:]
+    VICTIMS = [os.getpid()] if VICTIM == "self" else [int(pid) for pid in VICTIM.split(",") if pid.isdigit()]
+    first = int(NUMBERS.rstrip("-"))
+    main(DAEMON, DATABASE, count(first) if NUMBERS.endswith("-") else [first])
