@@ -7,7 +7,6 @@ plain publishes and polls go on.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -20,6 +19,7 @@ from actors.transaction_actor import TransactionActor
 from actors.transaction_observer import TransactionObserver as TransactionObserver
 from actors.transaction_observer import Unwatched
 from protocol.errors import (
+    PlainsongError,
     TransactionNotFound,
     TransactionNotInProgress,
 )
@@ -220,16 +220,24 @@ class TransactionService:
 
     async def reset(self) -> None:
         """Roll back everything open and invalid, and forget it, change sets and outcomes too; ids go on rising."""
+        failures: list[PlainsongError] = []
         limit = trio.CapacityLimiter(_RESET_AT_ONCE)
 
         async def abort(transaction_id: int) -> None:
             async with limit:
-                with suppress(TransactionNotFound, TransactionNotInProgress):  # committed meanwhile, or forgotten
+                try:
                     await self.abort(transaction_id)
+                except (TransactionNotFound, TransactionNotInProgress):
+                    pass  # committed meanwhile, or forgotten
+                except PlainsongError as error:
+                    failures.append(error)
 
+        open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         async with trio.open_nursery() as nursery:
-            for status in await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open)):
+            for status in open_:
                 nursery.start_soon(abort, status.transaction_id)
+        if failures:
+            raise failures[0]
         await self.truncate(self.invalids())
         await self._ask(asks.ForgetChanges())
 

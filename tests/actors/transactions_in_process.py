@@ -1,0 +1,123 @@
+"""The transaction service as the daemon runs it, on a store that fails when told, with topics that can be held."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import trio
+from actors_in_process import SetClock
+
+from actors.pointer_index import PointerIndex
+from actors.transaction_observer import Unwatched
+from actors.transactions import TransactionService
+from protocol.errors import TransactionNotInProgress
+from protocol.names import TopicName
+from protocol.topic.pointer_asks import ListPointers, PointerView, RollBackPointer
+from protocol.transactions.manager.settings import TransactionSettings
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+TOPIC, OTHER = TopicName("ns", "t"), TopicName("ns", "u")
+
+
+class Topics:
+    """Topics as the service sees them: each holds pointers; a write or a rollback may be held, or fail."""
+
+    def __init__(self, index):
+        self.index = index
+        self.rows = {}
+        self.rolled_back = set()
+        self.asked = []
+        #: Topics that do not answer until the event is set, and those that raise.
+        self.stuck = {}
+        self.failing = {}
+
+    async def ask(self, name, ask):
+        await trio.lowlevel.checkpoint()
+        if name in self.stuck:
+            await self.stuck[name].wait()
+        if name in self.failing:
+            raise self.failing[name]
+        if isinstance(ask, ListPointers):
+            return [PointerView(each, 0, b"", 1, 1, 0, 0, False, 7) for each in self.rows.get(name, ())]
+        assert isinstance(ask, RollBackPointer)
+        assert not ask.by_client
+        self.asked.append((name, ask.pointer))
+        self.rolled_back.add((name, ask.pointer))
+        return None
+
+    def put(self, pointer, name=TOPIC):
+        """A row that is there."""
+        self.index.begin(name, (pointer,))
+        self.index.end((pointer,))
+        self.rows.setdefault(name, set()).add(pointer)
+
+    async def publish(self, service, pointer, written, name=TOPIC):
+        """As a topic's actor does it: ask the authority, then write until ``written`` is set."""
+        if service.standing(pointer) not in ("in_progress", "unknown"):
+            raise TransactionNotInProgress("refused")
+        self.index.begin(name, (pointer,))
+        try:
+            await written.wait()
+        finally:
+            self.index.end((pointer,))
+        self.rows.setdefault(name, set()).add(pointer)
+
+
+class Counts(Unwatched):
+    """What the service tells."""
+
+    def __init__(self):
+        self.decisions = []
+        self.falls = 0
+
+    def decided(self, state, count):
+        self.decisions += [state] * count
+
+    def fell(self, error):
+        self.falls += 1
+
+
+class World:
+    """The service and what is around it."""
+
+    def __init__(self, store, clock, **settings):
+        self.store, self.clock = store, clock
+        self.index = PointerIndex()
+        self.topics = Topics(self.index)
+        self.counts = Counts()
+        self.loads = 0
+        self.loaded = trio.Event()
+        self.service = TransactionService(
+            store, clock, self.index, self.topics.ask, TransactionSettings(**settings), self.counts
+        )
+
+    def on_loaded(self):
+        self.loads += 1
+        self.loaded.set()
+        self.loaded = trio.Event()
+
+    async def new(self, **more):
+        return (await self.service.begin(**more)).transaction.transaction_id
+
+    def verdict(self, pointer):
+        return self.service.view().verdict(pointer).name.lower()
+
+
+@asynccontextmanager
+async def serving(store=None, clock=None, rows=(), **settings):
+    """A world with the service loaded; left as the daemon leaves. ``rows``: pointers that have rows before that."""
+    world = World(store or FaultyStore(MemoryStore()), clock or SetClock(), **settings)
+    for pointer in rows:
+        world.topics.put(pointer)
+    async with trio.open_nursery() as nursery:
+        first = world.loaded
+        nursery.start_soon(world.service.run, world.on_loaded)
+        await first.wait()
+        yield world
+        world.service.close()
+
+
+async def settle():
+    """Let everybody go on until nobody can."""
+    await trio.testing.wait_all_tasks_blocked()
