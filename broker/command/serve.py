@@ -60,6 +60,7 @@ def _run(config: Config, logs: Logs) -> None:
 
     def announce(running: Running) -> None:
         facts = {"addresses": running.addresses, "data_dir": running.data_dir, "store": running.store_kind}
+        facts |= {"decides": running.decides, "thrift": running.thrift}
         logs.say(banner(running), "serving", **facts, durability=running.durability, daemon_version=running.version)
 
     async def daemon() -> None:
@@ -89,6 +90,9 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
         if isinstance(leaf, OSError) and leaf.filename is None and leaf.errno in _BIND_ERRORS:
             what, hint = _BIND_ERRORS[leaf.errno]
+            thrift = config.transactions.thrift
+            if thrift and thrift in str(leaf.strerror):
+                return CommandFailed(f"transactions.thrift {thrift} {what}", hint=hint.replace("with --bind", "for it"))
             return CommandFailed(f"http.bind {config.http.bind} {what}", hint=hint)
     return None
 

@@ -14,7 +14,7 @@ from broker.handlers.query import one_of, parse_query, whole_number
 from broker.handlers.views_of_readers import view_for
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_poll
-from protocol.codec import AVRO_END, PageOptions, accept_frames, avro_block, codec_for, encode_frames
+from protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
 from protocol.errors import InvalidParameter, TopicNotFound
 from protocol.ids import after
 from protocol.names import topic_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from protocol.codec import Codec
     from protocol.names import TopicName
     from protocol.page import Page
-    from protocol.requests import PollRequest
+    from protocol.requests import Isolation, PollRequest
     from protocol.topic.asks import Span
     from protocol.transactions.view import View
 
@@ -117,14 +117,18 @@ def _reading(service: Service, body: PollRequest, *, with_pointers: bool) -> _Re
 
 async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading) -> _Found:
     """A page with messages, or one without when the time to wait is over or waiting is of no use."""
-    view_for(service, body.isolation, body.transaction)  # what is refused, is before anything is waited for
+    # What is refused is refused before anything is waited for; a large snapshot is many numbers.
+    ask_view = partial(view_for, service, body.isolation, body.transaction)
+    view = await off_loop(len(body.transaction or b""), JSON, ask_view)
+    brought = view if body.transaction is not None else None
     since = body.since
     deadline_s = None
     if body.wait_ms:
         deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
     was_held = False
     while True:
-        found, mark = await _read(service, name, Look(since, body.end_before, deadline_s), body, reading)
+        look = Look(since, body.end_before, deadline_s)
+        found, mark = await _read(service, name, look, brought, body.isolation, reading)
         span, page = found.span, found.page
         if page.held is not None and not was_held:
             service.metrics.held()
@@ -132,7 +136,7 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
         if page.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
             return found
         if page.held is not None:
-            if body.transaction is not None:
+            if brought is not None:
                 return found  # the snapshot never learns what becomes of the pointer
             await wait_for_decision(service, page.held, mark, deadline_s)
             if service.stopping:
@@ -145,7 +149,7 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
 
 
 async def _read(
-    service: Service, name: TopicName, look: Look, body: PollRequest, reading: _Reading
+    service: Service, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
 ) -> tuple[_Found, int]:
     """Span, view and page, in this order: nothing below the span can have been begun after the view.
 
@@ -153,7 +157,7 @@ async def _read(
     """
     span = await service.directory.ask(name, look)
     mark = service.pointers.mark
-    view = view_for(service, body.isolation, body.transaction)
+    view = view_for(service, isolation, None) if brought is None else brought
     page = await service.read(
         name,
         span,

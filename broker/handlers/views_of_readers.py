@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.errors import InvalidParameter
+from protocol.errors import InvalidParameter, RequestTooLarge
 from protocol.transactions.codec import decode_transaction
 from protocol.transactions.view import View
 
 if TYPE_CHECKING:
     from broker.service import Service
     from protocol.requests import Isolation
+
+#: A snapshot of two million pointers: what a Tephra could send its own clients.
+MAX_SNAPSHOT_BYTES = 16 << 20
 
 
 def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
@@ -21,6 +24,7 @@ def view_for(service: Service, isolation: Isolation | None, transaction: bytes |
 
     Raises:
       InvalidParameter: both are given.
+      RequestTooLarge: the transaction has more than ``MAX_SNAPSHOT_BYTES``.
       MalformedTransaction: the bytes are no transaction's.
       TransactionsUnavailable: isolation is ``committed``, and there is no transaction service, or it is down.
     """
@@ -30,5 +34,7 @@ def view_for(service: Service, isolation: Isolation | None, transaction: bytes |
             hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
         )
     if transaction is not None:
+        if len(transaction) > MAX_SNAPSHOT_BYTES:
+            raise RequestTooLarge(f"a transaction of {len(transaction)} bytes", hint=f"at most {MAX_SNAPSHOT_BYTES}")
         return View.of(decode_transaction(transaction))
     return service.transactions.view() if isolation == "committed" else None

@@ -17,7 +17,7 @@ _ID = "0000018bcfe568000002" + "0" * 20
 _POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End")
 _HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
 #: Reading with a snapshot, the client's or the daemon's.
-_VIEWS = ("transactions_unavailable", "malformed_transaction")
+_VIEWS = ("transactions_unavailable", "malformed_transaction", "request_too_large")
 #: Writing under a write pointer.
 _UNDER = (
     "transaction_refused",

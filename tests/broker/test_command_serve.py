@@ -20,6 +20,7 @@ import trio
 from broker.command.openfiles import allow_open_files
 from broker.command.serve import failure_of, serve
 from broker.config import Config
+from broker.config.transacting import TransactionsConfig
 from broker.running import Running, banner
 from plainsong.cli.exits import Exit
 from plainsong.cli.main import run
@@ -147,6 +148,15 @@ def test_other_addresses_that_cannot_be_used_say_why(error, says):
     assert failure is not None
     assert failure.message.startswith("http.bind 127.0.0.1:7420")
     assert says in failure.message
+
+
+def test_an_address_for_tephras_clients_that_is_in_use_is_named():
+    config = Config(transactions=TransactionsConfig(thrift="127.0.0.1:15165"))
+    error = OSError(errno.EADDRINUSE, "127.0.0.1:15165 is in use by another process")
+    failure = failure_of(ExceptionGroup("nursery", [error]), config)
+    assert failure is not None
+    assert failure.message == "transactions.thrift 127.0.0.1:15165 is in use"
+    assert "choose a port for it" in failure.hint
 
 
 def test_an_error_about_a_file_is_not_blamed_on_the_address():

@@ -314,6 +314,19 @@ async def test_bytes_that_are_no_transaction_are_refused(encoding):
         await talk.post("poll", body, status=400, code="malformed_transaction")
 
 
+async def test_a_snapshot_larger_than_any_is_refused():
+    async with talking("v1") as talk:
+        body = talk.codec.encode_poll(PollRequest(transaction=bytes((16 << 20) + 1)))
+        await talk.post("poll", body, status=413, code="request_too_large")
+
+
+async def test_a_snapshot_of_a_hundred_thousand_pointers_is_read():
+    async with talking("json") as talk:
+        await talk.publish("invalid", pointer=NOW)
+        await talk.publish("seen")
+        assert await talk.poll(transaction=snapshot(NOW, invalids=range(NOW - 99_999, NOW + 1))) == ["seen"]
+
+
 @every_encoding
 async def test_a_snapshot_and_an_isolation_exclude_each_other(encoding):
     async with talking(encoding) as talk:
