@@ -29,6 +29,13 @@ SAYS = {
     "shop-*": "shop-returns b'hello'",
     "FilePosition": "[]",
     "Undecodable": "skipped",
+    "about to pay": "[b'about to pay', b'paid 12.50']",
+    "Ledger": "12.50",
+    "TransactionInDoubt": "committed",
+    "run_in_transaction": "paid",
+    "somebody slow": "held 1 somebody slow",
+    "ServerPosition": "[b'3', b'5']",
+    "client.store": "committed",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }
 

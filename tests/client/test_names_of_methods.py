@@ -1,0 +1,49 @@
+"""Every method of the programmatic API that the service was first described with has its counterpart, of both kinds."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import plainsong
+from plainsong import AsyncClient, Client
+
+NAMES = (Path(__file__).parents[2] / "docs" / "names.md").read_text(encoding="utf-8")
+TABLE = NAMES.partition("## The seed's methods and the client's")[2].partition("\n## ")[0]
+CALLS = re.findall(r"`client\.([\w.]+)\(([^`]*?)\)`", TABLE)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_every_call_that_is_listed_can_be_made(kind: type, name: str, arguments: str):
+    client = kind("http://127.0.0.1:1")
+    method = client
+    for part in name.partition("(")[0].split("."):
+        method = getattr(method, part)
+    given = [argument.strip() for argument in arguments.partition(")")[0].split(",") if argument.strip(" …")]
+    keywords = dict.fromkeys(each.partition("=")[0] for each in given if "=" in each)
+    positional = [each for each in given if "=" not in each and not each.startswith("**")]
+    inspect.signature(method).bind(*positional, **keywords)
+
+
+def test_all_that_can_be_done_with_a_topic_is_listed():
+    assert len(re.findall(r"^\| `\w+\(topicId", TABLE, re.MULTILINE)) == 21
+    assert {name for name, _ in CALLS} >= {
+        "create_topic",
+        "set_properties",
+        "delete_topic",
+        "store",
+        "rollback",
+        "poll",
+    }
+
+
+def test_names_of_the_second_table_are_there():
+    for name in ("TransactionAware", "TransactionContext", "AsyncTransactionAware", "AsyncTransactionContext"):
+        kind = getattr(plainsong, name)
+        row = next(line for line in TABLE.splitlines() if line.startswith(f"| `{name.removeprefix('Async')}`"))
+        for method in re.findall(r"`(\w+)`", row.split("|")[2]):
+            assert method == name.removeprefix("Async") or hasattr(kind, method), method
