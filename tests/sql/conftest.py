@@ -13,7 +13,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from plainsong import Transaction
 from tests.sql.server import NoServer, Postgres
 
-_numbers = count()
 _transactions = count(1_700_000_000_000_000_000, 1_000_000)
 
 
@@ -43,16 +42,11 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def database(server: Postgres) -> Iterator[str]:
-    """The URL of a database of its own with the tables."""
-    name = f"test_{next(_numbers)}"
-    url = server.create(name)
-    engine = create_engine(url)
-    Base.metadata.create_all(engine)
-    engine.dispose()
-    yield url
+    """The URL of a database with empty tables and nothing prepared."""
+    yield server.emptied("tests", Base.metadata)
     if not server.runs:
         server.start()
-    server.forget(name)
+    server.forget("tests")
 
 
 @pytest.fixture

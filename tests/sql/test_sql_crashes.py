@@ -93,10 +93,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    database = server.create("crashes")
-    engine = create_engine(database)
-    Base.metadata.create_all(engine)
-    engine.dispose()
+    database = server.emptied("crashes", Base.metadata)
     world = World(tmp_path_factory.mktemp("crashes"), server, database)
     yield world
     world.close()

@@ -125,8 +125,7 @@ def test_a_transaction_with_many_messages_and_a_checkpoint_is_one(client: Client
 
 
 def test_two_databases_and_messages_are_one_transaction(client: Client, session: Session, server: Postgres, look: Look):
-    other = create_engine(server.create(f"other_{next(_namespaces)}"))
-    Order.metadata.create_all(other)
+    other = create_engine(server.emptied("others", Order.metadata))
     with Session(other) as second:
         with client.transaction([SqlParticipant(session), SqlParticipant(second)]) as tx:
             session.add(Order(id=1))
