@@ -5,6 +5,9 @@ an open chunk; at 64 KiB it is sealed into one ``bytes`` and the offsets of its 
 thousands is a few slices. Chunks are dropped oldest first, whatever topic they are of. A topic's chunks
 hold everything from the first of them to its watermark, without holes, or nothing at all: a reader who
 starts inside touches no disk.
+
+Messages of transactions stand here like all others, with runs of write pointers beside them. A row that refers
+to stored messages does not: the topic clears its cache there, and starts anew behind it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.keys import DamagedRow
-from protocol.page import ITEM_START
+from protocol.page import ITEM_HEAD_BYTES, ITEM_START
 from protocol.rows import HAS_EXTRAS, PLAIN, SEGMENT, decode_row
 from protocol.topic.delivery import Delivery, Found, expires_ms_of
 
@@ -59,16 +59,16 @@ class StoredDelivery(Delivery):
         if flags == {HAS_EXTRAS} and len({value[:5] for _, value in rows}) == 1:
             # All their extras are of one length: told apart by their bytes, each decoded once.
             size = 5 + int.from_bytes(rows[0][1][1:5], "big")
-            winning = {head for head in {value[:size] for _, value in rows} if self._wins(head)}
+            try:
+                winning = {head for head in {value[:size] for _, value in rows} if self._wins(head)}
+            except DamagedRow:
+                return self._feed_stored_one_by_one(rows)
             return self._give_stored([row for row in rows if row[1][:size] in winning], size)
         return self._feed_stored_one_by_one(rows)
 
     def _wins(self, head: bytes) -> bool:
-        """Whether rows that start so, up to their payload, are part of the topic."""
-        try:
-            return self._is_winner(decode_row(head + b"\x00"))
-        except DamagedRow:
-            return True  # their bytes are passed on, as they would be without extras
+        """Whether rows that start so, up to their payload, are part of the topic. Raises DamagedRow."""
+        return self._is_winner(decode_row(head + b"\x00"))
 
     def _is_winner(self, row: MessageRow) -> bool:
         assert self.reference is not None  # while payload rows are read
@@ -80,6 +80,8 @@ class StoredDelivery(Delivery):
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
         items = [_STORED_ITEM % (position, key[-_POSITION_BYTES:], value[at:]) for key, value in rows]
+        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
+            return self._feed_stored_one_by_one(rows)  # one of them has no payload, not even an empty one
         expires_ms = expires_ms_of(position, self.reference.ttl_s)
         expiries = [expires_ms] * len(items) if expires_ms else None
         return self._give_of(items, [self.reference.pointer] * len(items), expiries)

@@ -266,7 +266,7 @@ def test_what_stands_before_a_damaged_row_is_returned_and_one_can_go_on_behind_i
     assert payloads(topic.from_store(behind, view=view, chunk=chunk)) == [b"inline", b"plain"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff", b"\x04\x00", encode_row(MessageRow(None))], ids=range(4))
+@pytest.mark.parametrize("damage", [b"", b"\x00", b"\xff", b"\x04\x00", encode_row(MessageRow(None))], ids=repr)
 def test_a_damaged_payload_row_ends_what_can_be_read_before_it(damage):
     topic = Topic([plain(0), stored(1, 7, 5), plain(2)])
     prefix = PREFIX + (7).to_bytes(8, "big")
@@ -277,6 +277,19 @@ def test_a_damaged_payload_row_ends_what_can_be_read_before_it(damage):
     with pytest.raises(DamagedRow):
         topic.from_store(topic.span(after(first.last_id)), view=SEEN)
     assert payloads(topic.from_store(topic.span(after(hurt)), view=SEEN)) == [b"s3", b"s4", b"plain"]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x00", b"\xff", b"\x04\x00", b"\x04\x00\x00\x00\x01\xc1\x00", b"\x04\xff\xff\xff\xff\x80"]
+)
+@pytest.mark.parametrize("winners", [None, [0]])
+def test_damaged_payload_rows_alone_in_their_list_are_not_taken_for_messages(damage, winners):
+    topic = Topic([stored(1, 7, 2, segments=[0, 0], winners=winners), plain(2)])
+    prefix = PREFIX + (7).to_bytes(8, "big")
+    for each in topic.messages[:2]:
+        topic.tables[Table.PAYLOAD].put([prefix + each.message_id[10:]], [damage])
+    with pytest.raises(DamagedRow):
+        topic.from_store(topic.span(), view=SEEN)
 
 
 def test_a_damaged_row_behind_the_one_that_holds_hurts_nobody():
