@@ -59,9 +59,16 @@ def _run(config: Config, logs: Logs) -> None:
         logger.warning("few open files are allowed", extra={"allowed": allowed, "wanted": wanted})
 
     def announce(running: Running) -> None:
-        facts = {"addresses": running.addresses, "data_dir": running.data_dir, "store": running.store_kind}
-        facts |= {"decides": running.decides, "thrift": running.thrift}
-        logs.say(banner(running), "serving", **facts, durability=running.durability, daemon_version=running.version)
+        facts: dict[str, object] = {
+            "addresses": running.addresses,
+            "data_dir": running.data_dir,
+            "store": running.store_kind,
+            "durability": running.durability,
+            "daemon_version": running.version,
+            "decides": running.decides,
+            "thrift": running.thrift,
+        }
+        logs.say(banner(running), "serving", **facts)
 
     async def daemon() -> None:
         await run_daemon(config, announce=announce)

@@ -141,11 +141,17 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
             await wait_for_decision(service, page.held, mark, deadline_s)
             if service.stopping:
                 return found
-            since = span.since if page.last_id is None else max(span.since, after(page.last_id))
+            since = _behind(found)
         elif span.since >= span.until:
             return found  # the topic had nothing for as long
         else:
-            since = span.until  # all there was is expired or rolled back: wait for what comes after it
+            since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+
+
+def _behind(found: _Found) -> bytes:
+    """Where to look on after a page without messages."""
+    last_id = found.page.last_id
+    return found.span.since if last_id is None else max(found.span.since, after(last_id))
 
 
 async def _read(
@@ -153,7 +159,7 @@ async def _read(
 ) -> tuple[_Found, int]:
     """Span, view and page, in this order: nothing below the span can have been begun after the view.
 
-    The mark stands before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
+    The mark stands before view and page, so that a wait misses nothing of what becomes of a pointer meanwhile.
     """
     span = await service.directory.ask(name, look)
     mark = service.pointers.mark

@@ -356,3 +356,17 @@ async def test_a_service_that_cannot_be_loaded_leaves_plain_work_untouched(autoj
         metrics = (await daemon.call("GET", "/metrics")).text
         assert "plainsong_transactions_open " not in metrics
         assert "plainsong_undecided_pointers 1.0" in metrics
+
+
+async def test_the_access_log_names_the_transaction(caplog):
+    caplog.set_level("INFO", logger="plainsong.access")
+    async with in_process(log__access=True) as daemon:
+        begun = await begin(daemon)
+        await post(daemon, begun, "commit")
+        await daemon.call("GET", f"{TX}/{begun['id']}")
+    lines = [(line.route, line.target, line.status) for line in caplog.records if line.getMessage() == "answered"]
+    assert lines == [
+        ("begin", "", 200),
+        ("commit", str(begun["id"]), 200),
+        ("get_transaction", f"{TX}/{begun['id']}", 200),
+    ]

@@ -1,0 +1,48 @@
+"""What ``broker.main`` puts together works together: the janitor's pass, the service, the index, the end."""
+
+from __future__ import annotations
+
+import trio
+
+from broker.config.config import config_of
+from broker.main import build_service
+from broker.metrics import Metrics
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Create
+from protocol.topic.pointer_asks import ListPointers, PublishUnder
+from storage.memory import MemoryStore
+
+NAME = TopicName("ns", "t")
+
+
+async def test_the_janitors_rounds_pass_the_invalid_list_and_the_service_keeps_that(autojump_clock):
+    config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0})
+    async with trio.open_nursery() as actors:
+        service = await build_service(config, MemoryStore(), Metrics("0"), actors)
+        assert service.embedded is not None
+        await service.directory.ask(NAME, Create(TopicProperties()))
+        begun = await service.embedded.begin()
+        pointer = begun.transaction.write_pointer
+        await service.directory.ask(NAME, PublishUnder(PublishRequest([b"x"], pointer), 1))
+        await service.embedded.invalidate(pointer)
+        assert service.embedded.pruning().last_pass_ms is None
+        await trio.sleep(2.5)
+        (view,) = await service.directory.ask(NAME, ListPointers())
+        assert view.rolled_back
+        assert service.embedded.pruning().safe_bound is not None
+        service.stop()
+        await service.drained()
+        actors.cancel_scope.cancel()
+
+
+async def test_without_a_service_the_janitor_has_no_list_to_pass(autojump_clock):
+    config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0, "transactions.service": "off"})
+    async with trio.open_nursery() as actors:
+        service = await build_service(config, MemoryStore(), Metrics("0"), actors)
+        await trio.sleep(2.5)
+        assert service.decider.invalids is None
+        service.stop()
+        await service.drained()
+        actors.cancel_scope.cancel()
