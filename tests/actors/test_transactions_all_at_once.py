@@ -1,0 +1,226 @@
+"""Real topics and the transaction service, everybody racing, on a store that fails: readers see all or nothing.
+
+Clients begin, checkpoint, publish into several topics, and commit or abort while some of that is still under way;
+or they leave, and the time-out comes. Readers of committed messages follow each topic. Whoever was told something
+kept notes, and at the end all of them must agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import trio
+from actors_in_process import SetClock, actors
+from pointers_in_process import publish, store
+
+from actors.pointer_index import PointerIndex
+from actors.reading import read_page
+from actors.transactions import TransactionService
+from protocol.errors import PlainsongError
+from protocol.ids import FIRST_BOUND, after
+from protocol.names import TopicName
+from protocol.transactions.manager.settings import TransactionSettings
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+NAMES = [TopicName("ns", each) for each in "abc"]
+
+
+class GoingClock(SetClock):
+    """The wall clock goes with the event loop's."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun_s = trio.current_time()
+
+    def now_ms(self):
+        return self.ms + int((trio.current_time() - self.begun_s) * 1000)
+
+
+@dataclass
+class Tx:
+    """What one client was told."""
+
+    id: int
+    pointer: int
+    fate: str = "in_progress"
+    acknowledged: set = field(default_factory=set)
+    unknown: set = field(default_factory=set)
+
+
+class House:
+    """The daemon's actors, and everybody's notes."""
+
+    def __init__(self, world, service, index, random):
+        self.world, self.service, self.index, self.random = world, service, index, random
+        self.transactions = []
+        self.read = defaultdict(list)
+        self.done = trio.Event()
+        self.snapshots = 0
+
+    async def sure(self, call, *args):
+        """The answer, after as many attempts as that takes; None once it is refused for good."""
+        while True:
+            try:
+                return await call(*args)
+            except PlainsongError as error:
+                if error.retry_after_s is None and error.outcome == "not-applied":
+                    return None
+            await trio.sleep(self.random.random())
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    async def client(self, who, count):
+        for number in range(count):
+            begun = await self.sure(self.service.begin)
+            tx = Tx(begun.transaction.transaction_id, begun.transaction.write_pointer)
+            self.transactions.append(tx)
+            async with trio.open_nursery() as nursery:
+                for part in range(self.random.randint(0, 4)):
+                    nursery.start_soon(self.publish, tx, f"{who}.{number}.{part}")
+                    await trio.sleep(self.random.choice([0, 0.1]))
+                if self.random.random() < 0.2:
+                    later = await self.sure(self.service.checkpoint, tx.id, begun.transaction)
+                    tx.pointer = tx.pointer if later is None else later.transaction.write_pointer
+                    await self.publish(tx, f"{who}.{number}.after")
+                await trio.sleep(self.random.choice([0, 0.01, 0.2]))
+                await self.decide(tx)
+            await trio.sleep(self.random.random())
+
+    async def publish(self, tx, what):
+        name, world = self.random.choice(NAMES), self.world
+        await trio.sleep(self.random.choice([0, 0.01, 0.1]))
+        payload, pointer = (name, what), tx.pointer
+        try:
+            if self.random.random() < 0.3:
+                await store(world, pointer, f"{tx.id} {what}", name=name)
+                await publish(world, pointer, name=name)
+            else:
+                await publish(world, pointer, f"{tx.id} {what}", name=name)
+            tx.acknowledged.add(payload)
+        except PlainsongError:
+            tx.unknown.add(payload)  # refused, lost, or stored and published by another request of this transaction
+
+    async def decide(self, tx):
+        draw = self.random.random()
+        if draw < 0.6:
+            await self.sure(self.service.commit, tx.id)
+        elif draw < 0.85:
+            await self.sure(self.service.abort, tx.id)
+        elif draw < 0.95:
+            await self.sure(self.service.invalidate, tx.id)
+
+    # --- readers ----------------------------------------------------------------------------------
+
+    async def reader(self, name):
+        """As a poll of committed messages: the span first, then the view; held, it waits for the pointer."""
+        since = FIRST_BOUND
+        while True:
+            ended = self.done.is_set()
+            try:
+                mark = self.index.mark
+                page = await self.page(name, since, self.random.randint(1, 7))
+            except PlainsongError:
+                await trio.sleep(0.05)
+                continue
+            self.read[name] += page.messages()
+            since = after(page.last_id) if page.last_id is not None else since
+            if page.end == "held":
+                with trio.move_on_after(5):
+                    await self.index.wait(page.held.pointer, mark)
+            elif not page.count:
+                if ended:
+                    return
+                await trio.sleep(0.05)
+
+    async def page(self, name, since=FIRST_BOUND, limit=10**6, view=None):
+        world = self.world
+        span = await world.look(since, name=name)
+        view = view or self.service.view()
+        return await read_page(world.store, world.directory.cache(name), span, limit=limit, max_bytes=10**6, view=view)
+
+    async def snapshot(self):
+        """All topics with one view: of each transaction that shows, everything that was there before shows."""
+        while not self.done.is_set():
+            await trio.sleep(self.random.random())
+            before = [(tx, set(tx.acknowledged)) for tx in self.transactions]
+            try:
+                spans = {name: await self.world.look(name=name) for name in NAMES}
+                view = self.service.view()
+                pages = {
+                    name: await read_page(self.world.store, None, spans[name], limit=10**6, max_bytes=10**6, view=view)
+                    for name in NAMES
+                }
+            except PlainsongError:
+                continue
+            shown = {(name, each.decode()) for name, page in pages.items() for _, each in page.messages()}
+            whole = {name for name, page in pages.items() if page.end == "end"}
+            ids = {each.split()[0] for _, each in shown}
+            for tx, acknowledged in before:
+                if str(tx.id) in ids:
+                    missing = {(n, w) for n, w in acknowledged if n in whole and (n, f"{tx.id} {w}") not in shown}
+                    assert not missing, "all or nothing, in all topics"
+            self.snapshots += 1
+
+    async def faults(self, crashes):
+        while not self.done.is_set():
+            await trio.sleep(0.2 + self.random.random())
+            if crashes and self.random.random() < 0.3:
+                self.world.store.crash(keep_rows=self.random.randint(0, 6))
+            else:
+                self.world.store.fail_next("write", applied=self.random.randint(0, 4))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("failing", [False, True])
+async def test_readers_of_committed_messages_see_all_or_nothing_whatever_races(seed, failing, autojump_clock):
+    faulty, clock, index = FaultyStore(MemoryStore()), GoingClock(), PointerIndex()
+    topics = []
+
+    def ask_topic(name, ask):
+        return topics[0].ask(name, ask)
+
+    service = TransactionService(faulty, clock, index, ask_topic, TransactionSettings(timeout_ms=4_000))
+    async with actors(faulty, clock=clock, pointers=index, authority=service) as world, trio.open_nursery() as nursery:
+        topics.append(world.directory)
+        loaded = trio.Event()
+        nursery.start_soon(service.run, loaded.set)
+        await loaded.wait()
+        for name in NAMES:
+            await world.create(name)
+        house = House(world, service, index, Random(seed))
+        async with trio.open_nursery() as everybody:
+            for name in NAMES:
+                everybody.start_soon(house.reader, name)
+            everybody.start_soon(house.snapshot)
+            if failing:
+                everybody.start_soon(house.faults, seed % 2 == 0)
+            async with trio.open_nursery() as clients:
+                for who in range(6):
+                    clients.start_soon(house.client, who, 12)
+            await trio.sleep(5)  # what nobody decided times out
+            house.done.set()
+        await agree(house)
+        service.close()
+
+
+async def agree(house):
+    """Every promise about transactional readers, after the fact."""
+    assert house.snapshots
+    shown = {(name, each.decode()) for name, messages in house.read.items() for _, each in messages}
+    for tx in house.transactions:
+        tx.fate = (await house.sure(house.service.look, tx.id)).state
+        for name, what in tx.acknowledged | tx.unknown:
+            there = (name, f"{tx.id} {what}") in shown
+            assert not there or tx.fate == "committed", "promise 4"
+            assert there or (name, what) in tx.unknown or tx.fate != "committed", "committed, and nobody saw it"
+    fates = {tx.fate for tx in house.transactions}
+    assert fates == {"committed", "aborted", "invalid"}
+    for name in NAMES:
+        ids = [each for each, _ in house.read[name]]
+        assert ids == sorted(set(ids)), "each once, in order"
+        again = list((await house.sure(house.page, name)).messages())
+        assert again == house.read[name], "nothing appears behind a reader"
