@@ -183,7 +183,8 @@ class AsyncTransactionContext:
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         async with self._alone():
-            await self._run(self.course.put(topic, request))
+            if self.course.take(topic, request):
+                await self._run(self.course.spill())
         return Receipt(None, None, len(request.messages), PENDING)
 
     async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:

@@ -161,7 +161,8 @@ class TransactionContext:
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         with self._lock:
-            self._run(self.course.put(topic, request))
+            if self.course.take(topic, request):
+                self._run(self.course.spill())
         return Receipt(None, None, len(request.messages), PENDING)
 
     def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:

@@ -62,11 +62,16 @@ class Course(Undoing):
         """A reader inside the transaction: its position is part of it."""
         self._readers.append(reader)
 
-    def put(self, topic: str, request: PublishRequest) -> Steps[None]:
-        """Publish with the commit. Raises NoTransaction, and what storing a part of it is answered."""
+    def take(self, topic: str, request: PublishRequest) -> bool:
+        """Publish with the commit; whether ``spill`` has to follow now. Raises NoTransaction."""
+        self.needed("publish")
+        return self.messages.take(topic, request)
+
+    def spill(self) -> Steps[None]:
+        """Store what is too much to be kept here. Raises what storing it is answered."""
         transaction = self.needed("publish")
         try:
-            yield from self.messages.put(topic, request)
+            yield from self.messages.spill()
         except PlainsongError as error:
             late = timed_out(transaction, error)
             if late is None:

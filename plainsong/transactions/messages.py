@@ -91,28 +91,30 @@ class TransactionMessages:
 
     # --- messages come in ------------------------------------------------------------------------
 
-    def put(self, topic: str, request: PublishRequest) -> Steps[None]:
-        """Take messages; when there are too many here, store some.
-
-        Raises:
-          NoTransaction: nothing happened. What the daemon says to a store: the transaction cannot be committed
-            any more.
-        """
+    def take(self, topic: str, request: PublishRequest) -> bool:
+        """Take messages; whether there are too many here now, and ``spill`` has to follow. Raises NoTransaction."""
         if self._transaction is None:
             raise NoTransaction("there is no transaction to publish in", hint="begin one first")
-        waiting = self._topics.setdefault(topic, Waiting())
+        waiting = self._topics.get(topic)
+        if waiting is None:
+            waiting = self._topics[topic] = Waiting()
+        taken = 0
         ttls_s = request.message_ttls_s or [None] * len(request.messages)
         for payload, own_s in zip(request.messages, ttls_s, strict=True):
             ttl_s = own_s if request.ttl_s is None else request.ttl_s if own_s is None else min(own_s, request.ttl_s)
             waiting.messages.append((payload, ttl_s))
-            waiting.bytes += len(payload) + ITEM_BYTES
-            self._bytes += len(payload) + ITEM_BYTES
-            self._messages += 1
-            if self._bytes > self._bounds.buffer_bytes or self._messages > self._bounds.buffer_messages:
-                yield from self._spill()
+            taken += len(payload) + ITEM_BYTES
+        waiting.bytes += taken
+        self._bytes += taken
+        self._messages += len(request.messages)
+        return self._bytes > self._bounds.buffer_bytes or self._messages > self._bounds.buffer_messages
 
-    def _spill(self) -> Steps[None]:
-        """Store the largest topics' messages, until half of the bound is free."""
+    def spill(self) -> Steps[None]:
+        """Store the largest topics' messages, until half of the bound is free.
+
+        Raises:
+          what the daemon says to a store: the transaction can only be undone then.
+        """
         bounds = self._bounds
         while self._bytes > bounds.buffer_bytes // 2 or self._messages > bounds.buffer_messages // 2:
             topic, waiting = max(self._topics.items(), key=lambda each: (each[1].bytes, len(each[1].messages)))

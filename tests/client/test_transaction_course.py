@@ -525,7 +525,7 @@ def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and
     stage.run(stage.course.add(late))
     stage.run(stage.course.add(late))
     assert stage.events == ["late.start_tx"]
-    stage.run(stage.course.put("t", PublishRequest([b"m"])))
+    stage.course.take("t", PublishRequest([b"m"]))
     stage.events.clear()
     stage.run(stage.course.finish())
     persisted = [event for event in stage.events if event.endswith(("commit_tx", "publish")) and "post" not in event]
@@ -575,8 +575,8 @@ def test_a_name_that_raises_disturbs_nothing(flavour: str, name: str):
 def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class(flavour: str):
     stage = Stage(flavour, {})
     stage.started()
-    stage.run(stage.course.put("there", PublishRequest([b"m"])))
-    stage.run(stage.course.put("missing", PublishRequest([b"m"])))
+    stage.course.take("there", PublishRequest([b"m"]))
+    stage.course.take("missing", PublishRequest([b"m"]))
     assert type(stage.caught(stage.course.finish())) is TopicNotFound
     assert stage.events[-6:] == [*each("rollback_tx"), "service.rollback", "service.rollback", "service.abort"]
     assert not stage.service.published
@@ -585,7 +585,7 @@ def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class(flav
 def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_made_invalid(flavour: str):
     stage = Stage(flavour, {})
     transaction = stage.started()
-    stage.run(stage.course.put("t", PublishRequest([b"m"])))
+    stage.course.take("t", PublishRequest([b"m"]))
     stage.service.instead["publish"] = [then_lost]
     error = stage.caught(stage.course.finish())
     assert type(error) is TransactionFailed

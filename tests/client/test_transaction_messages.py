@@ -32,7 +32,8 @@ class Stage:
         self.transaction = self.run(self.course.start())
 
     def put(self, topic: str, *payloads: bytes, **options: Any) -> None:
-        self.run(self.course.put(topic, PublishRequest(list(payloads), **options)))
+        if self.course.take(topic, PublishRequest(list(payloads), **options)):
+            self.run(self.course.spill())
 
     def verbs(self) -> list[str]:
         return [event.removeprefix("service.") for event in self.service.events]
