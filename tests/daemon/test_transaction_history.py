@@ -1,0 +1,242 @@
+"""The checker of transactional histories finds each anomaly when it is planted, and nothing in a healthy history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from protocol.ids import pack_id
+from tests.daemon.transactional_checker import check
+from tests.daemon.transactional_history import Log, Page, Request, Transaction
+
+_numbers = count()
+
+
+class Story:
+    """Two topics: T1 is committed at 10 s and T2 aborted at 20 s, T3 is timed out, and plain messages are between."""
+
+    def __init__(self):
+        self.committed = Transaction(1, 60_000, asked_s=9, committed_s=10, state="committed")
+        self.aborted = Transaction(2, 60_000, undone_s=20, state="aborted")
+        self.invalid = Transaction(3, 30_000, state="invalid")
+        self.logs = {"a": [], "b": []}
+        self.requests = []
+        for topic in self.logs:
+            self.wrote(topic, "plain", None)
+            self.wrote(topic, "T1", self.committed)
+            self.wrote(topic, "T2", self.aborted)
+            self.wrote(topic, "T3", self.invalid)
+            self.wrote(topic, "behind", None)
+        self.pages = []
+
+    @property
+    def transactions(self):
+        return [self.committed, self.aborted, self.invalid]
+
+    def wrote(self, topic, name, transaction):
+        payloads = tuple(b"%s%d in %s" % (name.encode(), number, topic.encode()) for number in range(2))
+        self.requests.append(Request(topic, payloads, transaction, "acknowledged", ended_s=1))
+        pointer = transaction.id if transaction else 0
+        for payload in payloads:
+            row_id = pack_id(100 + len(self.logs[topic]), 0)
+            self.logs[topic].append((row_id, payload, -pointer if transaction is self.aborted else pointer))
+
+    def page(self, topic, *names, at_s=50.0, transactional=True, **more):
+        """A page with all messages of these names, asked for at this time."""
+        rows = [(i, p) for i, p, _ in self.logs[topic] if p.startswith(tuple(name.encode() for name in names) or b"-")]
+        told = {"view_s": (at_s, at_s + 0.1), "asked_s": at_s, "answered_s": at_s + 0.1, "asked_ms": int(at_s * 1000)}
+        page = Page(f"reader {next(_numbers)}", topic, tuple(rows), transactional, **{**told, **more})
+        self.pages.append(page)
+        return page
+
+    def kinds(self):
+        logs = [Log(topic, rows) for topic, rows in self.logs.items()]
+        return {anomaly.kind for anomaly in check(self.transactions, self.requests, self.pages, logs)}
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+def test_a_healthy_history_has_no_anomaly(story):
+    first_id = story.logs["a"][0][0]
+    story.page("a", "plain", at_s=5, end="held", held_by=1)
+    story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=2)
+    story.page("a", "plain", "T1", at_s=25, end="held", held_by=3)
+    story.page("a", "plain", "T1", "behind")
+    story.page("b", "plain0", end="more")
+    story.page("b", "plain", "T1", "behind", view=7)
+    story.page("a", "plain", "T1", "behind", view=7)
+    story.page("a", "plain", "T1", "T2", "T3", "behind", transactional=False)
+    story.page("a", at_s=0.1, transactional=False)
+    story.page("a", "plain1", "T1", "behind", since=first_id[:-1] + b"\1")
+    assert story.kinds() == set()
+
+
+def test_what_a_transaction_published_without_an_answer_may_be_there_whole(story):
+    story.requests[3].outcome = "unknown"
+    story.requests[4].outcome = "unknown"
+    assert story.kinds() == set()
+
+
+@pytest.mark.parametrize("name", ["T2", "T3"])
+def test_a_message_of_an_undone_transaction_is_dirty(story, name):
+    story.page("a", "plain", "T1", name, "behind")
+    assert story.kinds() == {"dirty"}
+
+
+def test_a_message_is_dirty_before_its_commit_is_asked_for(story):
+    story.page("a", "plain", "T1", at_s=8, end="held", held_by=2)
+    assert story.kinds() == {"dirty"}
+
+
+def test_a_committed_transaction_is_not_passed_over(story):
+    story.page("a", "plain", "behind")
+    assert "passed over" in story.kinds()
+
+
+def test_nor_by_the_position_a_reader_is_given(story):
+    story.page("a", "plain", end="more", through=story.logs["a"][3][0])
+    assert story.kinds() == {"passed over"}
+
+
+def test_an_uncommitted_reader_passes_nothing_and_invents_nothing(story):
+    story.page("a", "plain", "T1", "T3", "behind", transactional=False)
+    assert story.kinds() == {"passed over"}
+    story.pages = [replace(story.page("a", "plain", end="more", transactional=False), topic="b")]
+    assert "vanished" in story.kinds()
+
+
+def test_a_page_with_a_part_of_a_transaction_is_torn(story):
+    story.page("a", "plain", "T10", at_s=9.5, end="held", held_by=2)
+    assert story.kinds() == {"torn"}
+
+
+def test_one_view_with_a_transaction_in_one_topic_only_is_torn(story):
+    story.page("a", "plain", "T1", at_s=9.5, view=7, end="held", held_by=2)
+    story.page("b", "plain", at_s=9.5, view=7, end="held", held_by=2)
+    assert story.kinds() == {"torn"}
+
+
+def test_one_view_held_by_what_it_showed_elsewhere_is_torn(story):
+    story.page("a", "plain", "T1", at_s=9.5, view=7, end="held", held_by=2)
+    story.page("b", "plain", at_s=9.5, view=7, end="held", held_by=1)
+    assert story.kinds() == {"torn"}
+
+
+def test_a_part_of_a_request_is_torn_for_uncommitted_readers(story):
+    story.page("a", "plain0", at_s=0.5, transactional=False)
+    assert story.kinds() == {"torn"}
+
+
+def test_what_one_reader_saw_another_who_asks_later_is_late_not_to_get(story):
+    story.committed.committed_s = 100
+    story.page("a", "plain", "T1", at_s=9.2, end="held", held_by=2)
+    story.page("b", "plain", at_s=9.4)
+    assert story.kinds() == {"late"}
+
+
+def test_plain_messages_that_were_acknowledged_are_late_when_they_are_missing(story):
+    story.page("a")
+    assert story.kinds() == {"late"}
+
+
+def test_whoever_is_held_by_a_decided_transaction_is_held_for_ever(story):
+    story.page("a", "plain", at_s=11, end="held", held_by=1)
+    assert story.kinds() == {"held for ever"}
+    story.pages.clear()
+    story.page("a", "plain", "T1", at_s=21, end="held", held_by=2)
+    assert story.kinds() == {"held for ever"}
+
+
+def test_a_hold_is_over_soon_after_the_time_out(story):
+    story.page("a", "plain", "T1", at_s=31, end="held", held_by=3)
+    assert story.kinds() == set()
+    story.page("a", "plain", "T1", at_s=33, end="held", held_by=3)
+    assert story.kinds() == {"held for ever"}
+
+
+def test_whoever_is_held_by_nobody_is_held_for_ever(story):
+    story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=4711)
+    assert story.kinds() == {"held for ever"}
+
+
+def test_a_transaction_that_is_in_progress_in_the_end_holds_for_ever(story):
+    story.invalid.state = "in_progress"
+    assert story.kinds() == {"held for ever"}
+
+
+def test_a_page_out_of_order_is_unordered(story):
+    page = story.page("a", "plain", "T1", "behind")
+    story.pages = [replace(page, messages=page.messages[::-1])]
+    assert story.kinds() == {"unordered"}
+    story.pages = [replace(page, since=page.messages[1][0])]
+    assert story.kinds() == {"unordered"}
+
+
+def test_what_was_told_is_what_is(story):
+    story.committed.state = "invalid"
+    assert "lost" in story.kinds()
+    story.committed.state = "committed"
+    story.invalid.state, story.invalid.undone_s = "committed", 35
+    assert story.kinds() == {"resurrected"}
+
+
+def test_acknowledged_messages_that_are_gone_are_lost_and_torn_when_only_some_are(story):
+    story.logs["a"] = [row for row in story.logs["a"] if not row[1].startswith(b"behind")]
+    assert story.kinds() == {"lost"}
+    story.requests[4].outcome = "unknown"
+    assert story.kinds() == set()
+    story.logs["b"].pop()
+    story.requests[9].outcome = "unknown"
+    assert story.kinds() == {"torn"}
+
+
+def test_refused_messages_that_are_there_are_resurrected(story):
+    story.requests[0].outcome = "refused"
+    assert story.kinds() == {"resurrected"}
+
+
+def turned(story, name):
+    """The log of ``a`` with the sign of these rows turned."""
+    return [(i, p, -pointer if p.startswith(name.encode()) else pointer) for i, p, pointer in story.logs["a"]]
+
+
+def test_rows_of_an_aborted_transaction_are_turned_and_those_of_a_committed_one_are_not(story):
+    story.logs["a"] = turned(story, "T2")
+    assert story.kinds() == {"not turned"}
+    story.logs["a"] = turned(turned_back(story), "T1")
+    assert "lost" in story.kinds()
+
+
+def turned_back(story):
+    story.logs["a"] = turned(story, "T2")
+    return story
+
+
+def test_a_request_rolled_back_by_itself_is_not_seen_though_its_transaction_is_committed(story):
+    story.requests[1].rolled_back = "yes"
+    assert story.kinds() == {"not turned"}
+    story.logs["a"] = turned(story, "T1")
+    assert story.kinds() == set()
+    story.page("a", "plain", "T1", "behind")
+    assert story.kinds() == {"dirty"}
+
+
+def test_half_a_rollback_is_torn(story):
+    story.logs["a"] = turned(story, "T30")
+    assert story.kinds() == {"torn"}
+
+
+def test_a_message_twice_is_doubled_and_one_with_another_pointer_dirty(story):
+    row_id, payload, _ = story.logs["a"][0]
+    story.logs["a"].append((row_id[:7] + b"\xff" + row_id[8:], payload, 0))
+    assert story.kinds() == {"doubled"}
+    story.logs["a"][-1] = (row_id[:7] + b"\xff" + row_id[8:], b"nobody's", 0)
+    assert story.kinds() == {"resurrected"}
+    story.logs["a"].pop()
+    story.logs["a"][0] = (row_id, payload, 1)
+    assert "dirty" in story.kinds()

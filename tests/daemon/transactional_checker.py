@@ -1,0 +1,237 @@
+"""Everything that can be wrong with what transactions wrote and readers saw: a pure function over their history.
+
+What an uncommitted reader saw is held against the log of its topic, what a transactional reader saw against those of
+its messages that are plain or of committed transactions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+
+from tests.daemon.transactional_history import Anomaly, Kind, Log, Page, Request, Transaction
+
+#: How long after its time-out a transaction may hold readers: what a timer and a commit take on a busy machine.
+GRACE_MS = 2_000
+
+Unit = Transaction | Request
+"""What becomes visible in one moment."""
+
+
+@dataclass(slots=True)
+class _Face:
+    """A log as one kind of reader has to see it."""
+
+    ids: list[bytes]
+    payloads: dict[bytes, bytes]
+    units: list[Unit]
+
+
+@dataclass(slots=True)
+class _World:
+    logs: Mapping[str, Log]
+    requests: dict[bytes, Request]
+    by_pointer: dict[int, Transaction]
+    faces: dict[tuple[str, bool], _Face] = field(default_factory=dict)
+    known_s: dict[tuple[Unit, bool], float] = field(default_factory=dict)
+    """When a unit was certainly visible to (``True``) transactional readers."""
+
+    def unit(self, request: Request, *, transactional: bool) -> Unit:
+        return request.transaction if transactional and request.transaction is not None else request
+
+
+def check(
+    transactions: Iterable[Transaction], requests: Iterable[Request], pages: Sequence[Page], logs: Iterable[Log]
+) -> list[Anomaly]:
+    """All that is wrong with the history of some topics."""
+    requests = list(requests)
+    world = _World(
+        {log.topic: log for log in logs},
+        {payload: request for request in requests for payload in request.payloads},
+        {pointer: each for each in transactions for pointer in each.pointers},
+    )
+    found = [*_of_transactions(set(world.by_pointer.values())), *_of_requests(world, requests)]
+    for log in world.logs.values():
+        found += _of_log(world, log)
+        for transactional in (False, True):
+            world.faces[log.topic, transactional] = _face(world, log, transactional=transactional)
+    seen = _learn(world, requests, pages)
+    for page in pages:
+        if _is_in_order(page):
+            found += [*_of_page(world, page), *_of_end(world, page, seen[_view_of(page)])]
+        else:
+            found.append(Anomaly("unordered", f"{page.reader} saw a page out of order, or from before its start"))
+    return found
+
+
+# --- what is there in the end --------------------------------------------------------------------
+
+
+def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
+    for each in transactions:
+        if each.state == "in_progress":
+            yield Anomaly("held for ever", f"{each.id} is in progress still")
+        if each.committed_s < inf and each.state != "committed":
+            yield Anomaly("lost", f"{each.id} was told to be committed, and is {each.state}")
+        if each.undone_s < inf and each.state == "committed":
+            yield Anomaly("resurrected", f"{each.id} was told to be undone, and is committed")
+        if each.asked_s == inf and each.state == "committed":
+            yield Anomaly("resurrected", f"{each.id} is committed, which nobody asked for")
+
+
+def _of_requests(world: _World, requests: Iterable[Request]) -> Iterator[Anomaly]:
+    there = {(log.topic, payload): pointer for log in world.logs.values() for _, payload, pointer in log.rows}
+    for request in requests:
+        places = [(request.topic, payload) for payload in request.payloads]
+        rows = [there[place] for place in places if place in there]
+        name = f"{request.payloads[0]!r} … in {request.topic}"
+        if request.outcome == "acknowledged" and len(rows) < len(request.payloads):
+            yield Anomaly("lost", f"{len(rows)} of {len(request.payloads)} are there: {name}")
+        elif 0 < len(rows) < len(request.payloads):
+            yield Anomaly("torn", f"{len(rows)} of {len(request.payloads)} are there: {name}")
+        if request.outcome == "refused" and rows:
+            yield Anomaly("resurrected", f"it was refused, or never published: {name}")
+        if request.transaction is None:
+            continue
+        turned = sum(pointer < 0 for pointer in rows)
+        if 0 < turned < len(rows):
+            yield Anomaly("torn", f"{turned} of {len(rows)} are rolled back: {name}")
+        if request.transaction.state == "committed" and turned and request.rolled_back == "no":
+            yield Anomaly("lost", f"rolled back, and of a committed transaction: {name}")
+        if turned < len(rows) and (request.transaction.state == "aborted" or request.rolled_back == "yes"):
+            yield Anomaly("not turned", f"it was rolled back, and its rows were not: {name}")
+
+
+def _of_log(world: _World, log: Log) -> Iterator[Anomaly]:
+    once: set[bytes] = set()
+    for message_id, payload, pointer in log.rows:
+        request = world.requests.get(payload)
+        if payload in once:
+            yield Anomaly("doubled", f"{payload!r} is there twice")
+        once.add(payload)
+        if request is None or request.topic != log.topic:
+            yield Anomaly("resurrected", f"{payload!r} at {message_id.hex()} of {log.topic} was not sent there")
+        elif abs(pointer) not in (request.transaction.pointers if request.transaction else (0,)):
+            yield Anomaly("dirty", f"{payload!r} has the pointer {pointer}, which is not its own")
+
+
+def _face(world: _World, log: Log, *, transactional: bool) -> _Face:
+    rows = []
+    for message_id, payload, pointer in log.rows:
+        request = world.requests.get(payload)
+        if request is not None and (not transactional or _is_visible(world, pointer)):
+            rows.append((message_id, payload, world.unit(request, transactional=transactional)))
+    ids = [message_id for message_id, _, _ in rows]
+    return _Face(ids, {message_id: payload for message_id, payload, _ in rows}, [unit for _, _, unit in rows])
+
+
+def _is_visible(world: _World, pointer: int) -> bool:
+    if pointer <= 0:
+        return pointer == 0
+    owner = world.by_pointer.get(pointer)
+    return owner is not None and owner.state == "committed"
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+def _view_of(page: Page) -> object:
+    return id(page) if page.view is None else ("view", page.view)
+
+
+def _learn(world: _World, requests: Iterable[Request], pages: Iterable[Page]) -> dict[object, set[Unit]]:
+    """When each unit was known to be visible, and what each view showed."""
+    known = defaultdict(lambda: inf, world.known_s)
+    for request in requests:
+        known[request, False] = known[request, True] = request.ended_s
+        if request.transaction is not None:
+            known[request.transaction, True] = request.transaction.committed_s
+    seen: dict[object, set[Unit]] = defaultdict(set)
+    for page in pages:
+        for _, payload in page.messages:
+            sent = world.requests.get(payload)
+            if sent is not None:
+                unit = world.unit(sent, transactional=page.transactional)
+                by_s = page.view_s[1] if isinstance(unit, Transaction) else page.answered_s
+                known[unit, page.transactional] = min(known[unit, page.transactional], by_s)
+                seen[_view_of(page)].add(unit)
+    world.known_s = known
+    return seen
+
+
+def _is_in_order(page: Page) -> bool:
+    ids = [message_id for message_id, _ in page.messages]
+    return ids == sorted(set(ids)) and ids[:1] >= [page.since][: len(ids)]
+
+
+def _of_page(world: _World, page: Page) -> Iterator[Anomaly]:
+    """What is in it, and what it passed."""
+    face = world.faces[page.topic, page.transactional]
+    there = {message_id for message_id, _ in page.messages}
+    for message_id in face.ids[bisect_left(face.ids, page.since) : bisect_right(face.ids, _last(page))]:
+        if message_id not in there:
+            yield Anomaly("passed over", f"{page.reader} passed {face.payloads[message_id]!r} without seeing it")
+    for message_id, payload in page.messages:
+        if face.payloads.get(message_id) != payload:
+            kind: Kind = "dirty" if page.transactional else "vanished"
+            yield Anomaly(kind, f"{page.reader} saw {payload!r} at {message_id.hex()} of {page.topic}")
+            continue
+        owner = world.requests[payload].transaction
+        if page.transactional and owner is not None and page.view_s[1] < owner.asked_s:
+            yield Anomaly("dirty", f"{page.reader} saw {payload!r} before its commit was asked for")
+
+
+def _of_end(world: _World, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:
+    """What it should have gone on to."""
+    if page.end == "more":
+        return
+    face = world.faces[page.topic, page.transactional]
+    at, stop = bisect_right(face.ids, max(_last(page), _before(page.since))), len(face.ids)
+    if page.end == "held":
+        holder = world.by_pointer.get(page.held_by or 0)
+        held_at = _first_row(world, page, holder)
+        if holder is None or held_at is None:
+            yield Anomaly("held for ever", f"{page.reader} was held by {page.held_by}, which has nothing there")
+            return
+        yield from _of_holder(world, page, holder, seen)
+        stop = bisect_left(face.ids, held_at)
+    for unit, message_id in zip(face.units[at:stop], face.ids[at:stop], strict=True):
+        if unit in seen:
+            yield Anomaly("torn", f"{page.reader} saw another part of what {face.payloads[message_id]!r} belongs to")
+        elif world.known_s[unit, page.transactional] < (
+            page.view_s[0] if isinstance(unit, Transaction) else page.asked_s
+        ):
+            yield Anomaly("late", f"{page.reader} did not get {face.payloads[message_id]!r}, which was there")
+
+
+def _of_holder(world: _World, page: Page, holder: Transaction, seen: set[Unit]) -> Iterator[Anomaly]:
+    told = f"{page.reader} was held in {page.topic} by {holder.id}"
+    if holder in seen:
+        yield Anomaly("torn", f"{told}, of which it saw another part")
+    elif min(world.known_s[holder, True], holder.undone_s) < page.view_s[0]:
+        yield Anomaly("held for ever", f"{told}, which was decided")
+    if page.asked_ms > holder.expires_ms + GRACE_MS:
+        yield Anomaly("held for ever", f"{told}, {page.asked_ms - holder.expires_ms} ms after its time-out")
+
+
+def _first_row(world: _World, page: Page, holder: Transaction | None) -> bytes | None:
+    """Of the one that held it, behind the page."""
+    pointers = holder.pointers if holder else ()
+    end = max(_last(page), _before(page.since))
+    rows = world.logs[page.topic].rows
+    behind = islice(rows, bisect_right(rows, end, key=lambda row: row[0]), None)
+    return next((row_id for row_id, _, pointer in behind if abs(pointer) in pointers), None)
+
+
+def _last(page: Page) -> bytes:
+    """The last id it passed."""
+    return max([message_id for message_id, _ in page.messages[-1:]] + [page.through or b""])
+
+
+def _before(since: bytes) -> bytes:
+    """A bound that all ids from ``since`` on are greater than, and that none below ``since`` is."""
+    return (int.from_bytes(since, "big") - 1).to_bytes(len(since), "big") if any(since) else b""
