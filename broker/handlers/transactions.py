@@ -13,7 +13,7 @@ from broker.http.exchange import HttpAnswer
 from protocol.codec import JSON
 from protocol.codec import json_values as values
 from protocol.codec.json_values import fields_of, parse_object
-from protocol.errors import InvalidParameter, TransactionsUnavailable
+from protocol.errors import BodyTooLarge, InvalidParameter, TransactionsUnavailable
 from protocol.transactions.codec import encode_transaction
 from protocol.transactions.transaction import TransactionType
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from protocol.codec.json_values import Kind
     from protocol.transactions.manager.answers import Begun, Decision
 
+#: The largest body of a route that only says what to do.
+SMALL_BODY_BYTES = 64 << 10
 #: Pointers have 63 bits.
 MAX_ID_DIGITS = 19
 _TYPES = {"short": TransactionType.SHORT, "long": TransactionType.LONG}
@@ -47,7 +49,7 @@ _PREPARE: Mapping[str, tuple[str, Kind]] = {"changes": ("changes", values.list_o
 async def begin(service: Service, request: HotRequest) -> HttpAnswer:
     """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
     transactions, as_number = embedded(service), numbers(request.query)
-    given = fields_of(parse_object(request.body), _BEGIN) if request.body.strip() else {}
+    given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
     return begun_answer(await transactions.begin(**given), as_number)
 
 
@@ -133,7 +135,14 @@ def parse_transaction_id(text: str) -> int:
 def refuse_body(body: bytes) -> None:
     """Raises for fields, of which these routes know none: ignoring one could break a promise its sender believes in."""
     if body.strip():
-        fields_of(parse_object(body), {})
+        fields_of(_small(body), {})
+
+
+def _small(body: bytes) -> dict[str, Any]:
+    """The object in a body that only says what to do. Raises BodyTooLarge, MalformedBody."""
+    if len(body) > SMALL_BODY_BYTES:
+        raise BodyTooLarge(f"a body here may have {SMALL_BODY_BYTES} bytes", hint="this route takes no messages")
+    return parse_object(body)
 
 
 def begun_answer(begun: Begun, as_number: Numbers) -> HttpAnswer:

@@ -211,6 +211,15 @@ async def test_commit_and_abort_take_no_fields(door):
         await daemon.call("POST", f"{TX}/{begun['id']}/commit", content=b"{}")
 
 
+@every_door
+async def test_bodies_that_only_say_what_to_do_are_small(door):
+    async with in_process(door=door) as daemon:
+        begun = await begin(daemon)
+        large = b'{"clientId": "%b"}' % (b"x" * (64 << 10))
+        for path in (TX, *(f"{TX}/{begun['id']}/{verb}" for verb in ("commit", "abort", "invalidate"))):
+            await daemon.call("POST", path, status=413, code="body_too_large", content=large)
+
+
 async def test_invalid_hides_for_ever_without_touching_any_row(daemon):
     await daemon.create()
     begun = await begin(daemon)

@@ -202,6 +202,14 @@ async def test_write_pointers_are_numbers_digits_or_strings_in_json(daemon):
     await daemon.call("POST", f"{TOPICS}/t/rollback", json=answer.json())
 
 
+async def test_under_a_pointer_the_answer_is_the_same_whatever_is_preferred(daemon):
+    await daemon.create()
+    body = {"transactionWritePointer": NOW, "messages": ["a"]}
+    headers = {"Prefer": "return=representation"}
+    answer = await daemon.call("POST", f"{TOPICS}/t/publish", json=body, headers=headers)
+    assert answer.json()["transactionWritePointer"] == NOW
+
+
 async def test_a_store_and_a_rollback_refuse_parameters_they_do_not_know(daemon):
     await daemon.create()
     body = {"transactionWritePointer": NOW, "messages": ["a"]}
