@@ -37,7 +37,7 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
       StoreError: the store cannot be read.
       DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
     """
-    state = TopicState(name, limits, authority=authority or Nobody())
+    state = TopicState(name, limits, authority=Nobody() if authority is None else authority)
     value = await store.get(Table.METADATA, metadata_key(name))
     if value is None:
         return state

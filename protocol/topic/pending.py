@@ -140,9 +140,6 @@ class Pending:
         else:
             self.messages += 1
             self.size += len(payload or b"")
-            if self.published is not None and self.published[1] < position:
-                # Of the same request, for all that can be told: at most of the same transaction.
-                self.published = (self.published[0], position)
         return True
 
     def hidden(self, appended: int) -> int:
@@ -189,7 +186,7 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         pointer,
         since_ms=checked_number(record["s"]),
         used_ms=checked_number(record["u"]),
-        runs=[PointerRun(*run) for run in _RUN.iter_unpack(record.get("r", b""))],
+        runs=list(map(PointerRun._make, _RUN.iter_unpack(record.get("r", b"")))),
         messages=checked_number(record.get("m", 0)),
         size=checked_number(record.get("b", 0)),
         stored=checked_number(stored),

@@ -153,7 +153,7 @@ class TopicState:
     def loaded(self) -> None:
         """All rows have been replayed: what is on disk is readable."""
         self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
-        self.appended = max([self.appended, *(run.before for each in self.pending.values() for run in each.runs)])
+        self.appended = max([self.appended, *(each.runs[-1].before for each in self.pending.values() if each.runs)])
         self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
         self.advance_watermark()
 

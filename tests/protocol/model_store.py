@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from protocol.effects import Delete, Put, Table, put_one
+from protocol.effects import Delete, Put, RollBack, Table, put_one
 from protocol.ids import after
-from protocol.keys import HIGH_WATER, READER, metadata_key, stop_after, system_key
+from protocol.keys import HIGH_WATER, POINTER, READER, metadata_key, parse_pointer_key, stop_after, system_key
 from protocol.names import TopicName
 from protocol.records import HighWater, Metadata, Reader
 from protocol.topic.paging import Paging, key_range
+from protocol.topic.pending import Pending
+from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
+from protocol.transactions.authority import Nobody
+from storage.rolled import rolled_back
 
 NAME = TopicName("default", "t1")
 
@@ -19,6 +23,8 @@ def single_rows(operations):
         if isinstance(operation, Put):
             for suffix, value in zip(operation.suffixes, operation.values, strict=True):
                 yield put_one(operation.table, operation.prefix + suffix, value)
+        elif isinstance(operation, RollBack):
+            yield operation
         else:
             for key in operation.keys:
                 yield Delete(operation.table, [key])
@@ -45,6 +51,10 @@ class ModelStore:
         return applied
 
     def _apply(self, row):
+        if isinstance(row, RollBack):
+            messages = self.tables[Table.MESSAGE]
+            messages.update(rolled_back(self.scan(Table.MESSAGE, row.start, row.stop), row.pointer))
+            return
         table = self.tables[row.table]
         if isinstance(row, Delete):
             table.pop(row.keys[0], None)
@@ -72,20 +82,25 @@ class ModelStore:
         return sorted((key, value) for key, value in self.tables[table].items() if start <= key < stop)
 
 
-def loaded_state(store, name=NAME, limits=None):
+def loaded_state(store, name=NAME, limits=None, authority=None):
     """The topic as the store has it."""
-    state = TopicState(name, limits or TopicLimits())
+    state = TopicState(name, limits or TopicLimits(), authority=Nobody() if authority is None else authority)
     value = store.tables[Table.METADATA].get(metadata_key(name))
     if value is None:
         return state
     metadata = Metadata.decode(value)
     mark = store.tables[Table.METADATA].get(system_key(HIGH_WATER, name, metadata.generation))
     start = state.begin(metadata, None if mark is None else HighWater.decode(mark))
+    pointers = system_key(POINTER, name, metadata.generation)
+    for key, value in store.scan(Table.METADATA, pointers, stop_after(pointers)):
+        pointer = parse_pointer_key(key)[2]
+        state.pending[pointer] = Pending.decode(pointer, value)
     state.replay(store.scan(Table.MESSAGE, start, stop_after(state.prefix)))
     readers = system_key(READER, name, metadata.generation)
     for key, value in store.scan(Table.METADATA, readers, stop_after(readers)):
         state.readers[key[len(readers) :].decode("ascii")] = Reader.decode(value)
     state.loaded()
+    settle_known(state)
     return state
 
 
