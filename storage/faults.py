@@ -46,6 +46,10 @@ class Faults:
         """
         self._faults[op].append(Fault(after, applied))
 
+    def fail_no_more(self) -> None:
+        """Forget the faults that have not come yet."""
+        self._faults.clear()
+
     def stall(self, op: Op) -> None:
         """Let calls of ``op`` wait, before they do anything, until ``release``."""
         self._gates.setdefault(op, _Gate())

@@ -91,6 +91,8 @@ async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, pru
         await loaded.wait()
         yield Daemon(world, service, index, InvalidPass(world.directory, service))
         world.store.release_all()
+        world.directory.close()
+        await world.directory.drained()
         service.close()
 
 

@@ -12,7 +12,13 @@ from pointers_in_process import pointer_rows, publish, store
 
 from actors.invalid_pass import InvalidPass
 from protocol.effects import Table, put_one
-from protocol.errors import RolledBack, TransactionExpired, TransactionNotInProgress, TransactionsUnavailable
+from protocol.errors import (
+    OutcomeUnknown,
+    RolledBack,
+    TransactionExpired,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+)
 from protocol.keys import metadata_key
 from protocol.names import TopicName
 from protocol.rows import decode_row
@@ -172,6 +178,36 @@ async def test_a_restart_in_the_middle_of_a_pass_begins_it_anew(autojump_clock):
         assert it.service.pruning().safe_bound is None
         assert (await it.invalid_pass.run_once()).complete
         assert signs(disk) == [-invalid]
+
+
+@pytest.mark.parametrize("ends", ["abort", "truncate", "pass"])
+async def test_what_a_cut_off_commit_left_is_rolled_back_after_a_restart_before_anybody_has_opened_the_topic(
+    autojump_clock, ends
+):
+    disk, clock = a_disk(), OneClock()
+    with pytest.RaisesGroup(Cut, flatten_subgroups=True, allow_unwrapped=True):
+        async with daemon(disk, clock) as it:
+            await it.world.create()
+            await it.world.publish("so that there is a mark")
+            pointer = (await it.service.begin()).transaction.write_pointer
+            disk.fail_next("write", applied=1)
+            with pytest.raises(OutcomeUnknown):
+                await publish(it.world, pointer, "torn")
+            raise Cut
+    disk.crash()
+    assert pointer in signs(disk)
+    async with daemon(disk, clock) as it:
+        assert len(it.world.directory) == 0
+        if ends == "abort":
+            assert (await it.service.abort(pointer)).state == "aborted"
+        else:
+            await it.service.invalidate(pointer)
+        if ends == "truncate":
+            assert await it.service.truncate([pointer]) == 1
+        elif ends == "pass":
+            assert (await it.invalid_pass.run_once()).rolled_back == 1
+        assert signs(disk) == [None, -pointer]
+        assert await it.read(NAME, it.service.view()) == ([b"so that there is a mark"], None)
 
 
 async def test_the_figures_of_the_last_complete_pass_survive_a_restart(autojump_clock):
