@@ -48,7 +48,7 @@ def check(
     transactions: Iterable[Transaction], requests: Iterable[Request], pages: Sequence[Page], logs: Iterable[Log]
 ) -> list[Anomaly]:
     """All that is wrong with the history of some topics."""
-    requests = list(requests)
+    requests = [request for request in requests if request.payloads]
     world = _World(
         {log.topic: log for log in logs},
         {payload: request for request in requests for payload in request.payloads},

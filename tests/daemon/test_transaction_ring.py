@@ -1,0 +1,114 @@
+"""The ring of transactions: the real daemon, killed again and again, never shows a part of one, nor what was undone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from tests.daemon.harness import Daemon
+from tests.daemon.ring import Place
+from tests.daemon.talk import Talk, create
+from tests.daemon.transactional_checker import check
+from tests.daemon.transactional_readers import (
+    HABITS,
+    Habit,
+    log_of,
+    many_reader,
+    read_to_the_end,
+    reader,
+    snapshot_reader,
+)
+from tests.daemon.transactional_writers import Plot, settle, writer
+
+TOPICS = ("one", "two", "three")
+#: Cleaning, and rolling back what is invalid, go on all the time.
+SETTINGS = ("retention.interval_s=0.1", "retention.step_rows=20", "storage.min_free_bytes=0")
+#: How the daemon comes to its end, one after the other.
+ENDS = ("storm", "pause", "start", "storm", "leave", "storm")
+SEED = int(os.environ.get("PLAINSONG_RING_SEED", "50"))
+
+
+async def test_transactions_are_all_or_nothing_for_every_reader_through_kills(tmp_path):
+    await ring(tmp_path, SEED, cycles=6, writers=6, pause_s=0.02)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(SEED + 1, SEED + 11))
+async def test_transactions_are_all_or_nothing_for_every_reader_through_many_kills(tmp_path, seed):
+    await ring(tmp_path, seed, cycles=40, writers=12, pause_s=0.02)
+
+
+async def ring(tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s: float) -> None:
+    """Run and kill ``cycles`` times, then read everything and check the history."""
+    print(f"PLAINSONG_RING_SEED={seed}")
+    rng, place, plot = Random(seed), Place(), Plot()
+    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+        for topic in TOPICS:
+            create(daemon.address, topic)
+        async with trio.open_nursery() as readers:
+            for topic in TOPICS:
+                for habit in HABITS:
+                    readers.start_soon(reader, place, topic, habit, plot)
+            for limit in (3, None):
+                readers.start_soon(many_reader, place, TOPICS, plot, limit)
+                readers.start_soon(snapshot_reader, place, TOPICS, plot, Random(rng.random()))
+            async with trio.open_nursery() as nursery:
+                for number in range(writers):
+                    nursery.start_soon(writer, place, plot, f"w{number}", TOPICS, Random(rng.random()), pause_s)
+                for cycle in range(cycles):
+                    await live(daemon, place, rng)
+                    await die(daemon, place, ENDS[cycle % len(ENDS)], rng)
+                    await trio.to_thread.run_sync(daemon.start)
+                await live(daemon, place, rng)
+                place.over = True
+            readers.cancel_scope.cancel()
+        async with await Talk.to(daemon.address) as talk:
+            await check_all(talk, plot)
+
+
+async def live(daemon: Daemon, place: Place, rng: Random) -> None:
+    """Let the daemon serve for a while."""
+    place.opened(daemon.address)
+    await place.more(acknowledged=rng.randrange(10, 60), polled=rng.randrange(5, 30))
+
+
+async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
+    """End the daemon: in its work, after standing still, once it has left, or again while it starts."""
+    if how == "pause":
+        daemon.signal(signal.SIGSTOP)
+        await trio.sleep(rng.random() * 1.2)  # time-outs come due meanwhile
+        daemon.signal(signal.SIGCONT)
+        await place.more(acknowledged=2, polled=1)
+    if how == "leave":
+        assert await trio.to_thread.run_sync(daemon.stop) == 0
+    daemon.kill()
+    place.closed()
+    if how == "start":
+        daemon.spawn()
+        await trio.sleep(daemon.start_s * (0.8 + 0.3 * rng.random()))  # the end of a start is recovery
+        daemon.kill()
+
+
+async def check_all(talk: Talk, plot: Plot) -> None:
+    """All was decided, everybody can read to the end, and the history is sound."""
+    await settle(talk, plot)
+    final = len(plot.pages)
+    for topic in TOPICS:
+        for limit in (1, 7, None) if topic == TOPICS[0] else (50, None):
+            for committed in (True, False):
+                await read_to_the_end(talk, topic, Habit(committed, limit), plot)
+                assert plot.pages[-1].end == "end", plot.pages[-1]
+    logs = [await log_of(talk, topic) for topic in TOPICS]
+    states = Counter(each.state for each in plot.transactions)
+    held = sum(page.end == "held" for page in plot.pages)
+    print(f"{states}, {final} pages, of which {held} held; {[len(log.rows) for log in logs]} messages")
+    anomalies = check(plot.transactions, plot.requests, plot.pages, logs)
+    assert not anomalies, "\n".join([f"{len(anomalies)} anomalies", *map(str, anomalies[:20])])
+    assert {"committed", "aborted", "invalid"} <= states.keys()
+    assert held

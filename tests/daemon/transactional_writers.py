@@ -1,0 +1,240 @@
+"""Clients that write in transactions while the daemon is killed: some commit, some abort, some die, some are cut off."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from typing import Any
+
+import trio
+
+from protocol.codec import JSON
+from protocol.requests import PublishRequest
+from tests.daemon.ring import Place
+from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
+from tests.daemon.transactional_history import Page, Request, Transaction
+
+#: Courses of transactions, one after the other; how each goes is a method of ``Work``.
+COURSES = ("inline", "stored", "abort", "inline", "redo", "die", "checkpoint", "plain", "invalidate", "stored", "wipe")
+TX = "/v1/transactions"
+
+
+class NotDone(Exception):
+    """The daemon refused; it said that nothing happened, unless ``unknown``."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.code)
+        self.code = answer.code
+        self.unknown = answer.json()["outcome"] != "not-applied"
+
+
+@dataclass(slots=True)
+class Plot:
+    """What is known of all topics together."""
+
+    transactions: list[Transaction] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
+
+
+async def done(talk: Talk, method: str, path: str, body: Any = None) -> Any:
+    """What the answer says. Raises NotDone, ConnectionLost."""
+    return said(await talk.ask(method, path, b"" if body is None else json.dumps(body).encode(), JSON_HEADERS))
+
+
+def said(answer: Answer) -> Any:
+    if answer.status != 200:
+        raise NotDone(answer)
+    return answer.json() if answer.body else None
+
+
+async def begin(talk: Talk, plot: Plot, name: str, timeout_s: int) -> tuple[Transaction, dict[str, Any]]:
+    """A transaction, and all of what was answered."""
+    begun = await done(talk, "POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
+    transaction = Transaction(begun["id"], begun["expires"], {begun["writePointer"]})
+    plot.transactions.append(transaction)
+    return transaction, begun
+
+
+async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
+    """Commit, abort, or invalidate; what that says about the transaction is noted. Raises ConnectionLost, NotDone."""
+    if verb == "commit":
+        transaction.asked_s = min(transaction.asked_s, time.monotonic())
+    try:
+        state = (await done(talk, "POST", f"{TX}/{transaction.id}/{verb}"))["state"]
+    except NotDone as refused:
+        if refused.code != "transaction_not_in_progress":
+            raise
+        state = "committed" if verb != "commit" else "undone"
+    if state == "committed":
+        transaction.committed_s = min(transaction.committed_s, time.monotonic())
+    else:
+        transaction.undone_s = min(transaction.undone_s, time.monotonic())
+
+
+async def decide_somehow(talk: Talk, transaction: Transaction, rng: Random) -> None:
+    """What a client that was cut off does when it is back: ask again, give up, or nothing at all."""
+    what = rng.choice(("again", "abort", "nothing"))
+    if what == "again" and transaction.asked_s < inf:
+        await decide(talk, transaction, "commit")
+    elif what != "nothing":
+        await decide(talk, transaction, "abort")
+
+
+class Work:
+    """The course of one transaction, over a connection that may break at any moment."""
+
+    def __init__(self, talk: Talk, plot: Plot, name: str, topics: Sequence[str], rng: Random) -> None:
+        self.talk, self.plot, self.name, self.rng = talk, plot, name, rng
+        self.topics = rng.sample(list(topics), rng.choice((2, 3)))
+        self.transaction: Transaction | None = None
+        self.pointer: int | None = None
+        self._sent = 0
+
+    async def run(self, course: str) -> None:
+        if course == "plain":
+            for topic in self.topics:
+                await self.publish(topic)
+            return
+        timeout_s = 1 if course == "die" else self.rng.choice((1, 3, 30))
+        self.transaction, begun = await begin(self.talk, self.plot, f"{self.name} {course}", timeout_s)
+        self.pointer = begun["writePointer"]
+        try:
+            await getattr(self, f"_{course}")()
+        except NotDone:
+            # As a client does: what could not be done is undone, and nothing is committed.
+            await decide(self.talk, self.transaction, "abort")
+
+    async def _inline(self) -> None:
+        await self._publish_all()
+        await self.end("commit")
+
+    async def _abort(self) -> None:
+        await self._publish_all()
+        await self.end("abort")
+
+    async def _invalidate(self) -> None:
+        await self._publish_all()
+        await self.end("invalidate")
+
+    async def _die(self) -> None:
+        await self._publish_all()
+
+    async def _stored(self) -> None:
+        """Stored in some requests, then published, with a message of its own for some topics."""
+        for topic in self.topics:
+            stores = [await self.store(topic) for _ in range(self.rng.choice((1, 3)))]
+            inline = self.rng.choice((True, False))
+            await self.publish(topic, 1 if inline else 0, stores)
+        await self.end(self.rng.choice(("commit", "commit", "abort")))
+
+    async def _redo(self) -> None:
+        """A first attempt is taken back by the range of its rows, a second one is committed."""
+        for topic in self.topics:
+            request, answered = await self.publish(topic)
+            request.rolled_back = "perhaps"
+            await done(self.talk, "POST", topic_path(topic, "/rollback"), answered)
+            request.rolled_back = "yes"
+            await self.publish(topic)
+        await self.end("commit")
+
+    async def _checkpoint(self) -> None:
+        assert self.transaction is not None
+        await self._publish_all()
+        begun = await done(self.talk, "POST", f"{TX}/{self.transaction.id}/checkpoint")
+        self.pointer = begun["writePointer"]
+        self.transaction.pointers.add(begun["writePointer"])
+        await self._publish_all()
+        await self.end(self.rng.choice(("commit", "abort")))
+
+    async def _wipe(self) -> None:
+        """A participant's rollback names the pointer alone; then the service is told."""
+        await self._publish_all()
+        for topic in self.topics:
+            await done(self.talk, "POST", topic_path(topic, "/rollback"), {"transactionWritePointer": self.pointer})
+        await self.end("abort")
+
+    async def end(self, verb: str) -> None:
+        assert self.transaction is not None
+        await decide(self.talk, self.transaction, verb)
+
+    async def _publish_all(self) -> None:
+        for topic in self.topics:
+            await self.publish(topic)
+
+    def _request(self, topic: str, count: int) -> Request:
+        self._sent += 1
+        payloads = tuple(b"%s.%d.%d" % (self.name.encode(), self._sent, number) for number in range(count))
+        request = Request(topic, payloads, self.transaction)
+        self.plot.requests.append(request)
+        return request
+
+    async def store(self, topic: str) -> Request:
+        request = self._request(topic, self.rng.choice((1, 20)))
+        request.outcome = "refused"  # nobody sees it before it is published
+        await self._send(topic, "/store", request)
+        return request
+
+    async def publish(
+        self, topic: str, count: int | None = None, stores: Sequence[Request] = ()
+    ) -> tuple[Request, dict[str, Any] | None]:
+        """Publish new messages, and what was stored before; the request, and what was answered."""
+        request = self._request(topic, self.rng.choice((1, 3, 12)) if count is None else count)
+        parts = [request, *stores]
+        for part in parts:
+            part.outcome = "unknown"
+        try:
+            answered = await self._send(topic, "/publish", request)
+        except NotDone as refused:
+            for part in parts if not refused.unknown else ():
+                part.outcome = "refused"
+            raise
+        for part in parts:
+            part.outcome, part.ended_s = "acknowledged", time.monotonic()
+        return request, answered
+
+    async def _send(self, topic: str, verb: str, request: Request) -> dict[str, Any] | None:
+        body = JSON.encode_publish(PublishRequest(request.payloads, self.pointer))
+        answered: dict[str, Any] | None = said(await self.talk.ask("POST", topic_path(topic, verb), body, JSON_HEADERS))
+        return answered
+
+
+async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng: Random, pause_s: float) -> None:
+    """Transactions until the ring is over."""
+    number, cut_off = rng.randrange(len(COURSES)), None
+    while not place.over:
+        try:
+            async with place.talk() as talk:
+                while not place.over:
+                    if cut_off is not None:
+                        await decide_somehow(talk, cut_off, rng)
+                        cut_off = None
+                    number += 1
+                    work = Work(talk, plot, f"{name}-{number}", topics, rng)
+                    try:
+                        await work.run(COURSES[number % len(COURSES)])
+                    except (ConnectionLost, NotDone):
+                        cut_off = work.transaction
+                        raise
+                    place.count(acknowledged=1)
+                    await trio.sleep(pause_s)  # nobody begins transactions without a pause
+        except (ConnectionLost, NotConnected, NotDone):
+            await trio.sleep(0.01)
+
+
+async def settle(talk: Talk, plot: Plot) -> None:
+    """Learn from the service what became of every transaction; those that were left are over soon."""
+    for transaction in plot.transactions:
+        with trio.fail_after(40):
+            while True:
+                state = (await done(talk, "GET", f"{TX}/{transaction.id}"))["state"]
+                if state != "in_progress":
+                    break
+                if transaction.expires_ms - time.time() * 1000 > 5_000:
+                    await decide(talk, transaction, "abort")
+                await trio.sleep(0.02)
+        transaction.state = state
