@@ -1,0 +1,341 @@
+"""What a topic does with write pointers: what is refused, what is answered, what is kept and when it is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import errors
+from protocol.effects import Delete, Put, RollBack, Table
+from protocol.ids import pack_position
+from protocol.keys import pointer_key
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest
+from protocol.rows import MessageRow, Stored, decode_row, encode_row
+from protocol.topic.asks import Cleaned, Create, PlanCleaning, Publish, Remove, SetProperties, Undelete
+from protocol.topic.core import TopicCore
+from protocol.topic.pending import MAX_RUNS, Pending
+from protocol.topic.pointer_asks import ListPointers, PublishUnder, RollBackPointer, StoreUnder
+from protocol.topic.roll import Roll, values_of
+from protocol.topic.sequence import Run
+from protocol.topic.state import Now, TopicLimits, TopicState
+
+NAME = TopicName("ns", "t")
+NOW_MS = 1_700_000_000_000
+P, Q = NOW_MS * 1_000_000, NOW_MS * 1_000_000 + 1
+HOUR_MS = 3_600_000
+
+
+class Topic:
+    """A core that is asked one thing, or several, in one step."""
+
+    def __init__(self, properties=None, **limits):
+        self.standings = {}
+        self.core = TopicCore(TopicState(NAME, TopicLimits(**limits), authority=self))
+        self.now_ms = NOW_MS
+        self.ask(Create(properties or TopicProperties()))
+
+    def standing(self, pointer):
+        return self.standings.get(pointer, "unknown")
+
+    def ask(self, *wanted, decided=()):
+        now = Now(self.now_ms, 0.0, decided=decided)
+        self.step = self.core.step(list(enumerate(wanted)), now)
+        answers = dict(self.core.settled(self.step, now))
+        return answers[0] if len(wanted) == 1 else [answers[index] for index in range(len(wanted))]
+
+    def publish(self, pointer, *messages, **more):
+        return self.ask(PublishUnder(PublishRequest(messages, pointer, **more), 0))
+
+    def keep(self, pointer, *messages, **more):
+        return self.ask(StoreUnder(PublishRequest(messages, pointer, **more), 0))
+
+    def plain(self, *messages):
+        return self.ask(Publish(PublishRequest(messages), 0))
+
+    def view(self, pointer=P):
+        return next(each for each in self.ask(ListPointers()) if each.pointer == pointer)
+
+    def puts(self, table):
+        return [each for each in self.step.operations if isinstance(each, Put) and each.table is table]
+
+    def refuses(self, kind, answer, word=""):
+        assert type(answer) is kind, answer
+        assert word in f"{answer.detail} {answer.hint}"
+        assert not self.step.operations
+
+
+@pytest.mark.parametrize("verb", ["publish", "keep"])
+def test_what_is_refused_under_a_write_pointer(verb):
+    topic = Topic(max_lifetime_ms=25 * HOUR_MS)
+    write = getattr(topic, verb)
+    topic.refuses(errors.InvalidParameter, write(0, b"x"))
+    topic.refuses(errors.InvalidParameter, write(-P, b"x"))
+    topic.refuses(errors.TransactionRequired, write(None, b"x"))
+    topic.refuses(errors.TransactionExpired, write(P - 25 * HOUR_MS * 1_000_000, b"x"), "max_lifetime_s")
+    topic.refuses(errors.GenerationChanged, write(P, b"x", generation=2))
+    for standing in ("committed", "aborted", "invalid"):
+        topic.standings[P] = standing
+        topic.refuses(errors.TransactionNotInProgress, write(P, b"x"), standing)
+    topic.standings[P] = "in_progress"
+    topic.ask(RollBackPointer(P))
+    topic.refuses(errors.RolledBack, write(P, b"x"))
+    topic.ask(SetProperties({"transactional": "disabled"}))
+    topic.refuses(errors.TransactionRefused, write(Q, b"x"))
+    topic.ask(Remove())
+    topic.refuses(errors.TopicNotFound, write(Q, b"x"))
+
+
+def test_with_lifetime_zero_a_pointer_may_be_as_old_as_it_likes():
+    topic = Topic(max_lifetime_ms=0)
+    assert topic.publish(1, b"x").write_pointer == 1
+
+
+def test_a_topic_that_wants_transactions_takes_publishes_under_one():
+    topic = Topic(TopicProperties(transactional="required"))
+    assert topic.publish(P, b"x").write_pointer == P
+
+
+def test_a_new_pointer_beyond_the_bound_is_refused_and_an_old_one_is_not():
+    topic = Topic(max_pending=1)
+    topic.publish(P, b"x")
+    topic.refuses(errors.Overloaded, topic.publish(Q, b"x"), "max_per_topic")
+    topic.refuses(errors.Overloaded, topic.keep(Q, b"x"))
+    topic.refuses(errors.Overloaded, topic.ask(RollBackPointer(Q)))
+    assert topic.publish(P, b"y").write_pointer == P
+    assert topic.ask(PublishUnder(PublishRequest([b"x"], Q), 0), decided=(P,)).write_pointer == Q
+
+
+def test_a_segment_beyond_the_bound_is_refused():
+    topic = Topic(max_segments=1)
+    topic.keep(P, b"x", segment="a")
+    topic.refuses(errors.TransactionTooLarge, topic.keep(P, b"x", segment="b"))
+    assert topic.keep(P, b"x", segment="a") is None
+
+
+def test_what_was_stored_is_published_by_one_row_before_the_messages_of_the_request():
+    topic = Topic()
+    topic.keep(P, b"a", b"bb")
+    topic.now_ms += 1
+    topic.keep(P, b"ccc")
+    answer = topic.publish(P, b"inline")
+    (put,) = topic.puts(Table.MESSAGE)
+    reference = Stored.of(decode_row(put.values[0]))
+    first, last = pack_position(NOW_MS, 0), pack_position(NOW_MS + 1, 0)
+    assert reference == Stored(3, 6, first, last)
+    assert decode_row(put.values[1]) == MessageRow(b"inline", P)
+    assert put.suffixes == [pack_position(NOW_MS + 1, 0), pack_position(NOW_MS + 1, 1)]
+    assert (answer.start_sequence_id, answer.end_sequence_id) == (0, 1)
+    assert topic.core.state.usage.messages == topic.core.state.appended == 4
+
+
+def test_publishing_nothing_again_answers_as_the_first_time_and_writes_nothing():
+    topic = Topic()
+    topic.keep(P, b"a")
+    first = topic.publish(P, b"inline")
+    topic.plain(b"another")
+    assert topic.publish(P) == first
+    assert not topic.step.operations
+    topic.refuses(errors.AlreadyPublished, topic.keep(P, b"late"))
+
+
+def test_publishing_nothing_at_all_is_an_empty_answer_and_no_row():
+    topic = Topic()
+    answer = topic.publish(P)
+    assert (answer.start_timestamp_ms, answer.start_sequence_id) == (answer.end_timestamp_ms, answer.end_sequence_id)
+    assert not topic.step.operations
+    assert not topic.core.state.pending
+
+
+def test_only_listed_segments_count_and_unknown_ones_are_no_error():
+    topic = Topic()
+    topic.keep(P, b"a", segment="one")
+    topic.keep(P, b"bb", b"bb", segment="two")
+    topic.keep(P, b"c")
+    topic.publish(P, segments=["two", "three"])
+    reference = Stored.of(decode_row(topic.puts(Table.MESSAGE)[0].values[0]))
+    assert (reference.messages, reference.payload_bytes, reference.segments) == (2, 4, frozenset({1}))
+    assert topic.view().messages == 2
+
+
+def test_with_no_winner_nothing_is_published_for_ever():
+    topic = Topic()
+    topic.keep(P, b"a", segment="one")
+    topic.publish(P, segments=["other"])
+    assert Stored.of(decode_row(topic.puts(Table.MESSAGE)[0].values[0])).messages == 0
+    topic.refuses(errors.AlreadyPublished, topic.keep(P, b"b"))
+
+
+def test_stored_messages_take_room_in_the_topic():
+    topic = Topic(TopicProperties(max_bytes=250))
+    topic.keep(P, b"x" * 150)
+    topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
+    topic.refuses(errors.TopicFull, topic.keep(P, b"y" * 150))
+    assert topic.publish(P).write_pointer == P  # brings no bytes
+    topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
+
+
+def test_a_rollback_touches_only_the_rows_of_its_range_and_leaves_the_pointer_usable():
+    topic = Topic()
+    one, two = topic.publish(P, b"1"), topic.publish(P, b"2")
+    position = pack_position(one.start_timestamp_ms, one.start_sequence_id)
+    topic.ask(RollBackPointer(P, (position, position)))
+    (rollback,) = [each for each in topic.step.operations if isinstance(each, RollBack)]
+    prefix = topic.core.state.prefix
+    assert rollback == RollBack(prefix + position, prefix + position + b"\x00", P)
+    assert topic.step.rolled_back == [(P, position, position)]
+    assert topic.view().first == pack_position(two.start_timestamp_ms, two.start_sequence_id)
+    assert topic.publish(P, b"3").write_pointer == P
+
+
+def test_a_rollback_wins_over_publishes_of_its_pointer_in_the_same_step():
+    topic = Topic()
+    publish = PublishUnder(PublishRequest([b"x"], P), 0)
+    first, rolled_back, second = topic.ask(publish, RollBackPointer(P), publish)
+    assert (first.write_pointer, rolled_back, type(second)) == (P, None, errors.RolledBack)
+    kinds = [type(each) if isinstance(each, RollBack) else each.table for each in topic.step.operations]
+    assert kinds.index(Table.MESSAGE) < kinds.index(RollBack) < len(kinds) - 1
+    assert kinds[-1] is Table.METADATA
+    topic.ask(RollBackPointer(P))
+    assert not topic.step.operations
+
+
+def test_what_was_committed_is_not_rolled_back_by_a_late_client():
+    topic = Topic()
+    topic.standings[P] = "in_progress"
+    topic.publish(P, b"x")
+    topic.standings[P] = "committed"
+    topic.refuses(errors.TransactionNotInProgress, topic.ask(RollBackPointer(P)), "committed")
+
+
+def test_the_service_rolls_back_in_a_deleted_topic_and_a_client_does_not():
+    topic = Topic()
+    topic.publish(P, b"x")
+    topic.ask(Remove())
+    topic.refuses(errors.TopicNotFound, topic.ask(RollBackPointer(P)))
+    assert topic.ask(RollBackPointer(P, by_client=False)) is None
+    assert topic.step.rolled_back
+    topic.ask(Undelete())
+    assert topic.view().rolled_back
+
+
+def test_a_re_created_topic_knows_nothing_of_the_pointers_before():
+    topic = Topic()
+    topic.publish(P, b"x")
+    topic.ask(Remove())
+    topic.ask(Create(TopicProperties()))
+    assert topic.step.dropped == [P]
+    assert topic.step.operations[-1] == Delete(Table.METADATA, [pointer_key(NAME, 1, P)])
+    assert topic.ask(ListPointers()) == []
+
+
+def test_a_decided_pointer_is_forgotten_with_the_next_commit():
+    topic = Topic()
+    topic.publish(P, b"x")
+    assert topic.ask(ListPointers(), decided=(P,)) == []
+    assert not topic.step.operations
+    topic.plain(b"y")
+    assert Delete(Table.METADATA, [pointer_key(NAME, 1, P)]) in topic.step.operations
+    assert topic.step.dropped == [P]
+
+
+def test_stored_messages_of_a_decided_pointer_are_removed_before_it_is_forgotten():
+    topic = Topic()
+    topic.keep(P, b"x")
+    topic.ask(ListPointers(), decided=(P,))
+    plan = topic.ask(PlanCleaning(0))
+    assert [pointer for pointer, _, _ in plan.orphans] == [P]
+    assert topic.core.state.stored_bytes == 1
+    topic.ask(Cleaned(plan.prefix, (), (P,)))
+    assert (topic.core.state.pending, topic.core.state.stored_bytes) == ({}, 0)
+    assert topic.step.dropped == [P]
+
+
+def test_without_a_lifetime_orphans_go_by_the_ttl_and_cannot_be_published_any_more():
+    topic = Topic(TopicProperties(ttl_s=3600), max_lifetime_ms=0)
+    topic.keep(1, b"x")
+    topic.now_ms += HOUR_MS
+    assert topic.ask(PlanCleaning(0)).orphans == ()
+    topic.now_ms += 1
+    assert [pointer for pointer, _, _ in topic.ask(PlanCleaning(0)).orphans] == [1]
+    topic.refuses(errors.TransactionExpired, topic.publish(1))
+
+
+@pytest.mark.parametrize(("standing", "forgotten"), [("unknown", True), ("invalid", False), ("in_progress", False)])
+def test_past_the_maximum_lifetime_only_pointers_that_nobody_knows_are_forgotten(standing, forgotten):
+    topic = Topic(max_lifetime_ms=HOUR_MS)
+    topic.publish(P, b"x")
+    if standing == "invalid":
+        topic.ask(RollBackPointer(P))
+    topic.standings[P] = standing
+    topic.now_ms += HOUR_MS
+    topic.ask(PlanCleaning(0))
+    assert (P not in topic.core.state.pending) is forgotten
+
+
+def test_hidden_messages_are_those_from_the_pointers_first_row_on():
+    topic = Topic()
+    topic.plain(b"before")
+    topic.publish(P, b"1", b"2")
+    topic.plain(b"behind")
+    topic.keep(Q, b"stored", b"stored")
+    view = topic.view()
+    assert (view.hidden, view.messages, view.bytes, view.since_ms, view.stored) == (3, 2, 2, NOW_MS, 0)
+    assert (topic.view(Q).hidden, topic.view(Q).first, topic.view(Q).stored) == (0, None, 2)
+    topic.publish(Q)
+    assert (topic.view(P).hidden, topic.view(Q).hidden) == (5, 2)
+
+
+def test_a_commit_writes_one_row_about_each_pointer_however_often_it_published():
+    topic = Topic()
+    topic.ask(*(PublishUnder(PublishRequest([b"x"], pointer), 0) for pointer in (P, Q) * 50))
+    assert len(topic.puts(Table.MESSAGE)) == 1
+    (about,) = topic.puts(Table.METADATA)
+    assert len(about.suffixes) == 2
+    assert topic.step.pointers == {P, Q}
+
+
+def test_runs_of_a_pointer_are_bounded_and_cover_all_its_rows():
+    pending = Pending(P, 0, 0)
+    positions = [pack_position(ts_ms, 0) for ts_ms in range(10, 4000, 10)]
+    for before, position in enumerate(positions):
+        pending.add(position, position, before)
+        assert len(pending.runs) <= MAX_RUNS
+        assert Pending.decode(P, pending.encode()) == pending
+    assert all(any(run.first <= each <= run.last for run in pending.runs) for each in positions)
+    gone = pending.cut(positions[100], positions[200])
+    assert (gone[0][0], gone[-1][1]) == (positions[100], positions[200])
+    assert pending.cut(positions[100], positions[200]) == []
+    assert not any(run.first <= positions[150] <= run.last for run in pending.runs)
+
+
+def test_a_damaged_pointer_row_stops_publishes_and_nothing_else():
+    topic = Topic()
+    topic.plain(b"x")
+    topic.core.state.pending[P] = Pending.of_damaged(P, NOW_MS)
+    assert isinstance(topic.publish(P, b"x"), errors.StorageFailed)
+    assert topic.ask(RollBackPointer(P)) is None
+    (rollback,) = topic.step.operations
+    assert rollback.start == topic.core.state.prefix + bytes(10)
+    assert topic.publish(Q, b"x").write_pointer == Q
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (3, 200, 0)])
+@pytest.mark.parametrize("ttls_s", [None, 5])
+@pytest.mark.parametrize("extras", [None, {"s": 3}])
+def test_values_made_in_bulk_are_those_of_rows_made_one_by_one(sizes, ttls_s, extras):
+    messages = [bytes(size) for size in sizes]
+    ttls = None if ttls_s is None else [ttls_s] * len(sizes)
+    wanted = [encode_row(MessageRow(each, P, ttls_s, extras or {})) for each in messages]
+    assert values_of(messages, ttls, P, extras) == wanted
+
+
+def test_items_begin_anew_behind_a_reference():
+    roll = Roll()
+    roll.add([Run(5, 0, 2)], [b"a", b"b"], None, P)
+    roll.add([Run(5, 2, 1)], [b"c"], None, P)
+    assert roll.pointers == [(0, 3, P)]
+    roll.add_reference(pack_position(5, 3), b"reference")
+    roll.add([Run(5, 4, 1)], [b"d"], [60], Q)
+    assert (len(roll), len(roll.items), roll.pointers, roll.expiries) == (5, 1, [(0, 1, Q)], {0: 60_005})
+    assert roll.restart == pack_position(5, 4) + bytes(10)
