@@ -197,6 +197,7 @@ def is_plain(request: PublishRequest) -> bool:
         and request.generation is None
         and not request.atomic
         and request.routing_key is None
+        and request.segment is None
         and request.segments is None
         and request.attributes is None
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core.effects import Blocking, Now, Pause, Send, Tell
@@ -57,5 +58,11 @@ class Shell:
             return self._clock()
         if isinstance(effect, Pause):
             return self._sleep(effect.seconds)
-        assert isinstance(effect, (Blocking, Tell))
+        if isinstance(effect, Tell):
+            told = effect.work()
+            if iscoroutine(told):
+                told.close()
+                raise TypeError("an asynchronous participant takes part in transactions of an AsyncClient only")
+            return told
+        assert isinstance(effect, Blocking)
         return effect.work()

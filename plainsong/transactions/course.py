@@ -55,7 +55,8 @@ class Course(Undoing):
         timeout_s: int | None,
         client_id: str | None,
     ) -> None:
-        super().__init__(operations, [Foreign(each) for each in participants], TransactionMessages(operations, bounds))
+        once = {id(each): Foreign(each) for each in participants}
+        super().__init__(operations, list(once.values()), TransactionMessages(operations, bounds))
         self._options = (kind, timeout_s, client_id)
 
     def enlist(self, reader: Enlisted) -> None:

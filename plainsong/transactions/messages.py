@@ -1,9 +1,12 @@
 """The participant that publishes: it keeps messages until the commit, in bounded memory, and publishes them last.
 
 What does not fit is *stored* with the daemon under the transaction's pointer, where nobody sees it: so a
-transaction may have any number of messages. At the commit there is one publish for each topic, which takes what
-was stored and then what is still here: the order is that of the calls. Rolling back names the pointer alone, so
-that it also reaches what nobody answered for.
+transaction may have any number of messages. Each store is a segment of its own. One whose answer got lost is sent
+again under another name, and only the segments that were answered for are published: a transaction of hours
+outlives a restart of the daemon. At the commit there is one publish for each topic: of its messages, or, where some
+were stored, of its segments after the rest has been stored too (which is the same made twice, so that it can be
+repeated). The order is that of the calls. Rolling back names the pointer alone, so that it also reaches what nobody
+answered for.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from plainsong.core.attempts import Backoff
 from plainsong.core.calls import own_ttls
+from plainsong.core.effects import Pause
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.transactions import calls
-from protocol.errors import InvalidParameter, PlainsongError, TopicNotFound
+from protocol.errors import InvalidParameter, OutcomeUnknown, PlainsongError, TopicNotFound
 from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
@@ -47,6 +52,8 @@ class Waiting:
     bytes: int = 0
     stored: int = 0
     """Messages that are with the daemon, not published yet."""
+    segments: list[str] = field(default_factory=list)
+    """Where they are there."""
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class TransactionMessages:
         #: Topics that something was sent to, by pointer: what a rollback has to name.
         self._touched: dict[int, dict[str, None]] = {}
         self._in_doubt = False
+        self._segment = 0
         self._broken: BaseException | None = None
         #: What was published so far, by topic: where the messages that came inline stand.
         self.receipts: dict[str, list[Receipt]] = {}
@@ -121,19 +129,41 @@ class TransactionMessages:
             yield from self._store(topic, waiting)
 
     def _store(self, topic: str, waiting: Waiting) -> Steps[None]:
-        """One request, of the oldest messages here."""
+        """The oldest messages here, as many as one request carries, into a segment that answers for them."""
         assert self._transaction is not None
         request = self._taken(waiting)
         self._touch(topic)
         try:
-            yield from self._operations.call(
-                calls.store(self._operations.namespace, topic, request), left_s(self._operations, self._transaction)
-            )
+            segment = yield from self._stored(topic, request, left_s(self._operations, self._transaction))
         except BaseException as error:
             # The messages are neither here nor certainly there: a commit would lose them.
             self._broken = error
             raise
+        waiting.segments.append(segment)
         waiting.stored += len(request.messages)
+
+    def _stored(self, topic: str, request: PublishRequest, limit_s: float) -> Steps[str]:
+        """The name of the segment they are in; another one for each attempt of which nobody knows whether it took."""
+        operations = self._operations
+        backoff = Backoff(operations.random)
+        until_s = operations.clock() + limit_s
+        while True:
+            self._segment += 1
+            request.segment = str(self._segment)
+            call = calls.store(operations.namespace, topic, request)
+            try:
+                yield from operations.call(call, max(MIN_CALL_S, until_s - operations.clock()))
+            except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
+                pause_s = backoff.next_s(error)
+                if (
+                    error.outcome != "unknown"
+                    or not operations.settings.retry
+                    or operations.clock() + pause_s >= until_s
+                ):
+                    raise
+                yield Pause(pause_s)
+            else:
+                return request.segment
 
     def _taken(self, waiting: Waiting) -> PublishRequest:
         """The oldest messages, as many as one request carries."""
@@ -185,17 +215,17 @@ class TransactionMessages:
         if self._broken is not None:
             raise TransactionFailed("messages could not be stored earlier in this transaction") from self._broken
         for topic, waiting in self._topics.items():
-            while waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES:
-                if len(waiting.messages) == 1:
-                    break
+            while _is_too_much(waiting) or (waiting.segments and waiting.messages):
                 yield from self._store(topic, waiting)
             yield from self._publish(topic, waiting)
         self._topics = {}
         return True
 
     def _publish(self, topic: str, waiting: Waiting) -> Steps[None]:
+        """What is stored, or what is here; never both."""
         assert self._transaction is not None
         request = self._taken(waiting)
+        request.segments = waiting.segments or None
         self._touch(topic)
         try:
             call = calls.publish(self._operations.namespace, topic, request)
@@ -206,9 +236,8 @@ class TransactionMessages:
         except BaseException:
             self._in_doubt = True
             raise
-        if waiting.stored:
-            # Their ids are not in the answer; those that went with it stand last.
-            receipt = replace(receipt, first_id=None, count=waiting.stored + receipt.count)
+        # The ids of stored messages are not in the answer.
+        receipt = replace(receipt, count=waiting.stored) if waiting.segments else receipt
         self.receipts.setdefault(topic, []).append(receipt)
 
     def post_tx_commit(self) -> Steps[None]:
@@ -246,6 +275,11 @@ class TransactionMessages:
         receipts = self.receipts
         self._forget()
         self.receipts = receipts
+
+
+def _is_too_much(waiting: Waiting) -> bool:
+    """Whether one request cannot carry all of it; a single message has to fit."""
+    return (waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES) and len(waiting.messages) > 1
 
 
 def left_s(operations: Operations, transaction: Transaction) -> float:

@@ -56,7 +56,7 @@ class Undoing:
         """The transaction under way. Raises NoTransaction."""
         if self.transaction is None:
             ended = "none was begun" if self.state is None else f"the last one is {self.state.replace('_', ' ')}"
-            raise NoTransaction(f"{what} needs a transaction, and {ended}")
+            raise NoTransaction(f"{what} needs a transaction, and {ended}", hint="direct=True stays outside of any")
         return self.transaction
 
     def abort(self, cause: BaseException | None = None) -> Steps[TransactionState | None]:

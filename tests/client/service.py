@@ -29,8 +29,8 @@ class Service:
         self.timeout_s = timeout_s
         self.states: dict[int, str] = {}
         self.changes: dict[int, list[bytes]] = {}
-        #: Payloads by topic and pointer.
-        self.stored: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        #: Payloads by topic and pointer; of stored ones by segment.
+        self.stored: dict[tuple[str, int], dict[str, list[bytes]]] = defaultdict(dict)
         self.published: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.rolled_back: list[tuple[str, int]] = []
         self.requests: list[tuple[str, Any]] = []
@@ -117,12 +117,16 @@ class Service:
         if self.states[self._parents.get(pointer, pointer)] != "in_progress":
             return problem(409, "transaction_not_in_progress")
         if verb == "store":
-            self.stored[topic, pointer] += request.messages
+            assert request.segment is not None
+            assert (topic, pointer) not in self.published, "already published"
+            self.stored[topic, pointer].setdefault(request.segment, []).extend(request.messages)
             return Answer(200, {}, b"")
         start = self._position
-        rows = len(request.messages) + bool(self.stored.get((topic, pointer)))
-        self._position += rows
-        self.published[topic, pointer] += [*self.stored.pop((topic, pointer), []), *request.messages]
+        stored = self.stored.pop((topic, pointer), {})
+        self._position += len(request.messages) + bool(stored)
+        for name, payloads in stored.items():
+            self.published[topic, pointer] += payloads if name in (request.segments or stored) else []
+        self.published[topic, pointer] += request.messages
         response = PublishResponse(pointer, 1, start, 1, max(start, self._position - 1))
         return Answer(200, {"content-type": codec.content_type}, codec.encode_publish_response(response))
 

@@ -561,6 +561,24 @@ def test_what_is_no_participant_is_refused_by_name(flavour: str):
         stage.run(stage.course.add(object()))
 
 
+def test_a_participant_takes_part_once_however_often_it_is_given(flavour: str):
+    stage = Stage(flavour, {})
+    stage.course = Course(
+        operations(), [*stage.participants, *stage.participants], Bounds(), kind="short", timeout_s=None, client_id=None
+    )
+    stage.run(stage.course.start())
+    assert stage.events == ["service.begin", *each("start_tx")]
+
+
+def test_an_asynchronous_participant_is_refused_where_nobody_could_await_it():
+    stage = Stage("sync", {})
+    stage.run(stage.course.add(AsyncParticipant("late", stage.events)))
+    error = stage.caught(stage.course.start())
+    assert type(error) is TransactionFailed
+    assert "AsyncClient" in error.detail
+    assert stage.service.states[stage.service._last] == "aborted"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_raises_disturbs_nothing(flavour: str, name: str):
     stage = Stage(flavour, {name: {"name": True, "commit_tx": False}})

@@ -85,6 +85,27 @@ def test_a_daemon_that_is_killed_before_the_commit_commits_when_it_is_back(daemo
         assert client.transactions.get(transaction).state == "committed"
 
 
+def test_a_long_transaction_outlives_a_daemon_that_is_killed_while_it_stores(daemon: Callable[..., Daemon]):
+    running = daemon(bind="127.0.0.1:0")
+    running.command[running.command.index("--bind") + 1] = f"127.0.0.1:{running.address[1]}"
+    with Client(url_of(running), deadline_s=PATIENCE_S) as client:
+        client.create_topic("t")
+
+        def killed_and_back() -> None:
+            running.kill()
+            running.start()
+
+        with client.transaction(type="long", buffer_messages=50) as tx:
+            thread = threading.Thread(target=killed_and_back)
+            for n in range(4_000):
+                tx.publish("t", b"%d" % n)
+                if n == 1_000:
+                    thread.start()
+            thread.join()
+        assert committed(client, "t") == [b"%d" % n for n in range(4_000)]
+        assert [message.payload for message in client.read("t")] == [b"%d" % n for n in range(4_000)]
+
+
 def test_a_daemon_that_is_killed_after_the_publish_keeps_the_transaction_and_its_outcome(daemon: Callable[..., Daemon]):
     running = daemon(bind="127.0.0.1:0")
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:

@@ -21,15 +21,18 @@ from protocol.requests import PublishRequest
 class Stage:
     """A course without participants."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: Bounds | None = None, *, retry: bool = False) -> None:
         self.now_s = 0.0
         self.service = Service()
-        working = operations(retry=False)
+        working = operations(retry=retry)
         working.clock = lambda: self.now_s
         self.course = Course(working, (), bounds or Bounds(), kind="short", timeout_s=None, client_id=None)
-        self.shell = Shell(self.service.carry, lambda _: None, lambda: self.now_s)
+        self.shell = Shell(self.service.carry, self.sleep, lambda: self.now_s)
         self.run = self.shell.run
         self.transaction = self.run(self.course.start())
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
     def put(self, topic: str, *payloads: bytes, **options: Any) -> None:
         if self.course.take(topic, PublishRequest(list(payloads), **options)):
@@ -69,7 +72,7 @@ def test_what_does_not_fit_is_stored_and_the_order_is_that_of_the_calls():
     assert stage.verbs().count("publish") == 1
     assert stage.published("t") == [b"%d" % n for n in range(100)]
     (receipt,) = stage.course.messages.receipts["t"]
-    assert (receipt.count, receipt.first_id) == (100, None)
+    assert (receipt.count, receipt.first_id, receipt.last_id) == (100, None, None)
 
 
 @given(
@@ -161,6 +164,29 @@ def test_a_daemon_that_is_gone_is_not_asked_once_for_each_topic():
     with pytest.raises(PlainsongError):
         stage.run(stage.course.abort())
     assert stage.verbs() == ["rollback", "invalidate"]
+
+
+@pytest.mark.parametrize("lost", [LOST, then_lost, problem(503, "outcome_unknown", "unknown")])
+def test_a_store_that_nobody_answered_for_is_sent_again_as_another_segment(lost: Any):
+    stage = Stage(Bounds(buffer_messages=10), retry=True)
+    stage.service.instead["store"] = [lost, lost]
+    stage.service.instead["publish"] = [then_lost, lost]
+    for n in range(100):
+        stage.put("t", b"%d" % n)
+    stage.run(stage.course.finish())
+    assert stage.published("t") == [b"%d" % n for n in range(100)]
+    (segments,) = {tuple(request.segments) for verb, request in stage.service.requests if verb == "publish"}
+    assert "1" not in segments
+    assert "2" not in segments
+    assert stage.course.state == "committed"
+
+
+def test_but_not_longer_than_there_is_any_use_in_it():
+    stage = Stage(Bounds(buffer_messages=1), retry=True)
+    stage.service.instead["store"] = [then_lost] * 1000
+    with pytest.raises(PlainsongError):
+        stage.put("t", b"1", b"2")
+    assert 25 < stage.now_s <= 31
 
 
 @pytest.mark.parametrize("answer", [LOST, then_lost, problem(503, "low_space"), problem(404, "topic_not_found")])
