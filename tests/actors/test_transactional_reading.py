@@ -14,6 +14,7 @@ from protocol.ids import FIRST_BOUND, after
 from protocol.requests import PublishRequest
 from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
 from protocol.transactions.view import Verdict, View
+from storage.base import StoreError
 
 BASE = START_MS * 1_000_000
 pointers = st.integers(1, 4).map(lambda number: BASE + number)
@@ -147,3 +148,22 @@ async def check(world, listed, view, limit):
             span = await world.look(after(ids[index]))
             rest = await read_page(world.store, None, span, limit=10**6, max_bytes=10**6, view=view)
             assert [payload for _, payload in rest.messages()] == wanted[index + 1 :]
+
+
+@pytest.mark.parametrize("rows", range(6))
+@pytest.mark.parametrize("scan", [0, 1, 2])
+async def test_a_page_that_fails_among_stored_messages_leaves_nothing_behind_for_the_next(scan, rows):
+    """The original's 3.4.6, where reading: what a failed request had begun turned up at the head of the next."""
+    async with actors(cache_bytes=0) as world:
+        await world.create()
+        for pointer in (BASE + 1, BASE + 2):
+            await world.ask(StoreUnder(PublishRequest([b"%d" % n for n in range(5)], pointer), 10))
+            await world.publish("between")
+            await world.ask(PublishUnder(PublishRequest([], pointer), 10))
+        whole, _ = await pages(world, None, 100, cached=False)
+        assert len(whole) == 12
+        world.store.fail_next("scan", applied=rows, after=scan)
+        with pytest.raises(StoreError):
+            await pages(world, None, 100, cached=False)
+        assert (await pages(world, None, 100, cached=False))[0] == whole
+        assert (await pages(world, None, 3, cached=False))[0] == whole
