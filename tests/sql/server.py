@@ -138,11 +138,6 @@ class Postgres:
         return self._process is not None
 
     @property
-    def lives(self) -> bool:
-        """Whether it runs, and nobody else killed it."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
     def pids(self) -> list[int]:
         """Of the server, and of every process of it."""
         assert self._process is not None

@@ -1,9 +1,10 @@
 """A program that writes rows and messages in transactions, and kills somebody at a step of its choice.
 
-    worker.py DAEMON_URL DATABASE_URL NUMBERS POINT VICTIM
+    worker.py DAEMON_URL DATABASE_URL
 
-NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one of ``POINTS`` or ``-``, VICTIM the processes to kill,
-with commas, or ``self``. Prints what became of each transaction: ``17 committed``, or the error's name.
+It is told what to do by lines ``NUMBERS POINT VICTIM``: NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one
+of ``POINTS`` or ``-``, VICTIM the processes to kill, with commas, ``self`` or ``-``. It prints what became of each
+transaction: ``17 committed``, or the error's name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -57,10 +59,18 @@ class Knife:
         return True
 
 
+class Order:
+    """What is to be done now."""
+
+    point = "-"
+    victims: tuple[int, ...] = ()
+
+
 def strike(point: str) -> None:
     """Kill the victims, if this is the point."""
-    if point == POINT:
-        for pid in VICTIMS:
+    if point == Order.point:
+        Order.point = "-"
+        for pid in Order.victims:
             os.kill(pid, signal.SIGKILL)
 
 
@@ -80,22 +90,28 @@ def work(client: Client, session: Session, number: int) -> None:
         tx.publish("orders", b"%d" % number)
 
 
-def main(daemon: str, database: str, numbers: Iterable[int]) -> None:
+def work_through(client: Client, engine: Engine, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        try:
+            with Session(engine) as session:
+                work(client, session, number)
+            print(number, "committed", flush=True)
+        except (PlainsongError, OperationalError) as error:
+            print(number, type(error).__name__, flush=True)
+
+
+def main(daemon: str, database: str) -> None:
     deciding.committed = striking_before_the_decision(deciding.committed)
     engine = create_engine(database, connect_args={"connect_timeout": 2}, pool_pre_ping=True)
     with Client(daemon, namespace="sql", deadline_s=DEADLINE_S) as client:
-        for number in numbers:
-            try:
-                with Session(engine) as session:
-                    work(client, session, number)
-                print(number, "committed", flush=True)
-            except (PlainsongError, OperationalError) as error:
-                print(number, type(error).__name__, flush=True)
+        for line in sys.stdin:
+            numbers, Order.point, victims = line.split()
+            own = (os.getpid(),) if victims == "self" else ()
+            Order.victims = own or tuple(int(pid) for pid in victims.split(",") if pid.isdigit())
+            first = int(numbers.rstrip("-"))
+            work_through(client, engine, count(first) if numbers.endswith("-") else [first])
     engine.dispose()
 
 
 if __name__ == "__main__":
-    DAEMON, DATABASE, NUMBERS, POINT, VICTIM = sys.argv[1:]
-    VICTIMS = [os.getpid()] if VICTIM == "self" else [int(pid) for pid in VICTIM.split(",") if pid.isdigit()]
-    first = int(NUMBERS.rstrip("-"))
-    main(DAEMON, DATABASE, count(first) if NUMBERS.endswith("-") else [first])
+    main(*sys.argv[1:])
