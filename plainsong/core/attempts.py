@@ -7,7 +7,7 @@ them may have taken, the outcome is unknown, whatever the last one was answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from plainsong.core.answers import error_of
@@ -40,6 +40,13 @@ class Call(Generic[T]):
     repeat: Repeat = "reading"
     wait_s: float = 0.0
     """How long the daemon was asked to hold its answer."""
+    outlasts: bool = False
+    """Whether a transaction service that is away is waited for: it was there a moment ago."""
+
+
+def outlasting(call: Call[T]) -> Call[T]:
+    """The same call, inside a transaction that the service has begun."""
+    return replace(call, outlasts=True)
 
 
 class Places:
@@ -108,7 +115,8 @@ def attempts(
         result, error = read_answer(call, answer, url)
         if error is None:
             return cast("T", result)
-        again = may_repeat(call.repeat, error) and (settings.retry or endless or _first_round(tries, places, error))
+        again = may_repeat(call.repeat, error, outlasts=call.outlasts)
+        again = again and (settings.retry or endless or _first_round(tries, places, error))
         if call.repeat == "reading":
             error.outcome = "not-applied"
         in_doubt |= error.outcome == "unknown"
@@ -142,9 +150,9 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
         return None, lost
 
 
-def may_repeat(repeat: Repeat, error: PlainsongError) -> bool:
+def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False) -> bool:
     """Whether an attempt that failed so may be followed by another."""
-    if isinstance(error, TransactionsUnavailable):
+    if isinstance(error, TransactionsUnavailable) and not outlasts:
         return False  # plain work goes on; this one needs somebody's attention
     if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
         passing = not isinstance(error, UnexpectedAnswer) or (repeat == "reading" and error.outcome != "applied")

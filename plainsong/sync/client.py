@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from plainsong.sync.publisher import Publisher
 
-
 log = logging.getLogger("plainsong.client")
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NoReturn
 
+from plainsong.core.attempts import outlasting
 from plainsong.errors import TransactionFailed, TransactionInProgress
 from plainsong.transactions import calls, deciding
 from plainsong.transactions.failures import Failures, failure_of, timed_out
@@ -148,9 +149,8 @@ class Course(Undoing):
             changes = yield from self._changes(failures)
             if changes:
                 failures.doing = "detecting conflicts"
-                yield from self._operations.call(
-                    calls.prepare(transaction.id, changes), left_s(self._operations, transaction)
-                )
+                call = outlasting(calls.prepare(transaction.id, changes))
+                yield from self._operations.call(call, left_s(self._operations, transaction))
             yield from self._persist(failures)
         except Exception as error:  # noqa: BLE001 - raised after the undoing
             yield from self._fail(failures, error)
@@ -212,7 +212,7 @@ class Course(Undoing):
         try:
             yield from self._persist(failures)
             failures.doing = "making a checkpoint"
-            call = calls.checkpoint(transaction)
+            call = outlasting(calls.checkpoint(transaction))
             transaction = yield from self._operations.call(call, left_s(self._operations, transaction))
             self.transaction = transaction
             for member in self._members:

@@ -7,6 +7,7 @@ import platform
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plainsong.core.attempts import outlasting
 from plainsong.core.effects import Send
 from plainsong.errors import Closed, TransactionFailed, TransactionInDoubt
 from plainsong.transactions import calls
@@ -62,7 +63,7 @@ def committed(operations: Operations, transaction: Transaction) -> Steps[None]:
         request. TransactionInDoubt: nobody knows.
     """
     try:
-        yield from operations.call(calls.commit(transaction.id))
+        yield from operations.call(outlasting(calls.commit(transaction.id)))
     except (TransactionNotInProgress, TransactionConflict) as error:
         # A commit that took is answered like the first time: so no earlier attempt took either.
         error.outcome = "not-applied"
@@ -79,10 +80,10 @@ def _asked(operations: Operations, transaction: Transaction, error: Exception) -
     state: TransactionState = "unknown"
     for _ in range(MAX_QUESTIONS):
         try:
-            state = (yield from operations.call(calls.get(transaction.id))).state
+            state = (yield from operations.call(outlasting(calls.get(transaction.id)))).state
             if state == "in_progress":
                 # The commit may still be on its way: shut the door before saying that it did not take.
-                state = yield from operations.call(calls.invalidate(transaction.id))
+                state = yield from operations.call(outlasting(calls.invalidate(transaction.id)))
             break
         except TransactionNotInProgress:
             continue  # it was decided between the two

@@ -36,7 +36,12 @@ class Failures:
         if not self.errors:
             self.doing = doing
         self.errors.append(error)
-        self.notes.append(f"{doing}: {type(error).__name__}: {error}")
+        self.notes.append(_said(doing, error))
+
+    def without_first(self) -> Failures:
+        """All but the first error, which is raised itself."""
+        said = _said(self.doing, self.errors[0])
+        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != said])
 
     def tell(self, error: BaseException, state: str | None) -> None:
         """Say all of it in the notes of what is raised."""
@@ -54,6 +59,10 @@ class Failures:
         for note in self.notes[1:]:
             told.add_note(note)
         return told
+
+
+def _said(doing: str, error: Exception) -> str:
+    return f"{doing}: {type(error).__name__}: {error}"
 
 
 def failure_of(transaction: Transaction, doing: str, error: Exception) -> PlainsongError:

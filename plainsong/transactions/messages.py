@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from plainsong.core.attempts import Backoff
+from plainsong.core.attempts import Backoff, outlasting
 from plainsong.core.calls import own_ttls
 from plainsong.core.effects import Pause
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
@@ -150,7 +150,7 @@ class TransactionMessages:
         while True:
             self._segment += 1
             request.segment = str(self._segment)
-            call = calls.store(operations.namespace, topic, request)
+            call = outlasting(calls.store(operations.namespace, topic, request))
             try:
                 yield from operations.call(call, max(MIN_CALL_S, until_s - operations.clock()))
             except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
@@ -228,7 +228,7 @@ class TransactionMessages:
         request.segments = waiting.segments or None
         self._touch(topic)
         try:
-            call = calls.publish(self._operations.namespace, topic, request)
+            call = outlasting(calls.publish(self._operations.namespace, topic, request))
             receipt = yield from self._operations.call(call, left_s(self._operations, self._transaction))
         except PlainsongError as error:
             self._in_doubt |= error.outcome != "not-applied"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from plainsong.core.attempts import outlasting
 from plainsong.errors import NoTransaction
 from plainsong.transactions import calls
 from plainsong.transactions.failures import Failures, failure_of
@@ -77,9 +78,8 @@ class Undoing:
         if cause is not None:
             failures.tell(cause, self.state)
         elif failures.errors:
-            first = Failures(failures.doing, failures.errors[1:], failures.notes[1:])
             told = failure_of(transaction, failures.doing, failures.errors[0])
-            first.tell(told, self.state)
+            failures.without_first().tell(told, self.state)
             raise told
         return self.state
 
@@ -108,7 +108,7 @@ class Undoing:
         self.state = "aborted" if clean else "invalid"
         call = calls.abort(transaction.id) if clean else calls.invalidate(transaction.id)
         try:
-            self.state = yield from self._operations.call(call, self._undo_s)
+            self.state = yield from self._operations.call(outlasting(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
             failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)

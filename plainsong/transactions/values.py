@@ -42,6 +42,8 @@ class Transaction:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     pointers: tuple[int, ...] = ()
     """Every write pointer it has had, oldest first; empty: the id alone."""
+    service: str = ""
+    """What tells the service that began it from others, which may have used the same id; empty: unknown."""
 
     @property
     def age_s(self) -> float:
@@ -76,6 +78,8 @@ class TransactionStatus:
     """How many messages wait behind it, for readers of committed ones."""
     kept_until_ms: int | None = None
     """Until when the service will remember this outcome."""
+    service: str = ""
+    """Whose word this is, as in ``Transaction``."""
 
     @property
     def issued_ms(self) -> int:

@@ -114,6 +114,7 @@ class Stage:
     flavour: str
     fails: dict[str, dict[str, Any]]
     bounds: Bounds | None = None
+    retry: bool = False
 
     def __post_init__(self) -> None:
         self.now_s = 0.0
@@ -121,7 +122,7 @@ class Stage:
         self.service = Service(self.events)
         kind = Participant if self.flavour == "sync" else AsyncParticipant
         self.participants = [kind(name, self.events, self.fails.get(name)) for name in NAMES]
-        working = operations(retry=False)
+        working = operations(retry=self.retry)
         working.clock = lambda: self.now_s
         self.course = Course(
             working, self.participants, self.bounds or Bounds(), kind="short", timeout_s=None, client_id=None
@@ -434,6 +435,20 @@ def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt(flavour: str):
     assert type(stage.caught(stage.course.finish())) is TransactionInDoubt
 
 
+@pytest.mark.parametrize("verb", ["prepare", "publish", "commit", "checkpoint", "abort"])
+def test_a_service_that_is_loaded_again_meanwhile_is_waited_for(flavour: str, verb: str):
+    stage = Stage(flavour, {}, retry=True)
+    transaction = stage.started()
+    stage.course.take("t", PublishRequest([b"m"]))
+    stage.service.instead[verb] = [problem(503, "transactions_unavailable")] * 3
+    if verb == "abort":
+        assert stage.run(stage.course.abort()) == "aborted"
+        return
+    stage.run(stage.course.checkpoint())
+    stage.run(stage.course.finish())
+    assert stage.service.states[transaction.id] == "committed"
+
+
 # --- abort ---------------------------------------------------------------------------------------
 
 
@@ -467,6 +482,15 @@ def test_an_abort_without_a_cause_raises_what_failed_first(flavour: str):
     assert type(error) is TransactionFailed
     assert str(error.__cause__) == "one"
     assert [str(other) for other in error.others] == ["two"]
+
+
+def test_what_did_not_roll_back_without_raising_is_told_too(flavour: str):
+    stage = Stage(flavour, {"a": {"rollback_tx": False}, "b": {"rollback_tx": Boom("one")}})
+    stage.started()
+    error = stage.caught(stage.course.abort())
+    assert str(error.__cause__) == "one"
+    assert len(error.__notes__) == 2
+    assert "a did not roll back" in error.__notes__[1]
 
 
 # --- checkpoint ----------------------------------------------------------------------------------
