@@ -126,8 +126,10 @@ def dump(
 def explain_command(file: Path | None, data_dir: str | None, as_json: bool) -> None:
     """Sum up what is there: topics, generations, rows, times, damage.
 
-    Also tells what the janitor would remove, and counts the rows of each table
-    that do not parse, with some examples. Exits with 1 when there is damage.
+    Also tells what the janitor would remove, which write pointers are undecided
+    and how far the list of invalid transactions may be pruned, and counts the
+    rows of each table that do not parse, with some examples. Exits with 1 when
+    there is damage.
     """
     with _opened(file, data_dir) as database:
         summary = explain(database, now_ms=int(time.time() * 1000))

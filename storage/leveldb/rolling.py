@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from storage.leveldb.joining import Work
 
 #: What the rollbacks of a group may read together, in bytes: a writer's step, and what it holds in memory.
-STEP_BYTES = 4 << 20
-#: What a row counts besides its value, so that a step has 4096 rows at most: a hundredth of a second.
+STEP_BYTES = 2 << 20
+#: What a row counts besides its value, so that a step has 2048 rows at most: a hundredth of a second.
 STEP_ROW_BYTES = 1024
 
 

@@ -1,0 +1,47 @@
+"""The pass over the invalid list of a Tephra: its state says what is rolled back, and how far to prune there."""
+
+from __future__ import annotations
+
+from actors_in_process import NAME, SetClock, actors
+from pointers_in_process import publish
+from test_foreign_tephra import STATE, Tephra
+
+from actors.invalid_pass import InvalidPass
+from actors.pointer_index import PointerIndex
+from actors.reading import read_page
+from actors.tephra import ForeignTephra
+from protocol.effects import Table
+from protocol.ids import FIRST_BOUND
+from protocol.rows import decode_row
+from protocol.topic.asks import Look
+from protocol.topic.state import TopicLimits
+from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
+
+
+async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_to_whoever_keeps_it(nursery):
+    tephra = await nursery.start(Tephra().run)
+    index, clock = PointerIndex(), SetClock()
+    foreign = ForeignTephra(
+        "127.0.0.1", tephra.port, clock, index, refresh_s=60.0, max_lifetime_ms=0, call_timeout_s=5.0
+    )
+    open_ones = {pointer: Entry(5000, 49) for pointer in (50, 100, 120, 310)}
+    tephra.behave = tephra.serve(encode_snapshot(ManagerState(4000, 300, 310, (), open_ones)))
+    await foreign.refresh()
+    async with actors(clock=clock, limits=TopicLimits(max_lifetime_ms=0), pointers=index, authority=foreign) as world:
+        await world.create()
+        for pointer in (50, 100, 120):
+            await publish(world, pointer, f"{pointer}")
+        tephra.behave = tephra.serve(encode_snapshot(STATE))
+        await foreign.refresh()
+        report = await InvalidPass(world.directory, foreign).run_once()
+        assert (report.complete, report.invalid, report.rolled_back, report.pruned) == (True, 2, 2, 0)
+        rows = world.store.inner.tables[Table.MESSAGE].rows.values()
+        assert [decode_row(value).pointer for value in rows] == [-50, 100, -120]
+        figures = foreign.pruning()
+        assert (figures.safe_bound, figures.invalid, figures.oldest_by_topic) == (99, 2, {NAME: 50})
+        assert figures.kept_because
+        span = await world.ask(Look(FIRST_BOUND))
+        page = await read_page(world.store, None, span, limit=9, max_bytes=999, view=foreign.view())
+        assert (list(page.messages()), page.held.pointer) == ([], 100)
+    await foreign._client.aclose()
+    nursery.cancel_scope.cancel()
