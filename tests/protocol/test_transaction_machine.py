@@ -287,7 +287,9 @@ class ManagerMachine(RuleBasedStateMachine):
         known.aborting, known.conflicted = record.aborting, record.must_prepare
         prepared = self.at.ledger.prepared.get(id_)
         if known.state == "in_progress":
-            known.keys = prepared.keys if prepared else frozenset()
+            keys = prepared.keys if prepared else frozenset()
+            assert keys in (known.keys, {b"a"}), "what it changed is known as long as it is open"
+            known.keys = keys
         elif known.state == "committed":
             kept = {each.transaction_id: each.keys for each in self.at.ledger.committed}
             known.keys = kept.get(id_, known.keys)
