@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from protocol.page import Page
@@ -71,7 +72,7 @@ def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
         return True
     expired = sorted(i for i, expires_ms in chunk.expiries.items() if expires_ms < span.now_ms and start <= i < stop)
     for first, last, verdict, pointer in chunk.runs.pieces(start, stop, paging.view):
-        gone = {index for index in expired if first <= index < last} if expired else ()
+        gone = set(expired[bisect_left(expired, first) : bisect_left(expired, last)]) if expired else ()
         living = next((index for index in range(first, last) if index not in gone), None)
         if living is None:
             continue
