@@ -20,7 +20,7 @@ from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.topic.pointer_asks import RollBackPointer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from actors.directory import Directory
     from protocol.names import TopicName
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Pointers a topic is asked about at once: they share its commits.
 MAX_AT_ONCE = 256
+#: Pointers looked up before others get their turn.
+_AT_A_TIME = 1000
 #: Topics named when a pass is not complete.
 MAX_NAMED = 5
 
@@ -86,9 +88,8 @@ class InvalidPass:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
         missed: set[TopicName] = set()
-        self._done = {pointer: self._done[pointer] for pointer in passed.invalids if pointer in self._done}
         rolled_back = 0
-        for name, pointers in self._work(passed.invalids).items():
+        for name, pointers in (await self._work(passed.invalids)).items():
             done = await self._roll_back(name, pointers)
             rolled_back += done
             if done < len(pointers):
@@ -103,12 +104,21 @@ class InvalidPass:
         self._tell(report, trio.current_time() - begun_s)
         return report
 
-    def _work(self, invalids: Iterable[int]) -> dict[TopicName, list[int]]:
+    async def _work(self, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
         """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""
+        index = self._directory.around.pointers
         work: dict[TopicName, list[int]] = {}
-        for pointer in invalids:
-            for name in self._directory.around.pointers.topics_of((pointer,)) - self._done.get(pointer, set()):
-                work.setdefault(name, []).append(pointer)
+        before, self._done = self._done, {}
+        for at in range(0, len(invalids), _AT_A_TIME):
+            for pointer in invalids[at : at + _AT_A_TIME]:
+                topics = index.topics_of((pointer,))
+                done = before.get(pointer)
+                if done is not None:
+                    self._done[pointer] = done
+                    topics -= done
+                for name in topics:
+                    work.setdefault(name, []).append(pointer)
+            await trio.lowlevel.checkpoint()  # the list may be long, and others are waiting for the loop
         return work
 
     async def _roll_back(self, name: TopicName, pointers: list[int]) -> int:
