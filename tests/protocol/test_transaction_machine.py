@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deciding_at_work import AtWork
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from manager_at_work import AtWork
 
 from protocol.errors import PlainsongError, TransactionConflict
 from protocol.transactions.manager import asks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from manager_at_work import START_MS, AtWork
+from deciding_at_work import START_MS, AtWork
 
 from protocol.errors import (
     InvalidParameter,
