@@ -198,6 +198,7 @@ async def test_a_power_cut_at_any_row_of_a_commit_leaves_it_open_or_committed(ro
         await world.service.commit(one)
         with pytest.raises(TransactionConflict):
             await world.service.commit(two)
+        assert world.counts.conflicts == 1
 
 
 async def test_ids_and_decisions_survive_on_leveldb_though_the_clock_went_back(tmp_path):
@@ -233,7 +234,7 @@ async def test_a_time_out_comes_by_itself_is_durable_and_wakes_who_waits(autojum
         assert (woken, world.verdict(one)) == ([], "hold")
         await trio.sleep(0.2)
         assert woken
-        assert (world.verdict(one), world.counts.decisions) == ("skip", ["invalid"])
+        assert (world.verdict(one), world.counts.decisions, world.counts.time_outs) == ("skip", ["invalid"], 1)
         with pytest.raises(TransactionNotInProgress):
             await world.service.commit(one)
 

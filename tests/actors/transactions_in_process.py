@@ -70,6 +70,14 @@ class Counts(Unwatched):
     def __init__(self):
         self.decisions = []
         self.falls = 0
+        self.conflicts = 0
+        self.time_outs = 0
+
+    def conflicted(self):
+        self.conflicts += 1
+
+    def timed_out(self, count):
+        self.time_outs += count
 
     def decided(self, state, count):
         self.decisions += [state] * count

@@ -92,7 +92,7 @@ class ChangeSet:
 
     def encode(self) -> bytes:
         """The row's value."""
-        record: dict[str, object] = {"k": sorted(self.keys), "n": self.client_id}
+        record: dict[str, object] = {"k": list(self.keys), "n": self.client_id}
         if self.commit_pointer is not None:
             record["c"] = self.commit_pointer
         return pack_record(record)

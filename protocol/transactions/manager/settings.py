@@ -23,7 +23,7 @@ class TransactionSettings:
     max_outcomes: int = 200_000
     """Decisions remembered, however young they are."""
     outcome_retention_ms: int = 90_000_000
-    max_changes: int = 1_000_000
+    max_changes: int = 100_000
     """Keys of one change set."""
     max_change_set_bytes: int = 16 << 20
     """Bytes of one change set's keys together."""
