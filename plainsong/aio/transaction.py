@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ from plainsong.transactions.requests import as_list
 from protocol.errors import NoMessages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Coroutine, Iterable
     from typing import Self
 
     from plainsong.aio.client import AsyncClient
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger("plainsong.transaction")
+
 #: How long a cancelled task may take to undo its transaction, or to hear what became of it.
-INTERRUPTED_S = 15.0
+INTERRUPTED_S = 30.0
 
 
 class AsyncTransactionContext:
@@ -150,8 +153,7 @@ class AsyncTransactionContext:
             except Exception:
                 raise
             except BaseException:
-                with anyio.move_on_after(INTERRUPTED_S, shield=True):
-                    await self._run(self.course.interrupted())
+                await _whatever_happens(self._run(self.course.interrupted()))
                 raise
 
     @asynccontextmanager
@@ -216,8 +218,15 @@ class AsyncTransactionContext:
         if error is None:
             await self.finish()
         else:
-            with anyio.move_on_after(INTERRUPTED_S, shield=True):
-                await self.abort(error)
+            await _whatever_happens(self.abort(error))
+
+
+async def _whatever_happens(work: Coroutine[Any, Any, object]) -> None:
+    """Bring ``work`` to its end also in a cancelled task, within ``INTERRUPTED_S``."""
+    with anyio.move_on_after(INTERRUPTED_S, shield=True) as scope:
+        await work
+    if scope.cancelled_caught:
+        log.warning("a transaction could not be undone within %g s; it ends at its time-out", INTERRUPTED_S)
 
 
 async def publish_in_one(
@@ -231,8 +240,7 @@ async def publish_in_one(
     try:
         await context.publish(topic, messages, ttl_s=ttl_s, serializer=serializer)
     except BaseException as error:
-        with anyio.move_on_after(INTERRUPTED_S, shield=True):
-            await context.abort(error)
+        await _whatever_happens(context.abort(error))
         raise
     await context.finish()
     return context.receipts[topic][-1]

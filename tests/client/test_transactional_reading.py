@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,17 @@ import pytest
 from harness import eventually
 from test_reading import FakeDaemon, payloads
 from test_transactions import Rows, committed
-from world import World, operations, problem
+from world import World, operations, problem, said
 
-from plainsong import Client, FilePosition, ServerPosition, Transaction
+from plainsong import Client, FilePosition, Held, ServerPosition, Transaction
+from plainsong.core import polls
+from plainsong.core.effects import Answer
 from plainsong.core.options import read_plan
 from plainsong.core.reading import Reading
 from plainsong.errors import CommittedWithErrors, InvalidParameter, PositionNotSaved, TransactionsUnavailable
+from plainsong.messages import Origin
 from protocol.codec import AVRO_2
+from protocol.requests import PollRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,6 +111,23 @@ def test_several_topics_are_followed_committed_each_in_its_order(client: Client)
     assert next(reader).payload == b"3"
     client.transactions.commit(transaction)
     assert [message.payload for message in reader] == [b"1", b"2"]
+
+
+def test_a_reader_of_several_topics_knows_who_holds_each():
+    held = {"heldBy": 7, "heldSince": 5, "hiddenMessages": "1000+"}
+    told = {
+        "a": {"messages": [], "lastId": None, "end": "held", **held},
+        "b": {"messages": [], "lastId": None, "end": "end"},
+    }
+    origins = {topic: Origin(topic) for topic in told}
+    wanted = {topic: PollRequest(isolation="committed") for topic in told}
+    call = polls.poll_many("default", origins, wanted, wait_ms=5, limit=9, isolation="committed")
+    asked = json.loads(call.request.body)
+    assert asked["isolation"] == "committed"
+    assert not any("isolation" in each for each in asked["topics"].values())
+    pages = call.read(said({"topics": told}))
+    assert pages["a"].held == Held(7, 5, 1000, hidden_more=True)
+    assert pages["b"].held is None
 
 
 def test_an_isolation_that_is_none_is_refused(client: Client, topic: str):
@@ -278,8 +300,6 @@ def test_following_inside_waits_no_longer_than_that():
 
 def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
     held = {"content-type": "application/vnd.plainsong.frames; version=2", "plainsong-end": "held"}
-    from plainsong.core.effects import Answer
-
     world = World(
         lambda _: Answer(
             200, {**held, "plainsong-held-by": "7", "plainsong-hidden-messages": "1000+"}, b"\xff" * 20 + bytes(4)
