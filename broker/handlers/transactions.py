@@ -155,6 +155,7 @@ def begun_answer(begun: Begun, as_number: Numbers) -> HttpAnswer:
             "readPointer": as_number(transaction.read_pointer),
             "snapshot": b2a_base64(encode_transaction(transaction), newline=False).decode(),
             "expires": begun.expires_ms,
+            "service": str(begun.service),
         }
     )
 

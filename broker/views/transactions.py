@@ -67,7 +67,9 @@ async def show(service: Service, request: ViewRequest) -> HttpAnswer:
     as_number = numbers(request.query)
     transaction_id = parse_transaction_id(request.path["transaction"])
     status = await embedded(service).look(transaction_id)
-    return json_answer({**_shown(status, as_number), "keptUntilMs": status.kept_until_ms})
+    return json_answer(
+        {**_shown(status, as_number), "keptUntilMs": status.kept_until_ms, "service": str(status.service)}
+    )
 
 
 def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:

@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 
 
 def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
-    """The subclass that has no code of its own but this one: ``Overloaded`` for ``Unavailable``."""
-    return next((narrow for narrow in cls.__subclasses__() if narrow.code == cls.code), cls)
+    """The subclass that has no code of its own but this one: ``Overloaded`` for ``Unavailable``.
+
+    Of those beside it: a daemon in the same process has some that say more than an answer does.
+    """
+    beside = [narrow for narrow in cls.__subclasses__() if narrow.__module__ == cls.__module__]
+    return next((narrow for narrow in beside if narrow.code == cls.code), cls)
 
 
 #: Every code and the narrowest class that carries it, so that users can catch either.

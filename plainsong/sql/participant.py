@@ -104,7 +104,7 @@ class SqlParticipant:
         if self._phase != "idle":
             self._let_go()
         engine = self._engine = self._usable_engine()
-        gid = new_gid(getattr(transaction, "service", ""), transaction.id)
+        gid = new_gid(transaction.service, transaction.id)
         self._lost, self._finishing, self._twophase = "", False, self._session.twophase
         self._connection = connection = NamedConnection(engine, gid)
         try:

@@ -12,12 +12,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from plainsong.sql.errors import SqlUnavailable, SqlUnusable, first_line
+from plainsong.sql.gids import NAMELESS
 from plainsong.sql.prepared import BUSY, FORBIDDEN, check_kind, finish, prepared, sqlstate
 
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.sql.prepared import Prepared
-    from plainsong.transactions.values import TransactionState
+    from plainsong.transactions.values import TransactionState, TransactionStatus
 
 log = logging.getLogger("plainsong.sql")
 
@@ -98,16 +99,18 @@ def _recover(engine: Engine, client: Client) -> Recovery:
     except SQLAlchemyError as error:
         raise SqlUnavailable(f"the database cannot be asked: {first_line(error)}") from error
     for each in waiting:
-        treated = _treat(engine, each, client.transactions.get(each.gid.transaction_id).state)
+        treated = _treat(engine, each, client.transactions.get(each.gid.transaction_id))
         level = logging.ERROR if treated.advice else logging.INFO
         log.log(level, "%s is %s: %s. %s", each.gid, treated.state, treated.action, treated.advice)
         found.append(treated)
     return Recovery(tuple(found))
 
 
-def _treat(engine: Engine, each: Prepared, state: TransactionState) -> Found:
+def _treat(engine: Engine, each: Prepared, status: TransactionStatus) -> Found:
     gid, advice = str(each.gid), ""
     action: Action = "left"
+    # Ids come from the clock: another service may know one that is the same, and another outcome for it.
+    state = status.state if each.gid.service in (NAMELESS, status.service) else "unknown"
     if state == "unknown":
         advice = _by_hand(each)
     elif state != "in_progress":

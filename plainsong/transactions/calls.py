@@ -86,6 +86,7 @@ def _begun(told: Mapping[str, Any], timeout_s: float | None, clock: Callable[[],
         clock(),
         clock,
         (write_pointer,),
+        str(told.get("service", "")),
     )
 
 
@@ -105,6 +106,7 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
             transaction.begun_s,
             transaction.clock,
             (*(transaction.pointers or (transaction.id,)), write_pointer),
+            transaction.service,
         )
 
     # The service keeps no snapshots: what the transaction sees goes along, and comes back with one pointer more.
@@ -218,6 +220,7 @@ def _status(told: Mapping[str, Any]) -> TransactionStatus:
         topics=tuple(told.get("topics") or ()),
         hidden_messages=_number(told, "hiddenMessages"),
         kept_until_ms=_number(told, "keptUntilMs"),
+        service=str(told.get("service", "")),
     )
 
 

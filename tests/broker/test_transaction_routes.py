@@ -51,7 +51,7 @@ async def test_an_empty_body_begins_a_short_transaction_of_thirty_seconds(door):
         answer = await daemon.call("POST", TX)
         begun = answer.json()
         assert answer.headers["content-type"] == "application/json"
-        assert set(begun) == {"id", "writePointer", "readPointer", "snapshot", "expires"}
+        assert set(begun) == {"id", "writePointer", "readPointer", "snapshot", "expires", "service"}
         assert begun["id"] == begun["writePointer"] >= START_MS * 1_000_000
         assert begun["expires"] == START_MS + 30_000
         snapshot = decode_transaction(b64decode(begun["snapshot"]))
@@ -80,6 +80,7 @@ async def test_type_time_out_and_client_are_as_asked_for(door):
             "topics": [],
             "hiddenMessages": 0,
             "keptUntilMs": None,
+            "service": short["service"],
         }
 
 

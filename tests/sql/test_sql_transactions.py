@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -215,6 +216,23 @@ def test_what_the_daemon_does_not_know_is_left_and_said_loudly(
     assert f"COMMIT PREPARED '{found.gid}' or ROLLBACK PREPARED '{found.gid}'" in found.advice
     assert found.gid in caplog.text
     assert len(look()[1]) == 1
+
+
+def test_another_service_that_knows_the_same_id_is_not_believed(
+    client: Client, session: Session, engine: Engine, look: Look
+):
+    transaction = client.transactions.begin()
+    participant = SqlParticipant(session)
+    participant.start_tx(replace(transaction, service="4711"))
+    session.add(Order(id=1))
+    participant.tx_changes()
+    participant.commit_tx()
+    session.close()
+    client.transactions.commit(transaction)
+    (found,) = recover(engine, client).unsure
+    assert (found.state, found.action) == ("unknown", "left")
+    assert "ask the daemon that it was of" in found.advice
+    assert f"plainsong:4711:{transaction.id}:" in look()[1][0]
 
 
 def test_recoveries_at_the_same_time_do_each_thing_once(client: Client, session: Session, engine: Engine, look: Look):

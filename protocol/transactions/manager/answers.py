@@ -24,6 +24,8 @@ class Begun:
     transaction: Transaction
     expires_ms: int
     """When it becomes invalid unless it is decided before; milliseconds since 1970."""
+    service: int = 0
+    """The first pointer that this service ever issued: tells it from others, which may issue the same ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class TransactionStatus:
     hidden_messages: int | None = 0
     """Messages that transactional readers cannot pass because of it, the largest over its topics; None: a topic
     did not say."""
+    service: int = 0
+    """Whose word this is, as in ``Begun``; 0: it has not begun any."""
 
 
 @dataclass(frozen=True, slots=True)

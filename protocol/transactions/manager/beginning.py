@@ -43,7 +43,9 @@ def begin(ledger: Ledger, step: Step, ask: Begin, now: Now) -> Begun:
     step.changes.append(Change(opened=record.pointers))
     step.keep(record)
     return Begun(
-        Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type), record.expires_ms
+        Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
+        record.expires_ms,
+        ledger.head.first,
     )
 
 
@@ -65,6 +67,7 @@ def checkpoint(ledger: Ledger, step: Step, ask: Checkpoint, now: Now) -> Begun:
             checkpoint_write_pointers=record.checkpoints,
         ),
         record.expires_ms,
+        ledger.head.first,
     )
 
 

@@ -27,7 +27,7 @@ def look_at(ledger: Ledger, step: Step, ask: LookAt, now: Now) -> TransactionSta
     del step, now
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
-        return TransactionStatus(ask.pointer, "unknown", ask.pointer)
+        return TransactionStatus(ask.pointer, "unknown", ask.pointer, service=ledger.head.first)
     return _status(ledger, record)
 
 
@@ -62,6 +62,7 @@ def _status(ledger: Ledger, record: Record) -> TransactionStatus:
         record.expires_ms,
         record.decided_ms + ledger.settings.outcome_retention_ms if kept else None,
         record.pointers,
+        service=ledger.head.first,
     )
 
 
