@@ -32,6 +32,8 @@ LIFETIME_MS = 25 * HOUR_MS
 LIMITS = TopicLimits(checkpoint_rows=5, max_pending=4, max_segments=2, max_lifetime_ms=LIFETIME_MS)
 FOR_EVER = TopicProperties(ttl_s=10**9)
 REFUSALS = (errors.RolledBack, errors.TransactionNotInProgress, errors.TransactionExpired)
+#: Which of the last pointers, the newest first.
+PICKS = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3])
 SEGMENTS = st.sampled_from([None, None, "a", "b", "c"])
 
 
@@ -78,6 +80,10 @@ def following(position):
     return pack_position(ts_ms, sequence_id + 1)
 
 
+def is_payloads(operation):
+    return isinstance(operation, Put) and operation.table is Table.PAYLOAD
+
+
 class PointerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -86,7 +92,7 @@ class PointerMachine(RuleBasedStateMachine):
         self.generation, self.alive = 0, False
         self.messages, self.pointers, self.begun, self.ranges, self.decided = [], {}, [], [], []
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS, authority=self.authority))
-        self.numbers, self.exact = 0, True
+        self.numbers, self.exact, self.final = 0, True, set()
         self.create()
         self.begin()
 
@@ -104,10 +110,10 @@ class PointerMachine(RuleBasedStateMachine):
         assert not refusals or isinstance(answer, refusals), (ask, answer)
         return answer
 
-    @rule(rows=st.integers(0, 9), what=st.sampled_from("pksrRxc"), pointer=st.integers(0, 3), segment=SEGMENTS)
+    @rule(rows=st.integers(0, 9), what=st.sampled_from("pksrRxc"), pointer=PICKS, segment=SEGMENTS)
     def the_power_is_cut(self, rows, what, pointer, segment):
         """Nobody was answered: what was asked may be there in part; what was there before still is."""
-        number, _ = self.pick(pointer)
+        number, model = self.pick(pointer)
         request = PublishRequest([b"%dx" % self.numbers, b"%dy" % self.numbers], write_pointer=number)
         requests = {
             "p": PublishUnder(request, 0),
@@ -120,6 +126,8 @@ class PointerMachine(RuleBasedStateMachine):
         }
         arrivals = [(0, requests[what]), (1, PublishUnder(request, 0))]
         step = self.core.step(reversed(arrivals) if rows % 2 else arrivals, Now(self.wall_ms, 0.0))
+        again = {at for each in step.operations if is_payloads(each) for at in each.suffixes}
+        model.kept = [each for each in model.kept if each.position not in again]
         self.store.power_cut()
         self.store.write(step.operations, rows)
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS, authority=self.authority))
@@ -155,16 +163,18 @@ class PointerMachine(RuleBasedStateMachine):
             return
         names = {segment.index: name for name, segment in pending.segments.items()}
         start = payload_prefix(NAME, self.generation, number)
+        unknown = {each.position for each in kept if not each.known}
         for key, value in self.store.scan(Table.PAYLOAD, start, start + b"\xff" * 11):
             row, position = decode_row(value), key[len(start) :]
-            known = pending.last_stored is not None and position <= pending.last_stored
+            given = pending.first_stored is not None and pending.first_stored <= position <= pending.last_stored
+            known = given and position not in unknown
             model.kept.append(Kept(position, row.payload, names.get(row.extras.get("s")), known))
         there = {each.position for each in model.kept if each.known}
         assert model.orphaned or {each.position for each in kept if each.known} <= there
 
     # --- what happens ---
 
-    @rule(pointer=st.integers(0, 3), count=st.integers(0, 3), listed=st.none() | st.lists(SEGMENTS, max_size=2))
+    @rule(pointer=PICKS, count=st.integers(0, 3), listed=st.none() | st.lists(SEGMENTS, max_size=2))
     def publish(self, pointer, count, listed=None):
         number, model = self.pick(pointer)
         payloads = [b"%d.%d" % (self.numbers, index) for index in range(count)]
@@ -196,7 +206,7 @@ class PointerMachine(RuleBasedStateMachine):
             position = following(position)
         self.ranges.append((number, answer))
 
-    @rule(pointer=st.integers(0, 3), count=st.integers(1, 2), segment=SEGMENTS)
+    @rule(pointer=PICKS, count=st.integers(1, 2), segment=SEGMENTS)
     def keep(self, pointer, count, segment=None):
         number, model = self.pick(pointer)
         payloads = [b"s%d.%d" % (self.numbers, index) for index in range(count)]
@@ -208,11 +218,22 @@ class PointerMachine(RuleBasedStateMachine):
             refusals = (errors.TransactionTooLarge,)
         answer = self.ask(StoreUnder(PublishRequest(payloads, write_pointer=number, segment=segment), 0), *refusals)
         if answer is None:
-            (put,) = [each for each in self.step.operations if isinstance(each, Put) and each.table is Table.PAYLOAD]
+            (put,) = filter(is_payloads, self.step.operations)
             assert put.prefix == payload_prefix(NAME, self.generation, number)
             assert all(each.position < put.suffixes[0] for each in model.kept if each.known)
             model.kept = [each for each in model.kept if each.position not in put.suffixes]
             model.kept += [Kept(at, payload, segment) for at, payload in zip(put.suffixes, payloads, strict=True)]
+
+    @rule(
+        pointer=PICKS, segments=st.lists(SEGMENTS, min_size=1, max_size=3), count=st.integers(0, 2), again=st.booleans()
+    )
+    def store_and_publish(self, pointer, segments, count, again):
+        for segment in segments:
+            self.keep(pointer, 1, segment)
+            self.publish_plainly(1)
+        self.publish(pointer, count)
+        if again:
+            self.publish(pointer, 0)
 
     @rule(count=st.integers(1, 3))
     def publish_plainly(self, count):
@@ -224,7 +245,7 @@ class PointerMachine(RuleBasedStateMachine):
                 self.messages.append(Message(position, payload))
                 position = following(position)
 
-    @rule(pointer=st.integers(0, 3), by_client=st.booleans())
+    @rule(pointer=PICKS, by_client=st.booleans())
     def roll_back(self, pointer, by_client=True):
         number, model = self.pick(pointer)
         committed = (errors.TransactionNotInProgress,) if self.standing(number) == "committed" else ()
@@ -237,10 +258,11 @@ class PointerMachine(RuleBasedStateMachine):
         answer = self.ask(RollBackPointer(number, by_client=by_client), *refusals)
         if answer is None:
             model.rolled_back |= marks
-            self.turn(number, bytes(10), b"\xff" * 10)
+            if known:  # else it was decided, or is past every lifetime
+                self.turn(number, bytes(10), b"\xff" * 10)
 
     @precondition(lambda self: self.ranges)
-    @rule(which=st.integers(0, 20), other=st.none() | st.integers(0, 20), pointer=st.none() | st.integers(0, 3))
+    @rule(which=st.integers(0, 20), other=st.none() | st.integers(0, 20), pointer=st.none() | PICKS)
     def roll_back_a_range(self, which, other=None, pointer=None):
         number, response = self.ranges[which % len(self.ranges)]
         end = response if other is None else self.ranges[other % len(self.ranges)][1]
@@ -266,11 +288,11 @@ class PointerMachine(RuleBasedStateMachine):
         self.begun.append(number)
         self.authority[number] = "in_progress"
 
-    @rule(pointer=st.integers(0, 3), how=st.sampled_from(["committed", "aborted", "invalid", "unknown"]))
+    @rule(pointer=PICKS, how=st.sampled_from(["committed", "aborted", "invalid", "unknown"]))
     def decide(self, pointer, how):
         number, _ = self.pick(pointer)
-        if self.standing(number) in ("committed", "aborted"):
-            self.authority.pop(number) if how == "unknown" and self.is_old(number) else None
+        if number in self.final:
+            self.authority.pop(number, None) if how == "unknown" and self.is_old(number) else None
             return
         if how == "unknown" and not (self.standing(number) == "invalid" and self.is_old(number)):
             return
@@ -278,6 +300,7 @@ class PointerMachine(RuleBasedStateMachine):
             self.roll_back(pointer, by_client=False)
         self.authority[number] = how
         if how in ("committed", "aborted"):
+            self.final.add(number)
             self.decided.append(number)
 
     @rule(by_ms=st.sampled_from([0, 1, 1, 1, 1, 1, 1, HOUR_MS, -HOUR_MS, LIFETIME_MS]))
