@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from plainsong import Client, Transaction
+from plainsong import AsyncClient, Client, Transaction
 from plainsong.cli.main import program, run
 from plainsong.errors import CommittedWithErrors, PositionChanged, TopicNotFound, TransactionConflict, TransactionFailed
 from plainsong.sql import SqlInDoubt, SqlParticipant, SqlPosition, SqlUnavailable, SqlUnusable, recover
@@ -172,6 +172,20 @@ def test_a_database_that_dies_after_the_decision_is_told_as_committed(
     assert (look()[0], payloads(client)) == ([], [b"1"])
     assert recover(engine, client).count("committed") == 1
     assert look() == ([1], [])
+
+
+async def test_a_session_takes_part_in_transactions_of_an_async_client(
+    client: Client, daemon: Daemon, session: Session, look: Look
+):
+    client.publish("orders", b"1")
+    async with AsyncClient(url_of(daemon), namespace=client.namespace) as asynchronous:
+        for _ in range(2):
+            async with asynchronous.transaction([SqlParticipant(session)]) as tx:
+                position = SqlPosition(session, "billing", create=True)
+                async for message in tx.read("orders", limit=1, position=position):
+                    session.add(Order(id=int(message.payload)))
+                    await tx.publish("orders", b"2")
+    assert (look(), payloads(client)) == (([1, 2], []), [b"1", b"2", b"2"])
 
 
 # --- recovery ----------------------------------------------------------------------------------------
