@@ -72,6 +72,8 @@ def test_a_healthy_history_has_no_anomaly(story):
     story.page("a", "plain", "T1", "behind", view=7)
     story.page("a", "plain", "T1", "T2", "T3", "behind", transactional=False)
     story.page("a", at_s=0.1, transactional=False)
+    story.page("b", at_s=0.1, view=8)
+    story.page("b", "plain", at_s=5, view=8, view_s=(0.1, 0.2), end="held", held_by=1)
     story.page("a", "plain1", "T1", "behind", since=first_id[:-1] + b"\1")
     assert story.kinds() == set()
 

@@ -62,7 +62,7 @@ def check(
     seen = _learn(world, requests, pages)
     for page in pages:
         if _is_in_order(page):
-            found += [*_of_page(world, page), *_of_end(world, page, seen[_view_of(page)])]
+            found += [*_of_page(world, page), *_of_end(world, page, seen[_view_of(page)] | seen[id(page)])]
         else:
             found.append(Anomaly("unordered", f"{page.reader} saw a page out of order, or from before its start"))
     return found
@@ -158,7 +158,8 @@ def _learn(world: _World, requests: Iterable[Request], pages: Iterable[Page]) ->
                 unit = world.unit(sent, transactional=page.transactional)
                 by_s = page.view_s[1] if isinstance(unit, Transaction) else page.answered_s
                 known[unit, page.transactional] = min(known[unit, page.transactional], by_s)
-                seen[_view_of(page)].add(unit)
+                # A snapshot says nothing of plain messages: those of one page were there together, no more.
+                seen[_view_of(page) if isinstance(unit, Transaction) else id(page)].add(unit)
     world.known_s = known
     return seen
 

@@ -1,0 +1,133 @@
+"""The failure matrix: whichever write of a transaction fails, and however, every reader sees all of it or nothing."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+from math import inf
+
+import pytest
+from whole_course import NAMES, Failed, Killed, Scene, life
+
+#: Far more writes than any course makes.
+ENOUGH = 40
+
+
+async def course(scene, end, arm):
+    """The steps of a transaction; each is followed by a look of every reader. ``arm`` is called where faults may begin."""
+    if end == "commit":
+        arm()
+    transaction, _ = await scene.begin()
+    yield transaction
+    stores = [await scene.store_messages("a", 2, transaction)]
+    yield transaction
+    stores.append(await scene.store_messages("a", 1, transaction))
+    yield transaction
+    await scene.publish("a", 1, transaction, stores)
+    yield transaction
+    # One message a request: a store that tears commits, as "one row written" does, may tear requests too.
+    await scene.publish("b", 1, transaction)
+    yield transaction
+    await scene.publish("b", 1, transaction)
+    await scene.publish("b", 1)
+    yield transaction
+    if end != "commit":  # all up to here is the same
+        arm()
+    else:
+        await scene.post(f"/v1/transactions/{transaction.id}/prepare", {"changes": ["cm93"]})
+        yield transaction
+    if end == "rollback":
+        for topic in NAMES:
+            await scene.roll_back(topic, transaction)
+            yield transaction
+    if end != "time-out":
+        await scene.decide(transaction, {"rollback": "abort"}.get(end, end))
+    else:
+        await scene.pass_time(31)
+    yield transaction
+    if end in ("invalidate", "time-out"):
+        await scene.invalid_pass()
+        yield transaction
+
+
+async def prepare(scene):
+    for topic in NAMES:
+        await scene.daemon.create(topic)
+        await scene.publish(topic, 1)
+    await scene.bring_snapshot()
+
+
+async def run_until_it_fails(scene, end, arm, *, killed):
+    """The transaction as its client knows it: None when even its begin was not answered."""
+    known = None
+    try:
+        async with aclosing(course(scene, end, arm)) as steps:
+            async for transaction in steps:
+                known = transaction
+                if scene.has_failed and killed:
+                    break
+                await scene.look()
+    except Failed:
+        assert scene.has_failed
+    return known
+
+
+async def come_back(scene, transaction):
+    """What a client does that was told of a failure: ask again for a commit it asked for, give up anything else."""
+    if transaction is not None:
+        await scene.insist(scene.decide, transaction, "commit" if transaction.asked_s < inf else "abort")
+
+
+async def one_case(end, number, applied, *, killed, dies):
+    """Whether there were so many writes to fail."""
+    scene = Scene()
+    async with life(scene.store) as scene.daemon:
+        await prepare(scene)
+        arm = partial(scene.fail_write, number, applied)
+        transaction = await run_until_it_fails(scene, end, arm, killed=killed)
+        hit = scene.has_failed
+        if not (killed and hit):
+            await afterwards(scene, None if dies else transaction)
+            return hit
+        moment_ms = scene.daemon.clock.ms
+        raise Killed
+    async with life(scene.store) as scene.daemon:
+        scene.daemon.clock.ms = moment_ms
+        await afterwards(scene, None if dies else transaction)
+    return True
+
+
+async def afterwards(scene, transaction):
+    await scene.look()
+    await come_back(scene, transaction)
+    await scene.look()
+    await scene.insist(scene.bring_snapshot)
+    await scene.look()
+    for topic in NAMES:
+        await scene.insist(scene.publish, topic, 1)
+    await scene.look()
+    await scene.check()
+
+
+#: Ends of a transaction, and how many writes there are at least, for ``commit`` from the begin on.
+WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3}
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        pytest.param(False, id="nothing written"),
+        pytest.param(1, id="one row written"),
+        pytest.param(2, id="two rows written", marks=pytest.mark.torture),
+        pytest.param(3, id="three rows written", marks=pytest.mark.torture),
+        pytest.param(True, id="all written"),
+    ],
+)
+@pytest.mark.parametrize("killed", [False, True], ids=["falls", "killed"])
+@pytest.mark.parametrize("end", WRITES)
+async def test_a_transaction_is_whole_or_nowhere_whichever_of_its_writes_fails(autojump_clock, end, killed, applied):
+    for dies in (False, True):
+        for number in range(ENOUGH):
+            if not await one_case(end, number, applied, killed=killed, dies=dies):
+                break
+        assert WRITES[end] <= number < ENOUGH
