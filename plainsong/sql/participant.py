@@ -14,7 +14,7 @@ from weakref import WeakSet
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnusable, first_line
 from plainsong.sql.gids import new_gid
@@ -64,7 +64,8 @@ class SqlParticipant:
     ``session.rollback()``. May be used for one transaction after the other, by one thread at a time.
 
     Args:
-      session: with one engine; for another database add another participant with another session.
+      session: with one engine; for another database add another participant with another session. Of a
+        ``scoped_session`` it is this thread's.
       engine: which one, for a session that has several.
       execution_options: of its connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
       recover_with: finish what earlier programs left in doubt in this database, by what this client's daemon
@@ -73,13 +74,13 @@ class SqlParticipant:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | scoped_session[Session],
         *,
         engine: Engine | None = None,
         execution_options: Mapping[str, Any] | None = None,
         recover_with: Client | None = None,
     ) -> None:
-        self._session = session
+        self._session = session() if isinstance(session, scoped_session) else session
         self._chosen = engine
         self._options = dict(execution_options or {})
         self._recover_with = recover_with

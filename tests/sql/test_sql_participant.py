@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from plainsong import Transaction, TransactionAware
 from plainsong.sql import SqlInDoubt, SqlMisused, SqlParticipant, SqlUnusable
@@ -153,6 +153,17 @@ def test_a_constraint_that_fails_at_the_end_is_told_as_what_it_is(
     session.add(Order(id=1))
     prepare(participant)
     participant.post_tx_commit()
+    assert look() == ([1], [])
+
+
+def test_of_a_scoped_session_this_threads_takes_part(engine: Engine, look: Look):
+    scoped = scoped_session(sessionmaker(engine))
+    participant = SqlParticipant(scoped)
+    participant.start_tx(begun())
+    scoped.add(Order(id=1))
+    prepare(participant)
+    participant.post_tx_commit()
+    scoped.remove()
     assert look() == ([1], [])
 
 
