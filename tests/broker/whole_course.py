@@ -63,8 +63,8 @@ class Follower:
 class Scene:
     """Both topics, what their clients know, and what their readers saw."""
 
-    def __init__(self) -> None:
-        self.store = FaultyStore(MemoryStore())
+    def __init__(self, store=None) -> None:
+        self.store = FaultyStore(MemoryStore()) if store is None else store
         self.daemon = None
         self.transactions, self.requests, self.pages = [], [], []
         self._moments, self._numbers = count(1), count()

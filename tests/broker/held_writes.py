@@ -1,0 +1,83 @@
+"""A course whose writes can be held, each at its owner, while something else happens."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+from whole_course import NAMES, Failed, Scene, life
+
+from actors.transaction_actor import SERVICE_NAME
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
+
+
+class GatedStore(FaultyStore):
+    """Writes of chosen owners wait before they do anything."""
+
+    def __init__(self):
+        super().__init__(MemoryStore())
+        self._gates = {}
+
+    async def write(self, commit, *, claim, expect=()):
+        gate = self._gates.get(claim.name.topic)
+        if gate is not None:
+            with trio.CancelScope(shield=True):
+                gate[0].set()
+                await gate[1].wait()
+        await super().write(commit, claim=claim, expect=expect)
+
+    @asynccontextmanager
+    async def held(self, owner, call, *arguments):
+        """Inside, the write that this call leads to is under way."""
+        reached, opened = self._gates[owner] = (trio.Event(), trio.Event())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, *arguments)
+            await reached.wait()
+            try:
+                yield nursery
+            finally:
+                del self._gates[owner]
+                opened.set()
+
+
+SERVICE = SERVICE_NAME.topic
+
+
+@asynccontextmanager
+async def staged(scene=None):
+    """Both topics with a message each, and a transaction that has published in ``a``; in the end all is checked."""
+    scene = scene or Scene(GatedStore())
+    async with life(scene.store) as scene.daemon:
+        for topic in NAMES:
+            await scene.daemon.create(topic)
+            await scene.publish(topic, 1)
+        transaction, _ = await scene.begin()
+        await scene.publish("a", 2, transaction)
+        await scene.look()
+        yield scene, transaction
+        await scene.look()
+        await scene.check()
+
+
+async def refused(call, *arguments):
+    """The code of the problem this is answered with."""
+    with pytest.raises(Failed) as info:
+        await call(*arguments)
+    return info.value.code
+
+
+async def and_fail(call, *arguments):
+    """The same, for a task."""
+    await refused(call, *arguments)
+
+
+async def leaving(call, *arguments):
+    """A client that asks, and is gone before it is answered."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, *arguments)
+            await wait_all_tasks_blocked()
+            scope.cancel()

@@ -1,0 +1,153 @@
+"""Things that happen at the same moment, one held at the store until the other is over: all or nothing for every reader."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+
+import pytest
+from held_writes import SERVICE, and_fail, leaving, refused, staged
+from trio.testing import wait_all_tasks_blocked
+from whole_course import NAMES, TX, Follower
+
+# --- time-outs -----------------------------------------------------------------------------------
+
+
+async def test_a_time_out_while_a_publish_is_being_written(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", scene.publish, "b", 2, transaction):
+            await scene.pass_time(31)
+            await scene.decide(transaction, "commit")
+            assert transaction.undone_s < inf, "it was told that it is too late"
+        await scene.look()
+        assert await refused(scene.publish, "b", 1, transaction) == "transaction_not_in_progress"
+
+
+async def test_a_time_out_while_a_commit_waits_for_a_publish(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
+            nursery.start_soon(scene.decide, transaction, "commit")
+            await wait_all_tasks_blocked()
+            await scene.pass_time(31)
+        await scene.look()
+
+
+async def test_a_time_out_while_the_commit_is_being_written(autojump_clock):
+    async with staged() as (scene, transaction):
+        await scene.publish("b", 2, transaction)
+        async with scene.store.held(SERVICE, scene.decide, transaction, "commit"):
+            await scene.pass_time(31)
+            await scene.look()
+        assert transaction.committed_s < inf
+
+
+async def test_a_commit_comes_after_the_publish_that_is_being_written(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
+            nursery.start_soon(scene.decide, transaction, "commit")
+            await wait_all_tasks_blocked()
+            assert await refused(scene.publish, "a", 1, transaction) == "transaction_not_in_progress"
+        assert transaction.committed_s < inf
+
+
+# --- lost answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["commit", "abort"])
+async def test_the_answer_to_a_publish_is_lost(autojump_clock, verb):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", leaving, scene.publish, "b", 2, transaction):
+            pass
+        if verb == "abort":
+            await scene.roll_back("b", transaction)
+        await scene.decide(transaction, verb)
+
+
+async def test_a_rollback_asked_for_before_the_publish_has_landed_wins(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", leaving, scene.publish, "b", 2, transaction) as nursery:
+            nursery.start_soon(scene.roll_back, "b", transaction)
+            await wait_all_tasks_blocked()
+        assert [pointer for _, _, pointer in (await scene.log("b")).rows] == [0, -transaction.id, -transaction.id]
+        assert await refused(scene.publish, "b", 1, transaction) == "rolled_back"
+        await scene.decide(transaction, "abort")
+
+
+async def test_the_answer_to_a_commit_is_lost_and_asked_for_again(autojump_clock):
+    async with staged() as (scene, transaction):
+        await scene.publish("b", 2, transaction)
+        async with scene.store.held(SERVICE, leaving, scene.decide, transaction, "commit"):
+            await scene.look()
+        await scene.look()
+        await scene.decide(transaction, "commit")
+        assert transaction.committed_s < inf
+        assert await refused(scene.post, f"{TX}/{transaction.id}/abort") == "transaction_not_in_progress"
+
+
+@pytest.mark.parametrize("owner", ["a", "b", SERVICE])
+async def test_the_answer_to_a_rollback_is_lost_and_asked_for_again(autojump_clock, owner):
+    async with staged() as (scene, transaction):
+        await scene.publish("b", 2, transaction)
+        async with scene.store.held(owner, leaving, scene.decide, transaction, "abort"):
+            pass
+        await scene.look()
+        await scene.decide(transaction, "abort")
+        for topic in NAMES:
+            assert {p for _, _, p in (await scene.log(topic)).rows} == {0, -transaction.id}
+
+
+# --- rollbacks and polls -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+async def test_a_rollback_that_is_being_written_shows_nothing_to_those_who_wait(autojump_clock, owner):
+    async with staged() as (scene, transaction):
+        await scene.publish("b", 2, transaction)
+        for topic in NAMES:
+            await scene.publish(topic, 1)
+        await scene.look()
+        waiting = [Follower(topic, isolation="committed", limit=1) for topic in NAMES for _ in range(2)]
+        for follower in waiting:
+            await scene.page(follower)
+        async with scene.store.held(owner, scene.decide, transaction, "abort") as nursery:
+            for follower in waiting:
+                nursery.start_soon(partial(scene.page, follower, wait_ms=60_000))
+            await wait_all_tasks_blocked()
+        assert [page.end for page in scene.pages[-4:]] == ["end"] * 4
+        assert all(len(page.messages) == 1 for page in scene.pages[-4:])
+
+
+# --- two clients, one pointer --------------------------------------------------------------------
+
+
+async def test_two_clients_publish_under_one_pointer_and_one_commits(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
+            for _ in range(3):
+                nursery.start_soon(scene.publish, "b", 1, transaction)
+                nursery.start_soon(scene.publish, "a", 1, transaction)
+            await wait_all_tasks_blocked()
+        await scene.decide(transaction, "commit")
+        assert await refused(scene.publish, "a", 1, transaction) == "transaction_not_in_progress"
+        assert await refused(scene.roll_back, "a", transaction) == "transaction_not_in_progress"
+        await scene.decide(transaction, "commit")
+
+
+async def test_two_clients_use_one_pointer_and_one_rolls_back_while_the_other_publishes(autojump_clock):
+    async with staged() as (scene, transaction):
+        async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
+            nursery.start_soon(scene.decide, transaction, "abort")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(and_fail, scene.publish, "b", 1, transaction)
+            await wait_all_tasks_blocked()
+        assert {p for _, _, p in (await scene.log("b")).rows} == {0, -transaction.id}
+
+
+async def test_two_clients_use_one_pointer_and_both_decide_otherwise(autojump_clock):
+    for first, second in (("commit", "abort"), ("abort", "commit"), ("commit", "invalidate"), ("invalidate", "commit")):
+        async with staged() as (scene, transaction):
+            await scene.publish("b", 2, transaction)
+            async with scene.store.held(SERVICE, scene.decide, transaction, first) as nursery:
+                nursery.start_soon(scene.decide, transaction, second)
+                await wait_all_tasks_blocked()
+                await scene.look()
