@@ -127,7 +127,8 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
         deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
     was_held = False
     while True:
-        look = Look(since, body.end_before, deadline_s)
+        # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
+        look = Look(since, body.end_before, deadline_s if body.isolation != "committed" else None)
         found, mark = await _read(service, name, look, brought, body.isolation, reading)
         span, page = found.span, found.page
         if page.held is not None and not was_held:
@@ -142,10 +143,18 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
             if service.stopping:
                 return found
             since = _behind(found)
-        elif span.since >= span.until:
+            continue
+        if look.deadline_s is not None and span.since >= span.until:
             return found  # the topic had nothing for as long
-        else:
-            since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+        since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+        if look.deadline_s is None and not await _comes(service, name, Look(since, body.end_before, deadline_s)):
+            return found
+
+
+async def _comes(service: Service, name: TopicName, look: Look) -> bool:
+    """Park until there is something; False when the time is over, or there can be nothing."""
+    span = await service.directory.ask(name, look)
+    return span.since < span.until
 
 
 def _behind(found: _Found) -> bytes:
@@ -157,13 +166,15 @@ def _behind(found: _Found) -> bytes:
 async def _read(
     service: Service, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
 ) -> tuple[_Found, int]:
-    """Span, view and page, in this order: nothing below the span can have been begun after the view.
+    """View, span and page, in this order: of what the view shows nothing stands behind the span.
 
-    The mark stands before view and page, so that a wait misses nothing of what becomes of a pointer meanwhile.
+    The other way round, a transaction whose last rows came between the two, and that was committed there, would be
+    shown in part. What began after the view holds the page at worst, and the next one knows better. The mark stands
+    before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
     """
-    span = await service.directory.ask(name, look)
     mark = service.pointers.mark
     view = view_for(service, isolation, None) if brought is None else brought
+    span = await service.directory.ask(name, look)
     page = await service.read(
         name,
         span,

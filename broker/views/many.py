@@ -97,7 +97,6 @@ async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     options = apply_query(body, request.query) or DEFAULT_OPTIONS
     check_poll(body)
-    view_for(service, body.isolation, None)  # refused before anything is waited for
     await _read_or_wait(service, wanted, body)
     size = sum(one.page.payload_bytes for one in wanted)
     content = await off_loop(size, JSON, partial(_encoded, wanted, options))
@@ -123,12 +122,12 @@ async def _read_or_wait(service: Service, wanted: list[_Wanted], body: PollReque
     if body.wait_ms:
         deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
     while True:
+        # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
+        mark = service.pointers.mark
+        view = view_for(service, body.isolation, None)
         async with trio.open_nursery() as nursery:
             for one in wanted:
                 nursery.start_soon(_look, service, one)
-        # One view for all topics, and after their spans: what was begun later is below none of their ends.
-        mark = service.pointers.mark
-        view = view_for(service, body.isolation, None)
         await _read_in_turn(service, wanted, body, view)
         waiting = [one for one in wanted if one.error is None]
         nothing_yet = not any(one.page.count for one in wanted) and not service.stopping

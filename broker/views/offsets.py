@@ -75,16 +75,17 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
 
 async def _measured(service: Service, name: TopicName, read: PollRequest) -> tuple[Span, Extent]:
     """An extent with messages, or an empty one when the time to wait is over or waiting is of no use."""
-    view_for(service, read.isolation, read.transaction)  # what is refused, is before anything is waited for
     since = read.since
     deadline_s = None
     if read.wait_ms:
         deadline_s = trio.current_time() + min(read.wait_ms, service.config.poll.max_wait_ms) / 1000
+    parks = read.isolation != "committed"
     while True:
-        span = await service.directory.ask(name, Look(since, read.end_before, deadline_s))
-        # In this order, as for a poll: what was begun after the view is not below the span's end.
+        # In this order, as for a poll: of what the view shows nothing stands behind the span.
         mark = service.pointers.mark
-        extent = Extent(span, read.limit, read.max_bytes, view_for(service, read.isolation, read.transaction))
+        view = view_for(service, read.isolation, read.transaction)
+        span = await service.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
+        extent = Extent(span, read.limit, read.max_bytes, view)
         await walk_rows(service.store, extent)
         if extent.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
             return span, extent
@@ -92,7 +93,11 @@ async def _measured(service: Service, name: TopicName, read: PollRequest) -> tup
             if read.transaction is not None:
                 return span, extent  # the snapshot never learns what becomes of the pointer
             await wait_for_decision(service, extent.held, mark, deadline_s)
-        elif span.since >= span.until:
+        elif parks and span.since >= span.until:
             return span, extent  # the topic had nothing for as long
+        elif not parks:
+            later = await service.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
+            if later.since >= later.until:
+                return span, extent
         # All there was is expired or rolled back, or held until now: go on from there.
         since = extent.end

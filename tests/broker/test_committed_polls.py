@@ -8,6 +8,8 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
+from protocol.topic.asks import Look
+
 TX = "/v1/transactions"
 PATH = f"{TOPICS}/t/poll"
 PATIENCE_S = 10
@@ -285,3 +287,28 @@ async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
                 break
             seen.append(answer.json()[0]["payload"])
     assert seen == ["plain0", "tx1", "plain1", "tx2", "plain2"]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 5_000])
+async def test_a_transaction_that_grows_and_commits_while_a_poll_looks_is_shown_whole_or_not_at_all(
+    daemon, monkeypatch, wait_ms
+):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "first")
+    ask = daemon.service.directory.ask
+    met = []
+
+    async def ask_and_commit(name, question):
+        answer = await ask(name, question)
+        if isinstance(question, Look) and not met:
+            met.append(question)
+            await under(daemon, begun, "second")
+            await decide(daemon, begun, "commit")
+        return answer
+
+    monkeypatch.setattr(daemon.service.directory, "ask", ask_and_commit)
+    body = {"isolation": "committed"} | ({"waitMs": wait_ms} if wait_ms else {})
+    answer = await daemon.http.post(PATH, json=body)
+    assert met
+    assert [message["payload"] for message in answer.json()] == (["first", "second"] if wait_ms else [])
