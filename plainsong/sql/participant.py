@@ -36,8 +36,9 @@ log = logging.getLogger("plainsong.sql")
 #: ``prepared``: it waits for the decision. ``deciding``: the decision is being carried out.
 Phase = Literal["idle", "open", "preparing", "prepared", "deciding"]
 
-#: Engines of which it is known that they can take part, and that were recovered if that was wanted.
+#: Engines of which it is known that they can take part, and those that were recovered because that was wanted.
 _ready: WeakSet[Engine] = WeakSet()
+_recovered: WeakSet[Engine] = WeakSet()
 
 
 class NamedConnection(Connection):
@@ -213,9 +214,10 @@ class SqlParticipant:
         check_kind(bind)
         if bind not in _ready:
             check_allowed(bind)
-            if self._recover_with is not None:
-                recover(bind, self._recover_with)
             _ready.add(bind)
+        if self._recover_with is not None and bind not in _recovered:
+            recover(bind, self._recover_with)
+            _recovered.add(bind)
         return bind
 
     def _listen(self, connection: NamedConnection) -> None:

@@ -138,6 +138,26 @@ def test_hooks_of_the_session_run_once_and_those_after_the_commit_after_the_deci
     assert seen == [([1, 9], [])]
 
 
+def test_a_hook_that_fails_after_the_commit_changes_nothing_of_it(
+    session: Session, participant: SqlParticipant, look: Look, engine: Engine
+):
+    def fails(session: Session) -> None:
+        raise ZeroDivisionError
+
+    participant.start_tx(begun())
+    session.add(Order(id=1))
+    prepare(participant)
+    event.listen(session, "after_commit", fails)
+    with pytest.raises(ZeroDivisionError):
+        participant.post_tx_commit()
+    event.remove(session, "after_commit", fails)
+    assert look() == ([1], [])
+    session.close()
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    participant.start_tx(begun())
+    assert participant.rollback_tx() is True
+
+
 def test_a_constraint_that_fails_at_the_end_is_told_as_what_it_is(
     session: Session, participant: SqlParticipant, look: Look, engine: Engine
 ):
