@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 #: What a chunk and its bookkeeping cost beside its bytes, measured with tracemalloc.
 CHUNK_OVERHEAD_BYTES = 900
+#: What an item's attributes cost beside their characters, and each of them: measured likewise.
+ATTRIBUTES_OVERHEAD_BYTES = 350
+ATTRIBUTE_OVERHEAD_BYTES = 110
 #: What an item costs beside its bytes: in an open chunk, a ``bytes`` object and a list slot.
 ITEM_OVERHEAD_BYTES = 41
 
@@ -22,7 +25,7 @@ ITEM_OVERHEAD_BYTES = 41
 class Chunk:
     """Consecutive items; open (a list that grows) or sealed (one ``bytes``)."""
 
-    __slots__ = ("_items", "_offsets", "_wire", "cost", "expiries", "first", "runs", "size")
+    __slots__ = ("_items", "_offsets", "_wire", "attributes", "cost", "expiries", "first", "runs", "size")
 
     def __init__(self, first: bytes) -> None:
         #: Id of the first item.
@@ -31,6 +34,8 @@ class Chunk:
         self.cost = CHUNK_OVERHEAD_BYTES
         #: Index → when its own time to live ends (ms), for items that have one.
         self.expiries: dict[int, int] = {}
+        #: Index → attributes, for items that have some.
+        self.attributes: dict[int, Mapping[str, str]] = {}
         #: Which items have a write pointer.
         self.runs = PointerRuns()
         self._items: list[bytes] | None = []
@@ -41,7 +46,11 @@ class Chunk:
         return len(self._offsets) - 1 if self._items is None else len(self._items)
 
     def append(
-        self, items: Sequence[bytes], expiries: Mapping[int, int], pointer_runs: Sequence[tuple[int, int, int]]
+        self,
+        items: Sequence[bytes],
+        expiries: Mapping[int, int],
+        pointer_runs: Sequence[tuple[int, int, int]],
+        attributes: Mapping[int, Mapping[str, str]],
     ) -> int:
         """Add items to an open chunk; returns by how much it costs more."""
         assert self._items is not None  # only the last chunk of a topic, while open, is appended to
@@ -56,6 +65,9 @@ class Chunk:
         self.size += added
         grown = added + ITEM_OVERHEAD_BYTES * len(items) + 100 * len(expiries)
         grown += RUN_BYTES * (len(self.runs) - had)
+        for index, strings in attributes.items():
+            self.attributes[base + index] = strings
+            grown += _cost(strings)
         self.cost += grown
         return grown
 
@@ -102,3 +114,12 @@ class Chunk:
         if start == 0 and stop == len(self):
             return self._wire
         return self._wire[self._offsets[start] : self._offsets[stop]]
+
+
+def _cost(strings: Mapping[str, str]) -> int:
+    """What attributes take in memory; four bytes a character, since one may need as many."""
+    size = sum(
+        4 * (len(name) + len(text)) if not (name + text).isascii() else len(name) + len(text)
+        for name, text in strings.items()
+    )
+    return ATTRIBUTES_OVERHEAD_BYTES + ATTRIBUTE_OVERHEAD_BYTES * len(strings) + size

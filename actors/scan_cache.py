@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from actors.cache_chunk import Chunk
@@ -22,6 +23,8 @@ from protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+#: No item has attributes.
+NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 #: Bytes at which an open chunk is sealed: large enough to slice well, small enough to drop finely.
 SEAL_BYTES = 64 * 1024
 
@@ -74,6 +77,7 @@ class TopicCache:
         expiries: Mapping[int, int],
         since: bytes,
         pointer_runs: Sequence[tuple[int, int, int]] = (),
+        attributes: Mapping[int, Mapping[str, str]] = NONE,
     ) -> None:
         """Add the items of a commit of the generation whose keys start with ``prefix``.
 
@@ -81,6 +85,7 @@ class TopicCache:
           expiries: index of an item → when its own time to live ends (ms).
           since: the bound from which on these items are all there is; used when nothing else is here.
           pointer_runs: ``(start, stop, pointer)`` for items that have a write pointer, by index, ascending.
+          attributes: index of an item → its attributes, for items that have some.
         """
         if prefix != self.prefix:
             self.clear()
@@ -92,7 +97,7 @@ class TopicCache:
             self.chunks.append(chunk)
             self.budget.opened(self, chunk)
         chunk = self.chunks[-1]
-        grown = chunk.append(items, expiries, pointer_runs)
+        grown = chunk.append(items, expiries, pointer_runs, attributes)
         if chunk.size >= SEAL_BYTES:
             grown -= chunk.seal()
         self.budget.changed(grown)

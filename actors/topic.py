@@ -182,7 +182,7 @@ class TopicActor:
                 self._cache.clear()
                 since = roll.restart
             if roll.items:
-                self._cache.append(roll_prefix, roll.items, roll.expiries, since, roll.pointers)
+                self._cache.append(roll_prefix, roll.items, roll.expiries, since, roll.pointers, roll.attributes)
                 # A cache that had to give up this roll at once begins anew behind it.
                 since = after(roll.items[-1][1 : 1 + ID_BYTES])
         for pointer, first, last in step.rolled_back:

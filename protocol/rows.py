@@ -10,9 +10,15 @@
     flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
     80 40 20 must be 0: a reader that finds them set was built before the writer
 
+Message rows of requests with a producer, with attributes, and of atomic ones say so in their extras (``Stamp``).
+
 A row with a pointer and no payload is a *reference*: it stands where messages were published that had been
 stored before, and says in its extras which (``Stored``). Payload rows have the same form, and no pointer,
 since their key has it; their extras may name a segment, ``{"s": index}``.
+
+Extras of message rows: ``a`` attributes, and what tells of the request they came with, ``d`` ``i`` ``b``
+(protocol/stamps.py). ``a`` stands first where it is there, so that two bytes tell whether it is; ``encode_row``
+and ``row_head`` see to that.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
 first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
@@ -21,6 +27,7 @@ plain rows is a join of bytes and no decoding.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,7 +39,7 @@ from protocol.keys import DamagedRow
 from protocol.page import length_prefix, read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PLAIN = 0x00
 HAS_POINTER = 0x01
@@ -104,6 +111,62 @@ def _is_position(value: object) -> bool:
 
 #: Under which key the extras of a payload row name its segment.
 SEGMENT = "s"
+#: Extras of message rows. The first row of a request with a producer has its stamp, that of an atomic request how
+#: many messages it has; the rows that follow in either have their index in the request (>= 1, a row each).
+STAMP, BATCH, INDEX = "d", "b", "i"
+#: Attributes of the message: a map of strings.
+ATTRIBUTES = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who sent a request, and which sequence ids its messages have: in the same row as its first message."""
+
+    producer: str
+    epoch: int
+    """The session's; 0: it had none."""
+    ids: Sequence[int]
+    """One for each message, ascending; a publish of stored messages and no others has one."""
+    rows: int
+    """Message rows of the request: as many as ids, one more where stored messages are published before others."""
+
+    def packed(self) -> list[object]:
+        """As the row holds it."""
+        low, high, count = self.ids[0], self.ids[-1], len(self.ids)
+        ids = low if high - low == count - 1 else list(self.ids)
+        packed: list[object] = [self.producer, self.epoch, count, ids]
+        return packed if self.rows == count else [*packed, self.rows]
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Stamp | None:
+        """The stamp of a row, None if it has none. Raises DamagedRow when it cannot be read."""
+        packed = row.extras.get(STAMP)
+        if packed is None:
+            return None
+        if not isinstance(packed, list) or len(packed) not in (4, 5):
+            raise DamagedRow("a row's stamp is no list")
+        producer, epoch, count, ids = packed[:4]
+        if isinstance(ids, int) and _is_count(count):
+            ids = range(ids, ids + count)
+        rows = packed[4] if len(packed) == 5 else count
+        if not (isinstance(producer, str) and _is_count(epoch) and _is_count(rows) and _is_ascending(ids)):
+            raise DamagedRow("a row's stamp is not what a stamp is")
+        return cls(producer, epoch, ids, rows)
+
+
+def _is_ascending(ids: object) -> bool:
+    if isinstance(ids, range):
+        return len(ids) > 0 and ids[0] >= 0
+    return (
+        isinstance(ids, list)
+        and len(ids) > 0
+        and all(map(_is_count, ids))
+        and all(low < high for low, high in itertools.pairwise(ids))
+    )
+
+
+#: And those of any row the message's attributes, a map of strings; always the first key.
+ATTRIBUTES = "a"
 
 
 def plain_head(size: int) -> bytes:
@@ -131,7 +194,7 @@ def encode_row(row: MessageRow) -> bytes:
         parts.append(_U32.pack(row.ttl_s))
     if row.extras:
         flags |= HAS_EXTRAS
-        packed = msgpack.packb(dict(row.extras))
+        packed = _packed(row.extras)
         parts += (_U32.pack(len(packed)), packed)
     if row.payload is None:
         flags |= NO_PAYLOAD
@@ -139,6 +202,13 @@ def encode_row(row: MessageRow) -> bytes:
         parts += (length_prefix(len(row.payload)), row.payload)
     parts[0] = bytes([flags])
     return b"".join(parts)
+
+
+def _packed(extras: Mapping[str, object]) -> bytes:
+    if ATTRIBUTES in extras and next(iter(extras)) != ATTRIBUTES:
+        extras = {ATTRIBUTES: extras[ATTRIBUTES], **extras}
+    packed: bytes = msgpack.packb(dict(extras))
+    return packed
 
 
 def decode_row(value: bytes) -> MessageRow:

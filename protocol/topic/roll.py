@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Roll:
     """The message rows of one commit, in key order, and the same messages in wire form."""
 
-    __slots__ = ("expiries", "items", "pointers", "restart", "suffixes", "values")
+    __slots__ = ("attributes", "expiries", "items", "pointers", "restart", "suffixes", "values")
 
     def __init__(self) -> None:
         self.suffixes: list[bytes] = []
@@ -29,6 +29,8 @@ class Roll:
         self.items: list[bytes] = []
         #: Index of an item → when its own time to live ends (ms), for those that have one.
         self.expiries: dict[int, int] = {}
+        #: Index of an item → its attributes, for those that have some.
+        self.attributes: dict[int, Mapping[str, str]] = {}
         #: Items under a write pointer: index of the first, index after the last, pointer; ascending.
         self.pointers: list[tuple[int, int, int]] = []
         #: The bound behind the last row whose messages are no items (they stand in the payload table); the items
@@ -68,7 +70,7 @@ class Roll:
         """Append a row whose messages stand in the payload table; the items begin anew behind it."""
         self.suffixes.append(suffix)
         self.values.append(value)
-        self.items, self.pointers, self.expiries = [], [], {}
+        self.items, self.pointers, self.expiries, self.attributes = [], [], {}, {}
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 
     def _has_pointer(self, first_item: int, pointer: int) -> None:
