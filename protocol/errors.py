@@ -244,6 +244,34 @@ class TransactionConflict(Conflict):
     title = "Two transactions changed the same"
 
 
+class ProducerFenced(Conflict):
+    """Somebody has opened a session of this producer since: the older one may store nothing more."""
+
+    code = "producer_fenced"
+    title = "Another session of this producer has been opened"
+
+
+class PartialDuplicate(Conflict):
+    """An atomic request of which a part was stored before: all of it or nothing."""
+
+    code = "partial_duplicate"
+    title = "A part of this was stored before"
+
+
+class SequenceConsumed(Conflict):
+    """These sequence ids were used under another write pointer, or under one; they are never used again."""
+
+    code = "sequence_consumed"
+    title = "These sequence ids have been used"
+
+
+class DeduplicationDisabled(Conflict):
+    """Deduplication is switched off here: there are no producer sessions."""
+
+    code = "deduplication_disabled"
+    title = "Deduplication is switched off here"
+
+
 class Gone(PlainsongError):
     """It was here once, and cannot come back."""
 
@@ -253,6 +281,13 @@ class Gone(PlainsongError):
 
 class PartlyCleaned(Gone):
     """A deleted topic whose rows are already being removed."""
+
+
+class ProducerExpired(Gone):
+    """The session's producer is remembered no more: what became of its messages is not known here."""
+
+    code = "producer_expired"
+    title = "This producer is remembered no more"
 
 
 # --- too large, of the wrong kind, too often ---------------------------------------------------
@@ -284,10 +319,10 @@ class MessageTooLarge(TooLarge):
 
 
 class TransactionTooLarge(TooLarge):
-    """The change set of a transaction passes its bound."""
+    """The change set of a transaction, or an atomic request, passes its bound."""
 
     code = "transaction_too_large"
-    title = "The transaction changes too much"
+    title = "The transaction is too large"
 
 
 class UnsupportedMediaType(PlainsongError):
@@ -365,6 +400,14 @@ class OutcomeUnknown(Unavailable):
     code = "outcome_unknown"
     title = "Nobody knows whether this happened"
     outcome: Outcome = "unknown"
+
+
+class TooManyProducers(Unavailable):
+    """The topic remembers as many producers as it may, and none of them has been idle for long."""
+
+    code = "too_many_producers"
+    title = "There are too many producers"
+    retry_after_s = 60
 
 
 class TransactionsUnavailable(Unavailable):

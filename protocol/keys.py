@@ -4,6 +4,7 @@
     message key    ns ":" topic ":" generation:i32  publish_ts:i64  seq:u16
     payload key    ns ":" topic ":" generation:i32  write_pointer:i64  write_ts:i64  seq:u16
     system key     00 kind:u8 ns ":" topic ":" generation:i32 [rest]        in the metadata table
+    namespace key  00 6e ns ":"                                             there too: a namespace's properties
     service key    00 78 kind:u8 [number:i64]                               there too: the transaction service
 
 Names have no colon and no byte 00, so keys of different topics never mix, and system rows sort before
@@ -32,6 +33,10 @@ SYSTEM = b"\x00"
 HIGH_WATER = b"h"
 READER = b"r"
 POINTER = b"w"
+PRODUCER = b"p"
+PRODUCERS = b"e"
+#: A namespace's properties: 00 'n' and the namespace, no topic.
+NAMESPACE = b"n"
 #: The transaction service's rows: 00 'x' and a letter of its own, no topic.
 SERVICE = b"x"
 
@@ -62,7 +67,7 @@ class PayloadKey(NamedTuple):
 
 
 class SystemKey(NamedTuple):
-    """A system key taken apart; ``rest`` is the reader's name and the like."""
+    """A system key taken apart; ``rest`` is a reader's or producer's name and the like."""
 
     kind: bytes
     name: TopicName
@@ -99,6 +104,19 @@ def generations_range(name: TopicName, first: int, last: int) -> tuple[bytes, by
 def system_key(kind: bytes, name: TopicName, generation: int, rest: bytes = b"") -> bytes:
     """The key of a system row."""
     return SYSTEM + kind + metadata_key(name) + _GENERATION.pack(generation) + rest
+
+
+def namespace_key(namespace: str) -> bytes:
+    """The key of a namespace's properties."""
+    return SYSTEM + NAMESPACE + f"{namespace}:".encode("ascii")
+
+
+def namespace_of(key: bytes) -> str:
+    """The namespace of such a key. Raises DamagedRow."""
+    head, name, colon = key[:2], key[2:-1], key[-1:]
+    if head != SYSTEM + NAMESPACE or colon != b":" or not name or not name.isascii():
+        raise DamagedRow(f"key {key.hex()} is no namespace's")
+    return name.decode("ascii")
 
 
 def pointer_key(name: TopicName, generation: int, pointer: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Values of the metadata table: a topic's metadata, its high-water mark, its readers.
+"""Values of the metadata table: a topic's metadata, its high-water mark, its readers; a namespace's properties.
 
 Each is one version byte and a msgpack map with one-letter keys; a later version of us may add keys, which
 we keep out of our way, and raises the byte when old readers would go wrong.
@@ -7,6 +7,7 @@ we keep out of our way, and raises the byte when old readers would go wrong.
                  f floor
     high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
     reader       p position  c changed
+    namespace    d deduplication  s how often it was switched off
 
 All times are milliseconds since 1970.
 """
@@ -21,7 +22,7 @@ import msgpack
 from protocol.errors import PlainsongError
 from protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id
 from protocol.keys import DamagedRow
-from protocol.properties import TopicProperties, parse_properties
+from protocol.properties import Deduplication, TopicProperties, parse_properties
 
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
@@ -139,6 +140,29 @@ class Reader:
             return cls(checked_id(record["p"]), checked_number(record["c"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceProperties:
+    """What was said about a namespace."""
+
+    deduplication: Deduplication = "inherit"
+    switched: int = 0
+    """How often its topics went from remembering producers to forgetting them."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"d": self.deduplication, "s": self.switched})
+
+    @classmethod
+    def decode(cls, value: bytes) -> NamespaceProperties:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "namespace")
+        try:
+            properties = parse_properties({"deduplication": record["d"]})
+            return cls(properties.deduplication, checked_number(record["s"]))
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
+            raise DamagedRow(f"a namespace row has not what it needs: {error!r}") from error
 
 
 def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:

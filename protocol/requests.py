@@ -6,7 +6,7 @@ numbers are as the client sent them, checked for shape by the codec and for sens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from protocol import ids
@@ -86,6 +86,16 @@ def bound_of(start_from: bytes | int | None, *, inclusive: bool) -> bytes:
     return start_from if inclusive else ids.after(start_from)
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerVerdict:
+    """What became of a publish that had a producer; no codec writes it, headers show it."""
+
+    duplicate: Literal["true", "false", "partial"]
+    """Whether nothing new was stored, all of it, or a part."""
+    last_sequence_id: int | None
+    """The highest id stored of the producer; None where deduplication is switched off."""
+
+
 @dataclass(slots=True)
 class PublishResponse:
     """Where the rows of a write pointer went; unread, it is what rollback takes."""
@@ -96,6 +106,8 @@ class PublishResponse:
     end_timestamp_ms: int
     end_sequence_id: int
     duplicate: bool = False
+    verdict: ProducerVerdict | None = field(default=None, compare=False)
+    """Set when the request had a producer."""
 
 
 @dataclass(slots=True)
@@ -110,3 +122,5 @@ class Receipt:
     last_sequence_id: int | None = None
     stored: Sequence[int] | None = None
     dropped: Sequence[int] | None = None
+    verdict: ProducerVerdict | None = field(default=None, compare=False)
+    """Set when the request had a producer."""

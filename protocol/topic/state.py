@@ -16,6 +16,7 @@ from protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from protocol.records import HighWater, Metadata, Reader
 from protocol.rows import HAS_POINTER, Stored, decode_row, own_ttl_s
 from protocol.topic.pending import Pending
+from protocol.topic.producers.policy import INHERITED
 from protocol.topic.sequence import Sequence
 from protocol.topic.usage import ROW_BYTES, Usage
 from protocol.transactions.authority import Nobody
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from protocol.effects import Put
     from protocol.names import TopicName
+    from protocol.topic.producers.policy import NamespacePolicy
     from protocol.transactions.authority import Authority
 
 
@@ -39,6 +41,8 @@ class Now(NamedTuple):
     """The disk is nearly full: publishes are refused."""
     decided: tuple[int, ...] = ()
     """Write pointers that were committed or aborted since the last step."""
+    deduplication: NamespacePolicy = INHERITED
+    """What the topic's namespace says about producers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,23 @@ class TopicLimits:
     """Segments of one write pointer."""
     max_lifetime_ms: int = 90_000_000
     """How old a write pointer may be; 0: as old as it likes."""
+    deduplication_default: bool = True
+    """Whether producers are remembered where neither topic nor namespace says."""
+    snapshot_entries: int = 1000
+    """Requests of producers after which all that is known of them is written."""
+    snapshot_interval_ms: int = 120_000
+    """How long a change may go unwritten."""
+    producer_retention_ms: int = 7 * 24 * 3600 * 1000
+    """How long an inactive producer is remembered; ``max_retention_ms``: the longest that one may ask for."""
+    max_retention_ms: int = 180 * 24 * 3600 * 1000
+    max_producers: int = 10_000
+    max_long_producers: int = 1_000
+    """Those among them that asked for longer than ``producer_retention_ms``."""
+    producer_active_ms: int = 600_000
+    """How long a producer that did something is not put out for a new one."""
+    max_atomic_messages: int = 1 << 16
+    max_atomic_bytes: int = 16 << 20
+    """Bounds of one atomic request: messages, and bytes of their payloads."""
 
 
 @dataclass(slots=True)
