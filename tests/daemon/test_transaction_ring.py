@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -14,17 +13,9 @@ import trio
 from tests.daemon.harness import Daemon
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
-from tests.daemon.transactional_checker import check
-from tests.daemon.transactional_readers import (
-    HABITS,
-    Habit,
-    log_of,
-    many_reader,
-    read_to_the_end,
-    reader,
-    snapshot_reader,
-)
-from tests.daemon.transactional_writers import Plot, settle, writer
+from tests.daemon.transactional_readers import HABITS, many_reader, reader, snapshot_reader
+from tests.daemon.transactional_rest import check_all
+from tests.daemon.transactional_writers import Plot, writer
 
 TOPICS = ("one", "two", "three")
 #: Cleaning, and rolling back what is invalid, go on all the time.
@@ -69,7 +60,9 @@ async def ring(tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s:
                 place.over = True
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            await check_all(talk, plot)
+            states, held = await check_all(talk, plot, TOPICS)
+    assert {"committed", "aborted", "invalid"} <= states.keys()
+    assert held
 
 
 async def live(daemon: Daemon, place: Place, rng: Random) -> None:
@@ -93,22 +86,3 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
         daemon.spawn()
         await trio.sleep(daemon.start_s * (0.8 + 0.3 * rng.random()))  # the end of a start is recovery
         daemon.kill()
-
-
-async def check_all(talk: Talk, plot: Plot) -> None:
-    """All was decided, everybody can read to the end, and the history is sound."""
-    await settle(talk, plot)
-    final = len(plot.pages)
-    for topic in TOPICS:
-        for limit in (1, 7, None) if topic == TOPICS[0] else (50, None):
-            for committed in (True, False):
-                await read_to_the_end(talk, topic, Habit(committed, limit), plot)
-                assert plot.pages[-1].end == "end", plot.pages[-1]
-    logs = [await log_of(talk, topic) for topic in TOPICS]
-    states = Counter(each.state for each in plot.transactions)
-    held = sum(page.end == "held" for page in plot.pages)
-    print(f"{states}, {final} pages, of which {held} held; {[len(log.rows) for log in logs]} messages")
-    anomalies = check(plot.transactions, plot.requests, plot.pages, logs)
-    assert not anomalies, "\n".join([f"{len(anomalies)} anomalies", *map(str, anomalies[:20])])
-    assert {"committed", "aborted", "invalid"} <= states.keys()
-    assert held

@@ -99,7 +99,7 @@ async def reader(place: Place, topic: str, habit: Habit, plot: Plot) -> None:
                     position = await read_page(talk, topic, habit, position, plot)
                     place.count(polled=1)
                     if not habit.wait_ms or plot.pages[-1].end == "held":
-                        await trio.sleep(0.01)  # nobody polls without a pause
+                        await trio.sleep(0.03)  # nobody polls without a pause
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 

@@ -1,0 +1,124 @@
+"""A client process that is killed before, between and after its requests: its transaction is whole or nowhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from itertools import count
+from math import inf
+
+import trio
+
+from tests.client.proxy import Proxy
+from tests.daemon.harness import PATIENCE_S, ROOT, Daemon, clean_environ, eventually
+from tests.daemon.ring import Place
+from tests.daemon.talk import Talk, create
+from tests.daemon.transactional_history import Request, Transaction
+from tests.daemon.transactional_program import TOPICS
+from tests.daemon.transactional_readers import HABITS, many_reader, reader
+from tests.daemon.transactional_rest import check_all
+from tests.daemon.transactional_writers import Plot
+
+#: Far more requests than the program makes.
+ENOUGH = 40
+
+
+@asynccontextmanager
+async def watched(tmp_path, plot):
+    """A daemon whose topics are read all the time; in the end everything is checked."""
+    place = Place()
+    with Daemon(tmp_path / "data", "storage.min_free_bytes=0", "retention.interval_s=0.1") as daemon:
+        for topic in TOPICS:
+            create(daemon.address, topic)
+        place.opened(daemon.address)
+        async with trio.open_nursery() as readers:
+            for topic in TOPICS:
+                for habit in HABITS:
+                    readers.start_soon(reader, place, topic, habit, plot)
+            readers.start_soon(many_reader, place, TOPICS, plot, None)
+            yield daemon
+            async with await Talk.to(daemon.address) as talk:
+                await check_all(talk, plot, TOPICS)
+            place.over = True
+            readers.cancel_scope.cancel()
+
+
+def start(url, name, end, last):
+    program = [sys.executable, "-m", "tests.daemon.transactional_program", url, name, end, str(last)]
+    return subprocess.Popen(
+        program, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def note(plot, name, began_s, said):
+    """What is known of the transaction from what its client said; whether it came to its end."""
+    words = said.split()
+    if "began" in words:
+        transaction = Transaction(int(words[words.index("began") + 1]), int((time.time() + 2) * 1000))
+        if "asks" in words:
+            transaction.asked_s = began_s
+        if "done" in words:
+            told = "committed_s" if "asks" in words else "undone_s"
+            setattr(transaction, told, time.monotonic())
+        plot.transactions.append(transaction)
+        for topic in TOPICS:
+            payloads = tuple(b"%s.%d in %s" % (name.encode(), number, topic.encode()) for number in range(3))
+            if transaction.asked_s < inf:  # all of it was published before
+                plot.requests.append(Request(topic, payloads, transaction, "acknowledged"))
+            else:
+                plot.requests += [Request(topic, (payload,), transaction) for payload in payloads]
+    return "done" in words
+
+
+def run_to_its_end(url, name, end, last):
+    with start(url, name, end, last) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (0, -signal.SIGKILL), err
+    return out
+
+
+async def die_before_each(daemon, plot, end, first):
+    """Whether each case was another one, up to a client that comes to its end."""
+    url = "http://{}:{}".format(*daemon.address)
+    for last in count(first):
+        name, began_s = f"{end} {last}", time.monotonic()
+        said = await trio.to_thread.run_sync(run_to_its_end, url, name, end, last)
+        if note(plot, name, began_s, said):
+            break
+        assert last < ENOUGH
+    assert last > first + 3
+
+
+async def test_a_client_dies_before_each_of_its_requests(tmp_path):
+    plot = Plot()
+    async with watched(tmp_path, plot) as daemon, trio.open_nursery() as nursery:
+        nursery.start_soon(die_before_each, daemon, plot, "commit", 1)
+        # Up to here it did the same.
+        nursery.start_soon(die_before_each, daemon, plot, "abort", 4)
+
+
+async def die_waiting(daemon, plot, mark, end):
+    """A client that is killed when it has sent this request, and before it has an answer."""
+    with Proxy(daemon.address) as proxy:
+        proxy.after[mark] = "swallow"
+        began_s, name = time.monotonic(), mark.decode().strip("/")
+        with start(proxy.url, name, end, ENOUGH) as process:
+            try:
+                await trio.to_thread.run_sync(eventually, "it waits for an answer", lambda: proxy.lost)
+            finally:
+                process.kill()
+                said, _ = process.communicate(timeout=PATIENCE_S)
+        assert not note(plot, name, began_s, said)
+
+
+async def test_a_client_dies_while_it_waits_for_an_answer(tmp_path):
+    plot = Plot()
+    async with watched(tmp_path, plot) as daemon:
+        for mark in (b"/store", b"/publish", b"/commit"):
+            await die_waiting(daemon, plot, mark, "commit")
+        for mark in (b"/rollback", b"/abort"):
+            await die_waiting(daemon, plot, mark, "abort")
+    assert [each.state for each in plot.transactions] == ["invalid", "invalid", "committed", "invalid", "aborted"]
