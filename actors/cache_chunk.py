@@ -107,6 +107,12 @@ class Chunk:
             return sum(map(len, self._items[start:stop]))
         return self._offsets[stop] - self._offsets[start]
 
+    def attributes_to(self, start: int, stop: int) -> dict[int, Mapping[str, str]]:
+        """Those of the items ``start`` to ``stop``, exclusive; the first of these is number 0."""
+        if stop - start < len(self.attributes):
+            return {at - start: self.attributes[at] for at in range(start, stop) if at in self.attributes}
+        return {at - start: strings for at, strings in self.attributes.items() if start <= at < stop}
+
     def slice(self, start: int, stop: int) -> bytes:
         """The items ``start`` to ``stop``, exclusive, as one ``bytes``."""
         if self._items is not None:

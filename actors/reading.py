@@ -92,11 +92,15 @@ def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
 def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()], paging: Paging) -> bool:
     pointers = _pointers(chunk, start, stop) if paging.with_pointers else None
     if not gone and paging.fits(stop - start, chunk.size_to(start, stop)):
-        return paging.feed_part(chunk.slice(start, stop), stop - start, chunk.id_at(stop - 1), pointers)
+        attributes = chunk.attributes_to(start, stop) if chunk.attributes else None
+        return paging.feed_part(chunk.slice(start, stop), stop - start, chunk.id_at(stop - 1), pointers, attributes)
     left = [index for index in range(start, stop) if index not in gone]
     if pointers is not None:
         pointers = [pointers[index - start] for index in left]
-    return paging.feed_items([chunk.slice(index, index + 1) for index in left], pointers)
+    items = [chunk.slice(index, index + 1) for index in left]
+    known = chunk.attributes
+    attributes = {at: known[index] for at, index in enumerate(left) if index in known} if known else None
+    return paging.feed_items(items, pointers, attributes)
 
 
 def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:

@@ -263,6 +263,18 @@ def is_intact(value: bytes) -> bool:
     return True
 
 
+def attributes_in(extras: Mapping[str, object]) -> dict[str, str] | None:
+    """The attributes among a row's extras; None when there are none. Raises DamagedRow."""
+    strings = extras.get(ATTRIBUTES)
+    if strings is None:
+        return None
+    if not isinstance(strings, dict) or not all(
+        isinstance(name, str) and isinstance(text, str) for name, text in strings.items()
+    ):
+        raise DamagedRow("a row's attributes are no map of strings")
+    return strings
+
+
 def own_ttl_s(value: bytes) -> int | None:
     """The message's own time to live without taking the row apart; None when it has none, or cannot be read."""
     flags = value[0] if value else 0

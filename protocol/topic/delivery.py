@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol.page import Held, item
+from protocol.rows import attributes_in
 from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from protocol.keys import DamagedRow
     from protocol.rows import MessageRow
@@ -37,6 +38,9 @@ class Found:
 class Delivery:
     """What one reader gets. Threads may take turns with it, but only one at a time."""
 
+    #: Whether ``attributes`` is filled.
+    with_attributes = False
+
     def __init__(
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
@@ -61,6 +65,8 @@ class Delivery:
         self.expired = 0
         #: Whether the last message met was passed over by the view.
         self.passed = False
+        #: Id → attributes, of messages among the rows at hand that have some.
+        self.attributes: dict[bytes, Mapping[str, str]] = {}
         self._hidden_limit = hidden_limit
 
     # --- what sinks make of it ------------------------------------------------------------------
@@ -82,6 +88,13 @@ class Delivery:
         if self.held_by is None:
             return None
         return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
+
+    def _meet(self, message_id: bytes, row: MessageRow) -> None:
+        """A message is met that is taken apart, visible or not. Raises DamagedRow."""
+        if self.with_attributes and row.extras:
+            strings = attributes_in(row.extras)
+            if strings:
+                self.attributes[message_id] = strings
 
     # --- what all of them do --------------------------------------------------------------------
 

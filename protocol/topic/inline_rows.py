@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from protocol.ids import NO_PAYLOAD_PART
 from protocol.keys import DamagedRow
 from protocol.page import ITEM_HEAD_BYTES, ITEM_START
-from protocol.rows import HAS_POINTER, PLAIN, PLAIN_GAP, decode_row
+from protocol.rows import HAS_EXTRAS, HAS_POINTER, PLAIN, PLAIN_GAP, decode_row
 from protocol.topic.delivery import Found, expires_ms_of
+from protocol.topic.row_starts import HEAD_STOP, Starts
 from protocol.topic.stored_rows import StoredDelivery
 from protocol.transactions.view import Verdict
 
@@ -22,6 +23,10 @@ _POSITION_BYTES = 10
 #: Flags and pointer of a row that has these two and a payload.
 _HEAD_BYTES = 9
 _POINTER = struct.Struct(">q")
+#: Flags of rows that are taken by the list: those without extras, and all.
+_BARE = frozenset({PLAIN, HAS_POINTER})
+_BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
+_UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
 #: Items made of position and the rest of the value: of a plain row, and of a row under a pointer.
 #: Formatting makes one object where adding up makes three.
 _PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
@@ -33,13 +38,48 @@ class InlineDelivery(StoredDelivery):
 
     def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
         """Rows that have their payload; ``flags`` has at least theirs."""
+        if self.attributes:
+            self.attributes = {}
         if flags == {PLAIN}:
             return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
-        if not flags <= {PLAIN, HAS_POINTER}:
+        if not flags <= _BARE:
             flags = {value[0] for _, value in rows}  # perhaps it is others that have more
-        if flags <= {PLAIN, HAS_POINTER}:
+        if flags <= _BARE:
             return self._feed_pointers(rows, mixed=PLAIN in flags)
+        if flags <= _BY_THE_LIST:
+            return self._feed_extras(rows, flags)
         return self._feed_one_by_one(rows)
+
+    def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
+        """Rows of which some have extras, and which need not be taken apart for that."""
+        starts = Starts()
+        if flags.isdisjoint(_UNDER_POINTERS):
+            items = [
+                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[starts[value[1:HEAD_STOP]] :])
+                if value[0]
+                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                for key, value in rows
+            ]
+            if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._meet_all(rows, starts):
+                return self._feed_one_by_one(rows)  # which says what is wrong
+            return self._give(items, [0] * len(rows) if self.with_pointers else None)
+        bare = [(key, starts.without_extras(value)) for key, value in rows]
+        if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
+            return self._feed_one_by_one(rows)
+        if not self._meet_all(rows, starts):
+            return self._feed_one_by_one(rows)
+        return self._feed_pointers(bare, mixed=True)
+
+    def _meet_all(self, rows: Rows, starts: Starts) -> bool:
+        """Note the attributes of those that have some; False when one's cannot be read."""
+        if not (self.with_attributes and starts.know_attributes):
+            return True
+        try:
+            found = {key[-_POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}
+        except DamagedRow:
+            return False
+        self.attributes = found
+        return True
 
     def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
         """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
@@ -103,6 +143,7 @@ class InlineDelivery(StoredDelivery):
             message_id = position + NO_PAYLOAD_PART
             try:
                 row = decode_row(value)
+                self._meet(message_id, row)
             except DamagedRow as damage:
                 if not (self._give_found(found) and self._damage(message_id, damage)):
                     return False

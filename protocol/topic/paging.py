@@ -15,7 +15,7 @@ from protocol.page import HIDDEN_COUNTED, Page
 from protocol.topic.walk import Walk, key_range
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from protocol.keys import DamagedRow
     from protocol.topic.asks import Span
@@ -27,6 +27,8 @@ __all__ = ["Paging", "key_range"]
 class Paging(Walk):
     """A page while it grows."""
 
+    with_attributes = True
+
     def __init__(
         self, span: Span, limit: int, max_bytes: int, view: View | None = None, *, with_pointers: bool = False
     ) -> None:
@@ -35,6 +37,7 @@ class Paging(Walk):
         self._bytes_room = max_bytes
         self._parts: list[bytes] = []
         self._pointers: dict[int, int] = {}
+        self._attributes: dict[int, Mapping[str, str]] = {}
         self._count = 0
         self._bytes = 0
         self._last_id: bytes | None = None
@@ -45,13 +48,33 @@ class Paging(Walk):
         """Rows for the next scan to begin with: one more than there is room for tells whether there is more."""
         return min(self._room + 1, super().wanted)
 
-    def feed_items(self, items: Sequence[bytes], pointers: Sequence[int] | None = None) -> bool:
-        """Take visible messages in wire form, in order; False when the page is full."""
+    def feed_items(
+        self,
+        items: Sequence[bytes],
+        pointers: Sequence[int] | None = None,
+        attributes: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> bool:
+        """Take visible messages in wire form, in order; False when the page is full.
+
+        ``attributes``: of those that have some, by the index of the item.
+        """
+        self.attributes = (
+            {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
+        )
         return self._give(items, pointers)
 
-    def feed_part(self, part: bytes, count: int, last_id: bytes, pointers: Sequence[int] | None = None) -> bool:
+    def feed_part(
+        self,
+        part: bytes,
+        count: int,
+        last_id: bytes,
+        pointers: Sequence[int] | None = None,
+        attributes: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> bool:
         """Take many visible messages as one part that fits; False when the page is full."""
         self.passed = False
+        if attributes:
+            self._attributes.update((self._count + index, each) for index, each in attributes.items())
         self._add(part, count, last_id, pointers)
         return True
 
@@ -61,7 +84,8 @@ class Paging(Walk):
 
     def page(self) -> Page:
         """What has come together. It ends where the span does, unless something cut or held it."""
-        page = Page(self._parts, self._count, self._bytes, self._last_id, pointers=self._pointers)
+        page = Page(self._parts, self._count, self._bytes, self._last_id)
+        page.attributes, page.pointers = self._attributes, self._pointers
         if self._cut:
             page.end = "more"
         elif self.held_by is not None:
@@ -78,6 +102,8 @@ class Paging(Walk):
             self._cut = True
             items = items[:taken]
         if items:
+            if self.attributes:
+                self._name(items)
             self._add(b"".join(items), len(items), items[-1][1 : 1 + ID_BYTES], pointers)
         return not self._cut
 
@@ -87,6 +113,13 @@ class Paging(Walk):
         # What stands before it can still be read; the next page will say what is wrong.
         self._cut = True
         return False
+
+    def _name(self, items: Sequence[bytes]) -> None:
+        known = self.attributes
+        for index, item in enumerate(items, self._count):
+            strings = known.get(item[1 : 1 + ID_BYTES])
+            if strings is not None:
+                self._attributes[index] = strings
 
     def _add(self, part: bytes, count: int, last_id: bytes, pointers: Sequence[int] | None) -> None:
         if pointers is not None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from protocol.keys import DamagedRow
 from protocol.page import ITEM_HEAD_BYTES, ITEM_START
-from protocol.rows import HAS_EXTRAS, PLAIN, SEGMENT, decode_row
+from protocol.rows import HAS_EXTRAS, PLAIN, SEGMENT, attributes_in, decode_row
 from protocol.topic.delivery import Delivery, Found, expires_ms_of
+from protocol.topic.row_starts import HEAD_STOP, Starts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from protocol.rows import MessageRow
     from protocol.topic.asks import Span
@@ -53,33 +54,59 @@ class StoredDelivery(Delivery):
     def feed_payloads(self, rows: Rows) -> bool:
         """Take payload rows of ``reference``, in order; False when enough is known. Raises DamagedRow, as for others."""
         assert self.reference is not None  # else nobody asked for them
+        if self.attributes:
+            self.attributes = {}
         flags = {value[0] if value else -1 for _, value in rows}
         if flags == {PLAIN}:
-            return self.reference.winners is not None or self._give_stored(rows, 1)
-        if flags == {HAS_EXTRAS} and len({value[:5] for _, value in rows}) == 1:
-            # All their extras are of one length: told apart by their bytes, each decoded once.
-            size = 5 + int.from_bytes(rows[0][1][1:5], "big")
-            try:
-                winning = {head for head in {value[:size] for _, value in rows} if self._wins(head)}
-            except DamagedRow:
-                return self._feed_stored_one_by_one(rows)
-            return self._give_stored([row for row in rows if row[1][:size] in winning], size)
+            return self.reference.winners is not None or self._give_stored(rows, [value[1:] for _, value in rows])
+        if flags == {HAS_EXTRAS}:
+            return self._feed_extras_of_stored(rows)
         return self._feed_stored_one_by_one(rows)
 
-    def _wins(self, head: bytes) -> bool:
-        """Whether rows that start so, up to their payload, are part of the topic. Raises DamagedRow."""
-        return self._is_winner(decode_row(head + b"\x00"))
+    def _feed_extras_of_stored(self, rows: Rows) -> bool:
+        """Payload rows with extras, told apart by the bytes of these, each decoded once."""
+        starts = Starts()
+        known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
+        winning, payloads = [], []
+        try:
+            for row in rows:
+                value = row[1]
+                start = starts[value[1:HEAD_STOP]]
+                head = value[:start]
+                told = known.get(head)
+                if told is None:
+                    told = known[head] = self._told(head)
+                if told[0]:
+                    winning.append(row)
+                    payloads.append(value[start:])
+                    if told[1] and self.with_attributes:
+                        assert self.reference is not None  # while payload rows are read
+                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = told[1]
+        except DamagedRow:
+            return self._feed_stored_one_by_one(rows)
+        return self._give_stored(winning, payloads)
+
+    def _told(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
+        """Whether rows that start so, up to their payload, are part of the topic, and their attributes.
+
+        Raises DamagedRow.
+        """
+        row = decode_row(head + b"\x00")
+        return self._is_winner(row), attributes_in(row.extras)
 
     def _is_winner(self, row: MessageRow) -> bool:
         assert self.reference is not None  # while payload rows are read
         winners = self.reference.winners
         return winners is None or row.extras.get(SEGMENT) in winners
 
-    def _give_stored(self, rows: Rows, at: int) -> bool:
-        """Payload rows whose payload, length first, starts at ``at``."""
+    def _give_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
+        """Payload rows, and of each the payload with its length before it."""
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
-        items = [_STORED_ITEM % (position, key[-_POSITION_BYTES:], value[at:]) for key, value in rows]
+        items = [
+            _STORED_ITEM % (position, row[0][-_POSITION_BYTES:], payload)
+            for row, payload in zip(rows, payloads, strict=True)
+        ]
         if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
             return self._feed_stored_one_by_one(rows)  # one of them has no payload, not even an empty one
         expires_ms = expires_ms_of(position, self.reference.ttl_s)
@@ -96,6 +123,7 @@ class StoredDelivery(Delivery):
                 row = decode_row(value)
                 if row.payload is None:
                     raise DamagedRow(f"payload row {key.hex()} has no payload")
+                self._meet(message_id, row)
             except DamagedRow as damage:
                 if not (
                     self._give_of(found.items, found.pointers, found.expiries) and self._damage(message_id, damage)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from protocol.transactions.transaction import VisibilityLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
     from collections.abc import Set as AbstractSet
 
     from protocol.transactions.transaction import Transaction
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Pointers that are compared one by one sooner than those of many rows are looked up.
 _FEW = 64
+#: What it costs at least to find out the pointers of rows, in pointers of a set looked at.
+_LOOK = 256
 
 
 class Verdict(IntEnum):
@@ -37,7 +39,7 @@ class Verdict(IntEnum):
 class View:
     """A snapshot to read with; never changes, so threads may share it."""
 
-    __slots__ = ("_excluded", "_invalids", "_own", "_read_pointer")
+    __slots__ = ("_excluded", "_invalids", "_looked_up", "_own", "_ranges", "_read_pointer")
 
     def __init__(
         self,
@@ -50,6 +52,10 @@ class View:
         self._excluded = in_progress
         self._invalids = invalids
         self._own = own
+        #: What has been spent so far on pointers that had to be looked up.
+        self._looked_up = 0
+        #: Lowest and highest of each set of those that are not delivered, once that is known.
+        self._ranges: list[tuple[int, int]] | None = None
 
     @classmethod
     def of(cls, transaction: Transaction) -> View:
@@ -65,7 +71,7 @@ class View:
             frozenset(own),
         )
 
-    def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Iterable[int]]) -> bool:
+    def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Collection[int]]) -> bool:
         """Whether every row with one of some pointers is delivered, told at once; False may also mean: look closer.
 
         Args:
@@ -74,10 +80,18 @@ class View:
         """
         if not 0 < lowest <= highest <= self._read_pointer:
             return False
-        few = len(self._excluded) + len(self._invalids) <= _FEW
-        if few and not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
-            return True
+        hidden = len(self._excluded) + len(self._invalids)
+        if hidden <= _FEW:
+            if not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
+                return True
+        elif self._looked_up >= hidden:
+            # Finding the ranges costs as much as has been spent on looking up, and mostly saves all that comes.
+            if self._ranges is None:
+                self._ranges = [(min(each), max(each)) for each in (self._excluded, self._invalids) if each]
+            if all(highest < first or last < lowest for first, last in self._ranges):
+                return True
         among = pointers()
+        self._looked_up += max(len(among), _LOOK)
         return all(each.isdisjoint(among) for each in (self._excluded, self._invalids) if each)
 
     def verdict(self, pointer: int) -> Verdict:

@@ -6,6 +6,7 @@ import pytest
 from transactional_topic import (
     PREFIX,
     START_MS,
+    Entry,
     Topic,
     check_page,
     committed,
@@ -242,6 +243,11 @@ DAMAGED = {
     "nothing": b"",
     "a pointer that ends early": b"\x01\x00\x00\x00",
     "a pointer and no payload, not even an empty one": b"\x01" + bytes(8),
+    "attributes that are none": encode_row(MessageRow(b"m", extras={"a": 7})),
+    "attributes that are no strings": encode_row(MessageRow(b"m", pointer=7, extras={"a": {"key": 7}})),
+    "extras that end early": encode_row(MessageRow(b"m", extras={"a": {"key": "text"}}))[:12],
+    "extras and no payload": encode_row(MessageRow(b"m", pointer=7, extras={"i": 3}))[:-2],
+    "extras that are garbled": b"\x04\x00\x00\x00\x04\x81\xa1a\xc1\x02m",
     "a reference that says nothing": encode_row(MessageRow(None, pointer=7)),
     "a reference without a pointer": encode_row(
         MessageRow(None, extras={"n": 1, "b": 1, "f": bytes(10), "l": bytes(10)})
@@ -264,6 +270,16 @@ def test_what_stands_before_a_damaged_row_is_returned_and_one_can_go_on_behind_i
         topic.from_store(topic.span(after(first.last_id)), view=view, chunk=chunk)
     behind = topic.span(after(pack_position(START_MS + 2, 0) + NO_PAYLOAD_PART))
     assert payloads(topic.from_store(behind, view=view, chunk=chunk)) == [b"inline", b"plain"]
+
+
+def test_the_attributes_of_what_stands_before_a_damaged_row_are_returned_with_it():
+    entries = [
+        Entry(START_MS + ms, 0, b"m", pointer, attributes={"n": str(ms)}) for ms, pointer in enumerate([None, 7, 7])
+    ]
+    topic = Topic([*entries, plain(3)])
+    topic.tables[Table.MESSAGE].put([PREFIX + pack_position(START_MS + 2, 0)], [DAMAGED["extras that are garbled"]])
+    page = topic.from_store(topic.span(), view=SEEN, chunk=10)
+    assert (page.count, page.end, page.attributes) == (2, "more", {0: {"n": "0"}, 1: {"n": "1"}})
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"\xff", b"\x04\x00", encode_row(MessageRow(None))], ids=repr)

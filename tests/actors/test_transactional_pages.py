@@ -32,6 +32,19 @@ payloads = st.one_of(st.binary(max_size=4), st.sampled_from([b"x" * 63, b"y" * 6
 ttls_s = st.sampled_from([None] * 6 + [1, 5, 60])
 pointers = st.integers(1, 9)
 segments = st.sampled_from([None, 0, 1, 2, 300])
+#: Mostly none; some recur, and some are long.
+attributes = st.sampled_from([None] * 5 + [{}, {"routingKey": "k"}, {"traceparent": "ü" * 300}]) | st.dictionaries(
+    st.text(max_size=3), st.text(max_size=3), max_size=3
+)
+#: What rows say of their request: a stamp, a batch, both, an index within one.
+requests = st.sampled_from(
+    [{}] * 4
+    + [{"d": ["p", 3, 1, 7]}, {"d": ["producer-" * 20, 0, 3, [1, 5, 900]]}, {"b": 3}, {"b": 2, "d": ["p", 1, 2, 0]}]
+    + [{"i": index} for index in (1, 2, 3, 127, 128, 70_000)]
+)
+
+
+besides = st.fixed_dictionaries({"attributes": attributes, "extras": requests})
 
 
 @st.composite
@@ -43,15 +56,16 @@ def topics(draw):
         ms, sequence = ms + step, 0 if step else sequence + 1
         sign = draw(st.sampled_from([1, 1, 1, -1]))
         if kind == "plain":
-            entries.append(Entry(ms, sequence, draw(payloads), None, draw(ttls_s)))
+            entries.append(Entry(ms, sequence, draw(payloads), None, draw(ttls_s), **draw(besides)))
         elif kind == "inline":
-            entries.append(Entry(ms, sequence, draw(payloads), sign * draw(pointers), draw(ttls_s)))
+            entries.append(Entry(ms, sequence, draw(payloads), sign * draw(pointers), draw(ttls_s), **draw(besides)))
         else:
             own += 1
-            kept = draw(st.lists(st.builds(Payload, payloads, ttls_s, segments), min_size=1, max_size=7))
+            kept = draw(st.lists(st.builds(Payload, payloads, ttls_s, segments, attributes), min_size=1, max_size=7))
             winners = draw(st.none() | st.lists(st.sampled_from([0, 1, 2, 300]), unique=True))
             orphans = draw(st.integers(0, 2))
-            entries.append(Entry(ms, sequence, b"", sign * own, draw(ttls_s), kept, winners, orphans))
+            stamp = {key: said for key, said in draw(requests).items() if key == "d"}
+            entries.append(Entry(ms, sequence, b"", sign * own, draw(ttls_s), kept, winners, orphans, extras=stamp))
     return Topic(entries)
 
 

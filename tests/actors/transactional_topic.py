@@ -29,6 +29,7 @@ class Payload:
     payload: bytes
     ttl_s: int | None = None
     segment: int | None = None
+    attributes: dict | None = None
 
 
 @dataclass
@@ -44,6 +45,9 @@ class Entry:
     winners: list[int] | None = None
     orphans: int = 0
     """Rows stored under the pointer after the publish."""
+    attributes: dict | None = None
+    extras: dict = field(default_factory=dict)
+    """What says of the row with which request it came."""
 
     @property
     def position(self):
@@ -59,7 +63,7 @@ class Message:
     pointer: int
     expires_ms: int | None
     entry: Entry
-    first_of_entry: bytes = field(default=b"")
+    attributes: dict | None = None
 
 
 class Topic:
@@ -74,8 +78,9 @@ class Topic:
 
     def _put(self, entry):
         if entry.stored is None:
-            row = MessageRow(entry.payload, pointer=entry.pointer, ttl_s=entry.ttl_s)
-            self._add(entry, NO_PAYLOAD_PART, entry.payload, [entry.ttl_s])
+            extras = entry.extras | ({} if entry.attributes is None else {"a": entry.attributes})
+            row = MessageRow(entry.payload, entry.pointer, entry.ttl_s, extras)
+            self._add(entry, NO_PAYLOAD_PART, entry.payload, [entry.ttl_s], entry.attributes)
         else:
             row = self._store(entry)
         self.tables[Table.MESSAGE].put([PREFIX + entry.position], [encode_row(row)])
@@ -86,21 +91,23 @@ class Topic:
         count = size = 0
         for position, one in zip(positions, entry.stored, strict=False):
             extras = {} if one.segment is None else {"s": one.segment}
+            extras |= {} if one.attributes is None else {"a": one.attributes}
             value = encode_row(MessageRow(one.payload, ttl_s=one.ttl_s, extras=extras))
             self.tables[Table.PAYLOAD].put([prefix + position], [value])
             if entry.winners is None or one.segment in entry.winners:
                 count, size = count + 1, size + len(one.payload)
-                self._add(entry, position, one.payload, [entry.ttl_s, one.ttl_s])
+                self._add(entry, position, one.payload, [entry.ttl_s, one.ttl_s], one.attributes)
         for position in positions[len(entry.stored) :][: entry.orphans]:
             self.tables[Table.PAYLOAD].put([prefix + position], [encode_row(MessageRow(b"orphan"))])
         winners = None if entry.winners is None else frozenset(entry.winners)
         stored = Stored(count, size, positions[0], positions[len(entry.stored) - 1], winners)
-        return MessageRow(None, pointer=entry.pointer, ttl_s=entry.ttl_s, extras=stored.extras())
+        return MessageRow(None, pointer=entry.pointer, ttl_s=entry.ttl_s, extras=stored.extras() | entry.extras)
 
-    def _add(self, entry, payload_position, payload, ttls_s):
+    def _add(self, entry, payload_position, payload, ttls_s, attributes):
         own = [entry.ms + ttl_s * 1000 for ttl_s in ttls_s if ttl_s is not None]
         message_id = entry.position + payload_position
-        self.messages.append(Message(message_id, payload, entry.pointer or 0, min(own, default=None), entry))
+        pointer = entry.pointer or 0
+        self.messages.append(Message(message_id, payload, pointer, min(own, default=None), entry, attributes))
 
     # --- the three ways to read it --------------------------------------------------------------
 
@@ -127,7 +134,8 @@ class Topic:
             expiries = {i: each.ms + each.ttl_s * 1000 for i, each in enumerate(rows) if each.ttl_s is not None}
             runs = [(i, i + 1, abs(each.pointer)) for i, each in enumerate(rows) if each.pointer]
             items = [item(each.position + NO_PAYLOAD_PART, each.payload) for each in rows]
-            cache.append(PREFIX, items, expiries, since, runs)
+            attributes = {i: each.attributes for i, each in enumerate(rows) if each.attributes}
+            cache.append(PREFIX, items, expiries, since, runs, attributes)
             since = after(rows[-1].position + b"\xff" * 10)
         for each in here:
             if turned and each.pointer and each.pointer < 0:
@@ -181,6 +189,7 @@ def check_page(topic, page, span, limit, max_bytes, view):
     wanted, end, held_by, held_at, hidden = topic.from_list(span, limit, max_bytes, view)
     got = list(page.messages())
     assert got == [(each.message_id, each.payload) for each in wanted]
+    assert page.attributes == {index: each.attributes for index, each in enumerate(wanted) if each.attributes}
     assert (page.count, page.payload_bytes, page.end) == (len(got), sum(map(len, page.parts)), end)
     if end == "more":
         assert page.last_id == got[-1][0]
@@ -199,6 +208,7 @@ def check_page(topic, page, span, limit, max_bytes, view):
 def same_page(one, other):
     """Whether two pages are the same to whoever gets them."""
     assert list(one.messages()) == list(other.messages())
+    assert one.attributes == other.attributes
     assert (one.count, one.payload_bytes, one.last_id, one.end, one.held, dict(one.pointers)) == (
         other.count,
         other.payload_bytes,

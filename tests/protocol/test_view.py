@@ -40,6 +40,26 @@ def test_what_is_delivered_at_once_is_delivered_one_by_one(view, given_pointers)
         assert not view.delivers_all(min(positive), max(negative), lambda: given_pointers)
 
 
+@given(
+    st.frozensets(st.integers(1, 500), min_size=65), st.lists(st.tuples(pointers, pointers), min_size=30, max_size=99)
+)
+def test_what_a_view_learns_while_it_is_asked_changes_no_answer(hidden, asked):
+    view = View(600, hidden, frozenset({700}))
+    for index, pair in enumerate(asked):
+        among = [10 * index + each for each in pair if 10 * index + each <= 600] or [600]
+        said = view.delivers_all(min(among), max(among), lambda among=among: among)
+        assert said == (not any(each in hidden for each in among))
+
+
+def test_many_hidden_pointers_beside_those_of_a_page_are_looked_up_no_more_than_once():
+    view = View(1 << 40, frozenset(range(1_000)), frozenset(range(1 << 30, (1 << 30) + 1_000)))
+    looked_up = []
+    among = range(10_000, 10_500)
+    for _ in range(100):
+        assert view.delivers_all(10_000, 10_499, lambda: looked_up.append(1) or among)
+    assert len(looked_up) * len(among) == 2_000
+
+
 @given(views | many_views, st.integers(1, 30))
 def test_one_visible_pointer_that_is_not_its_own_is_delivered_at_once(view, pointer):
     if pointer not in view._own:
