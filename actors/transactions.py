@@ -219,7 +219,7 @@ class TransactionService:
         return await self.truncate(pointers)
 
     async def reset(self) -> None:
-        """Roll back everything open and invalid, and forget it, change sets and outcomes too; ids go on rising."""
+        """Roll back everything open and invalid, and forget it and all change sets; ids go on rising, outcomes stay known."""
         failures: list[PlainsongError] = []
         limit = trio.CapacityLimiter(_RESET_AT_ONCE)
 

@@ -39,9 +39,9 @@ def _type(value: Any, name: str) -> TransactionType:
 
 
 _BEGIN: Mapping[str, tuple[str, Kind]] = {
-    "type": ("type", _type),
+    "type": ("type", values.nullable(_type)),
     "timeoutSeconds": ("timeout_s", values.nullable(values.int32, "int")),
-    "clientId": ("client_id", values.text),
+    "clientId": ("client_id", values.nullable(values.text)),
 }
 _PREPARE: Mapping[str, tuple[str, Kind]] = {"changes": ("changes", values.list_of(values.binary))}
 
@@ -50,6 +50,7 @@ async def begin(service: Service, request: HotRequest) -> HttpAnswer:
     """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
     transactions, as_number = embedded(service), numbers(request.query)
     given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
+    given = {name: value for name, value in given.items() if value is not None}
     return begun_answer(await transactions.begin(**given), as_number)
 
 

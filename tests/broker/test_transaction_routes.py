@@ -380,3 +380,11 @@ async def test_the_access_log_names_the_transaction(caplog):
         ("commit", str(begun["id"]), 200),
         ("get_transaction", f"{TX}/{begun['id']}", 200),
     ]
+
+
+@pytest.mark.parametrize("body", [{"type": None}, {"clientId": None, "timeoutSeconds": None}])
+async def test_a_field_that_is_null_is_as_good_as_left_out(daemon, body):
+    answer = await daemon.call("POST", TX, json=body)
+    assert answer.status_code == 200
+    (shown,) = (await daemon.call("GET", TX)).json()
+    assert (shown["type"], shown["clientId"]) == ("short", "unknown")

@@ -411,6 +411,21 @@ def test_change_sets_are_bounded_in_keys_and_bytes():
             at.prepare(one, *keys)
 
 
+def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
+    at = AtWork(max_prepared_bytes=2 * 200)
+    one, two, three = at.new(), at.new(), at.new()
+    for each in (one, two):
+        at.prepare(each, b"k")
+    at.prepare(one, b"k")  # in place of the earlier one
+    with pytest.raises(Overloaded):
+        at.prepare(three, b"k")
+    at.abort(one)
+    at.prepare(three, b"k")
+    at.load()
+    with pytest.raises(Overloaded):
+        at.prepare(at.new(), b"k")
+
+
 def test_committed_sets_are_dropped_with_the_last_short_one_that_began_before():
     at = AtWork()
     at.new(long=True)  # holds nothing back

@@ -1,4 +1,4 @@
-"""Who changed what: the change sets of committed transactions that an open one may still conflict with.
+"""Who changed what: the change sets of open transactions, and of committed ones that these may still conflict with.
 
 Two transactions conflict when one was committed after the other began, and they share a key. A set is dropped
 when every short transaction that is open began after it; long ones do not hold it back, as in Tephra, so they are
@@ -14,6 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from protocol.transactions.manager.rows import ChangeSet
+
+
+class PreparedSets(dict[int, "ChangeSet"]):
+    """What open transactions have said they change, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def keep(self, changes: ChangeSet) -> None:
+        """Keep a change set in place of an earlier one."""
+        self.leave(changes.transaction_id)
+        self[changes.transaction_id] = changes
+        self.bytes += changes.size
+
+    def leave(self, transaction_id: int) -> ChangeSet | None:
+        """Take a transaction's change set out; None when it has none."""
+        changes = self.pop(transaction_id, None)
+        if changes is not None:
+            self.bytes -= changes.size
+        return changes
 
 
 class CommittedSets:

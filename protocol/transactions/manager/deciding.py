@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protocol.errors import TransactionConflict, TransactionNotInProgress, TransactionTooLarge
+from protocol.errors import Overloaded, TransactionConflict, TransactionNotInProgress, TransactionTooLarge
 from protocol.transactions.manager.answers import ChangeConflict, Decision
 from protocol.transactions.manager.asks import RollFirst
 from protocol.transactions.manager.beginning import in_progress, known, not_in_progress
@@ -31,7 +31,8 @@ def prepare(ledger: Ledger, step: Step, ask: Prepare, now: Now) -> None:
     _check_conflict(ledger, step, record, keys)
     if keys or record.transaction_id in ledger.prepared:
         changes = ChangeSet(record.transaction_id, record.client_id, keys)
-        ledger.prepared[record.transaction_id] = changes
+        _check_room(ledger, changes)
+        ledger.prepared.keep(changes)
         step.keep_changes(changes)
     if record.must_prepare:
         record.must_prepare = False
@@ -52,7 +53,7 @@ def commit(ledger: Ledger, step: Step, ask: Commit, now: Now) -> Decision:
     changes = ledger.prepared.get(record.transaction_id)
     if changes is not None:
         _check_conflict(ledger, step, record, changes.keys)
-        del ledger.prepared[record.transaction_id]
+        ledger.prepared.leave(record.transaction_id)
         changes = replace(changes, commit_pointer=ledger.head.last + 1)
         step.keep_changes(changes)
         ledger.committed.add(changes)
@@ -172,7 +173,7 @@ def _raise_read_pointer(ledger: Ledger, pointer: int) -> None:
 
 
 def _drop_prepared(ledger: Ledger, step: Step, record: Record) -> None:
-    if ledger.prepared.pop(record.transaction_id, None) is not None:
+    if ledger.prepared.leave(record.transaction_id) is not None:
         _drop_sets(step, (record.transaction_id,))
 
 
@@ -195,6 +196,16 @@ def _check_size(ledger: Ledger, keys: frozenset[bytes]) -> None:
         raise TransactionTooLarge(f"{len(keys)} keys", hint=f"at most {settings.max_changes}")
     if size > settings.max_change_set_bytes:
         raise TransactionTooLarge(f"keys of {size} bytes", hint=f"at most {settings.max_change_set_bytes} together")
+
+
+def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
+    """Raise Overloaded when all open transactions' change sets together would pass their bound."""
+    replaced = ledger.prepared.get(changes.transaction_id)
+    held = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
+    if held + changes.size > ledger.settings.max_prepared_bytes:
+        raise Overloaded(
+            f"open transactions have prepared {held} bytes of changes", hint="try again once some are decided"
+        )
 
 
 def _check_conflict(ledger: Ledger, step: Step, record: Record, keys: frozenset[bytes]) -> None:

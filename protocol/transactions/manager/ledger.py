@@ -13,7 +13,7 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from protocol.transactions.manager.conflicts import CommittedSets
+from protocol.transactions.manager.conflicts import CommittedSets, PreparedSets
 from protocol.transactions.manager.rows import Head
 from protocol.transactions.transaction import NO_TRANSACTION, POINTERS_PER_MS, TransactionType
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from protocol.transactions.manager.record import Record
-    from protocol.transactions.manager.rows import ChangeSet, LastPass
+    from protocol.transactions.manager.rows import LastPass
     from protocol.transactions.manager.settings import TransactionSettings
 
 #: Outcomes forgotten in one commit at most, so that none becomes long.
@@ -44,7 +44,7 @@ class Ledger:
         """The invalid list, ascending."""
         self.outcomes: OrderedDict[int, Record] = OrderedDict()
         """Decided ones by their ids, in the order of the decisions; none of these has a pointer on the list."""
-        self.prepared: dict[int, ChangeSet] = {}
+        self.prepared = PreparedSets()
         self.committed = CommittedSets()
         self.last_pass: LastPass | None = None
         self._deadlines: list[tuple[float, int]] = []

@@ -85,7 +85,7 @@ class Loading:
             if changes.transaction_id in ledger.open:
                 # With a commit pointer: the crash came between the set's row and the transaction's. It is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
-                ledger.prepared[changes.transaction_id] = prepared
+                ledger.prepared.keep(prepared)
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
                 leftovers.append(service_key(CHANGES, changes.transaction_id))
             else:

@@ -27,6 +27,8 @@ class TransactionSettings:
     """Keys of one change set."""
     max_change_set_bytes: int = 16 << 20
     """Bytes of one change set's keys together."""
+    max_prepared_bytes: int = 256 << 20
+    """Bytes of all change sets of open transactions."""
     max_committed_bytes: int = 256 << 20
     """Bytes of all committed change sets that somebody may still conflict with."""
     max_client_id_bytes: int = 256
