@@ -145,6 +145,7 @@ SCHEMAS: dict[str, Schema] = {
             "attributes": _ATTRIBUTES,
             "producer": nullable(STRING),
             "sequenceId": nullable(INTEGER),
+            "batch": nullable(record("index count", index=COUNT, count=COUNT)),
         },
     },
     "Stats": {

@@ -217,6 +217,7 @@ def _add(service: Service, one: _Wanted, page: Page) -> None:
     had = one.page
     one.page = Page(
         parts=[*had.parts, *page.parts],
+        attributes={**had.attributes, **{had.count + index: each for index, each in page.attributes.items()}},
         count=had.count + page.count,
         payload_bytes=had.payload_bytes + page.payload_bytes,
         last_id=page.last_id,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from actors.reading import walk_rows
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, whole_number
+from broker.views.origins import NO_ORIGIN, Origin, Origins
 from broker.views.route import json_answer
 from protocol.codec import JSON
 from protocol.codec.positions import parse_query_position
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from broker.views.route import ViewRequest
     from protocol.keys import DamagedRow
     from protocol.names import TopicName
+    from protocol.rows import MessageRow
     from protocol.topic.asks import Span
     from storage.base import Row
 
@@ -59,7 +61,8 @@ async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
     shown = _Shown(span, limit or DEFAULT_LIMIT, service.config.poll.max_bytes)
     await walk_rows(service.store, shown)
     states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}
-    form = _Form(ttl_ms, states, as_base64=as_base64, as_strings=as_strings)
+    origins = await shown.origins.find(service.store, span.prefix)
+    form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
     return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
 
 
@@ -88,17 +91,21 @@ class _Message(NamedTuple):
     """0: it has none; negative: rolled back."""
     expires_ms: int = 0
     """When its own time to live ends; 0: it has none."""
+    attributes: Mapping[str, str] = {}
     damage: str | None = None
 
 
 class _Shown(Walk):
     """The messages of an answer while they are gathered: row by row, since what is shown is checked."""
 
+    with_attributes = True
+
     def __init__(self, span: Span, limit: int, max_bytes: int) -> None:
         super().__init__(span, with_pointers=True)
         self.messages: list[_Message] = []
         self.bytes = 0
         self.cut = False
+        self.origins = Origins()
         self._limit = limit
         self._max_bytes = max_bytes
 
@@ -109,17 +116,24 @@ class _Shown(Walk):
 
     def feed_payloads(self, rows: Rows) -> bool:
         """See ``StoredDelivery``."""
+        self.attributes = {}
         return self._feed_stored_one_by_one(rows)
 
     def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
+        self.attributes = {}
         return self._feed_one_by_one(rows)
+
+    def _meet(self, message_id: bytes, row: MessageRow) -> None:
+        super()._meet(message_id, row)
+        self.origins.meet(message_id, row, None if self.reference is None else self.reference.extras)
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         assert pointers is not None  # both are there
         assert expiries is not None  # row by row
         for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
             ((message_id, payload),) = items_in(item)
-            if not self._add(_Message(message_id, payload, pointer, expires_ms), len(payload)):
+            message = _Message(message_id, payload, pointer, expires_ms, self.attributes.get(message_id, {}))
+            if not self._add(message, len(payload)):
                 return False
         return True
 
@@ -141,6 +155,7 @@ class _Form:
 
     ttl_ms: int
     states: Mapping[int, str]
+    origins: Mapping[bytes, Origin]
     as_base64: bool
     as_strings: bool
 
@@ -151,6 +166,7 @@ class _Form:
         published_ms = unpack_position(message.message_id[:10])[0]
         expires_ms = published_ms + self.ttl_ms
         pointer = abs(message.pointer) or None
+        origin = self.origins.get(message.message_id, NO_ORIGIN)
         return {
             "id": message.message_id.hex(),
             "publishTimeMs": published_ms,
@@ -159,9 +175,10 @@ class _Form:
             "writePointer": str(pointer) if self.as_strings and pointer is not None else pointer,
             "size": len(message.payload),
             "payload": _payload(message.payload, as_base64=self.as_base64),
-            "attributes": {},
-            "producer": None,
-            "sequenceId": None,
+            "attributes": message.attributes,
+            "producer": origin.producer,
+            "sequenceId": origin.sequence_id,
+            "batch": None if origin.batch is None else dict(zip(("index", "count"), origin.batch, strict=True)),
         }
 
 

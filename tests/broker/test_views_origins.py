@@ -1,0 +1,135 @@
+"""Looking at messages: whose they are, with which sequence id, attributes and batch."""
+
+from __future__ import annotations
+
+import pytest
+from broker_in_process import START_MS, TOPICS
+
+from protocol.codec import AVRO, AVRO_2
+from protocol.effects import Table, put_one
+from protocol.frames import FRAMES_TYPE, decode_frames
+from protocol.ids import pack_id, pack_position
+from protocol.keys import generation_prefix, payload_prefix
+from protocol.names import TopicName
+from protocol.requests import PollRequest
+from protocol.rows import MessageRow, Stored, encode_row
+
+LOOK = f"{TOPICS}/t/messages"
+NAME = TopicName("ns", "t")
+PREFIX = generation_prefix(NAME, 1)
+
+
+async def topic_of(daemon, rows):
+    """A topic of ``(ms, sequence, row)``; one plain message more makes all of them readable."""
+    await daemon.create()
+    puts = [
+        put_one(Table.MESSAGE, PREFIX + pack_position(START_MS + ms, sequence), encode_row(row))
+        for ms, sequence, row in rows
+    ]
+    await daemon.publish("last", ms=START_MS + 60_000)
+    daemon.store.inner.apply(puts)
+    cached = daemon.service.directory.budget
+    cached.max_bytes = 0  # it knows nothing of what was put beside it
+    cached.changed(0)
+
+
+def request_of(ms, count, producer, ids, *, first=0, pointer=None, **more):
+    """The rows of one request, as a topic writes them."""
+    stamp = {} if producer is None else {"d": [producer, 3, len(ids) if isinstance(ids, list) else count, ids]}
+    rows = [(ms, first, MessageRow(b"m0", pointer, extras=stamp | more))]
+    return rows + [(ms, first + at, MessageRow(b"m%d" % at, pointer, extras={"i": at})) for at in range(1, count)]
+
+
+async def look(daemon, **parameters):
+    answer = await daemon.call("GET", LOOK, params=parameters)
+    return [(each["producer"], each["sequenceId"], each["batch"]) for each in answer.json()]
+
+
+NOTHING = (None, None, None)
+
+
+async def test_each_message_of_a_request_is_shown_with_its_producer_and_its_own_sequence_id(daemon):
+    await topic_of(daemon, request_of(1, 3, "p", 7) + request_of(1, 3, "q", [5, 9, 900], first=3))
+    shown = [("p", 7, None), ("p", 8, None), ("p", 9, None), ("q", 5, None), ("q", 9, None), ("q", 900, None)]
+    assert await look(daemon) == [*shown, NOTHING]
+
+
+async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_without(daemon):
+    await topic_of(daemon, request_of(1, 2, None, None, b=2) + request_of(2, 2, "p", 0, b=2))
+    first, second = {"index": 0, "count": 2}, {"index": 1, "count": 2}
+    assert await look(daemon) == [
+        (None, None, first),
+        (None, None, second),
+        ("p", 0, first),
+        ("p", 1, second),
+        NOTHING,
+    ]
+
+
+@pytest.mark.parametrize("start", range(1, 5))
+async def test_a_look_that_begins_inside_a_request_finds_its_first_row_with_one_read(daemon, start):
+    await topic_of(daemon, request_of(1, 5, "p", 100, b=5))
+    gets = daemon.store.calls["get"]
+    shown = await look(daemon, **{"from": pack_id(START_MS + 1, start).hex(), "limit": 5 - start})
+    assert shown == [("p", 100 + at, {"index": at, "count": 5}) for at in range(start, 5)]
+    assert daemon.store.calls["get"] - gets == 1
+
+
+async def test_a_request_that_goes_over_into_the_next_millisecond_is_found_too(daemon):
+    rows = request_of(1, 2, "p", 7, first=65_534)
+    rows += [(2, at, MessageRow(b"m", extras={"i": 2 + at})) for at in range(2)]
+    rows[0] = (*rows[0][:2], MessageRow(b"m0", extras={"d": ["p", 3, 4, 7]}))
+    await topic_of(daemon, rows)
+    assert await look(daemon, **{"from": START_MS + 2}) == [("p", 9, None), ("p", 10, None), NOTHING]
+
+
+async def test_a_first_row_that_is_gone_or_of_another_request_says_nothing_of_the_others(daemon):
+    await topic_of(
+        daemon, [*request_of(1, 1, "p", 7), *request_of(1, 3, "q", 1, first=1)[1:], (9, 0, MessageRow(b"m"))]
+    )
+    assert await look(daemon) == [("p", 7, None), NOTHING, NOTHING, NOTHING, NOTHING]
+
+
+@pytest.mark.parametrize("extras", [{"d": ["p"]}, {"d": 7}, {"b": 0}, {"i": "x"}, {"b": "x", "d": ["p", 3, 1, 7]}])
+async def test_a_stamp_that_cannot_be_read_hides_no_message(daemon, extras):
+    await topic_of(daemon, [(1, 0, MessageRow(b"m", extras=extras)), (1, 1, MessageRow(b"n", extras={"i": 1}))])
+    assert await look(daemon) == [NOTHING] * 3
+
+
+async def test_stored_messages_are_the_publishs_producers_and_the_publishs_own_have_its_ids(daemon):
+    stored = [pack_position(START_MS - 100, at) for at in range(2)]
+    extras = Stored(2, 2, stored[0], stored[1]).extras() | {"d": ["p", 3, 2, 7]}
+    rows = [(1, 0, MessageRow(None, 5, extras=extras))]
+    rows += [(1, at, MessageRow(b"m", 5, extras={"i": at})) for at in (1, 2)]
+    await topic_of(daemon, rows)
+    value = encode_row(MessageRow(b"s", extras={"a": {"key": "text"}}))
+    payloads = [put_one(Table.PAYLOAD, payload_prefix(NAME, 1, 5) + at, value) for at in stored]
+    daemon.store.inner.apply(payloads)
+    assert await look(daemon) == [("p", None, None), ("p", None, None), ("p", 7, None), ("p", 8, None), NOTHING]
+    assert await look(daemon, **{"from": pack_id(START_MS + 1, 2).hex(), "limit": 1}) == [("p", 8, None)]
+    shown = (await daemon.call("GET", LOOK)).json()
+    assert [each["attributes"] for each in shown] == [{"key": "text"}] * 2 + [{}] * 3
+
+
+async def test_attributes_come_back_in_every_form_but_avro_version_1(daemon):
+    strings = {"traceparent": "00-1", "é": "ü"}
+    await topic_of(daemon, request_of(1, 2, "p", 7, a=strings))
+    answers = {}
+    for codec, accept in ((AVRO, "*/*"), (AVRO_2, "*/*"), (AVRO_2, FRAMES_TYPE), (AVRO_2, FRAMES_TYPE + "; version=2")):
+        headers = {"Content-Type": codec.content_type, "Accept": accept}
+        answer = await daemon.call(
+            "POST", f"{TOPICS}/t/poll", content=codec.encode_poll(PollRequest()), headers=headers
+        )
+        answers[answer.headers["Content-Type"]] = answer.content
+    assert [each.attributes for each in AVRO.decode_page(answers["avro/binary"])] == [{}, {}, {}]
+    assert [each.attributes for each in AVRO_2.decode_page(answers["avro/binary; version=2"])] == [strings, {}, {}]
+    assert [each.attributes for each in decode_frames(answers[FRAMES_TYPE])] == [{}, {}, {}]
+    frames = decode_frames(answers[FRAMES_TYPE + "; version=2"], attributes=True)
+    assert [each.attributes for each in frames] == [strings, {}, {}]
+    shown = (await daemon.call("GET", LOOK)).json()
+    assert [each["attributes"] for each in shown] == [strings, {}, {}]
+    polled = (await daemon.call("POST", f"{TOPICS}/t/poll", json={})).json()
+    assert [each.get("attributes") for each in polled] == [strings, None, None]
+    asked = {"topics": {"t": {}}, "limit": 2}
+    many = (await daemon.call("POST", "/v1/namespaces/ns/poll", json=asked)).json()["topics"]["t"]["messages"]
+    assert [each.get("attributes") for each in many] == [strings, None]
