@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import trio
+
+from actors.load_producers import load_producers
 from protocol.effects import Table
 from protocol.keys import (
     HIGH_WATER,
@@ -31,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Authority | None = None) -> TopicState:
-    """The topic as the store has it: metadata, high-water mark, undecided pointers, what was written since, readers.
+    """The topic as the store has it: metadata, mark, undecided pointers, producers, what was written since, readers.
 
     Raises:
       StoreError: the store cannot be read.
@@ -44,6 +47,9 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
     metadata = Metadata.decode(value)
     start = state.begin(metadata, await _mark(name, metadata.generation, store))
     await _load_pointers(state, metadata.generation, store)
+    if not metadata.partly_cleaned:
+        await load_producers(state, metadata.generation, store)
+    begun_s = trio.current_time()
 
     def replay(rows: list[Row]) -> bool:
         state.replay(rows)
@@ -52,6 +58,7 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
     await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
     await _load_readers(state, metadata.generation, store)
     state.loaded()
+    state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
     settle_known(state)
     return state
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from protocol.names import TopicName
 
 
@@ -13,6 +15,9 @@ class Observer(Protocol):
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
         """A commit of so many publishes and messages was made durable in ``write_s`` seconds."""
+
+    def told(self, told: Mapping[str, int]) -> None:
+        """What became of producers' requests and of producers, counted by the words of ``Step.told``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """An actor fell and will be loaded again."""
@@ -28,6 +33,9 @@ class Unobserved:
     """Nobody counts."""
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
+        """Nothing."""
+
+    def told(self, told: Mapping[str, int]) -> None:
         """Nothing."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:

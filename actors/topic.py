@@ -24,6 +24,8 @@ from protocol.ids import ID_BYTES, after
 from protocol.topic.asks import Describe, ListReaders, Look, Publish, Stats
 from protocol.topic.core import TopicCore
 from protocol.topic.pointer_asks import ListPointers, PublishUnder
+from protocol.topic.producers.asks import GetProducer, ListProducers
+from protocol.topic.producers.policy import INHERITED
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.authority import Nobody
 from storage.base import NothingWritten
@@ -37,15 +39,22 @@ if TYPE_CHECKING:
     from actors.scan_cache import TopicCache
     from actors.space import SpaceGuard
     from protocol.names import TopicName
+    from protocol.topic.producers.policy import NamespacePolicy
     from protocol.topic.step import Step
     from protocol.transactions.authority import Authority
     from storage.base import Claim, Store
 
 
 #: Asks that change nothing, so that a failure cannot leave their outcome open.
-READS = (Describe, ListPointers, ListReaders, Look, Stats)
+READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
 #: Asks whose messages a commit publishes.
 PUBLISHES = (Publish, PublishUnder)
+
+
+def _says_nothing(namespace: str) -> NamespacePolicy:
+    """There are no properties of namespaces."""
+    del namespace
+    return INHERITED
 
 
 @dataclass(slots=True)
@@ -65,6 +74,8 @@ class Surroundings:
     """Which topics have rows of which write pointers."""
     authority: Authority = field(default_factory=Nobody)
     """Who decides transactions."""
+    policy: Callable[[str], NamespacePolicy] = field(default=_says_nothing)
+    """What a namespace says about producers: ``Namespaces.policy``."""
 
 
 class TopicActor:
@@ -149,6 +160,8 @@ class TopicActor:
             raise
         finally:
             self._stepping = False
+        if step.told:
+            self._around.observer.told(step.told)
         for ticket, answer in answers:
             _as_ticket(ticket).settle(answer)
 
@@ -197,7 +210,9 @@ class TopicActor:
             await self._write_operations(core, step, claim)
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
-        return Now(self._around.clock.now_ms(), trio.current_time(), self._around.space.low, tuple(decided))
+        around = self._around
+        policy = around.policy(self.name.namespace)
+        return Now(around.clock.now_ms(), trio.current_time(), around.space.low, tuple(decided), policy)
 
 
 def _as_ticket(ticket: object) -> Ticket[Any]:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -53,6 +53,12 @@ class Metrics:
             registry=registry,
         )
         self._messages = Counter("plainsong_published_messages_total", "Messages made durable.", registry=registry)
+        self._told = Counter(
+            "plainsong_producer_events_total",
+            "What became of producers' requests and of producers, by event.",
+            ["event"],
+            registry=registry,
+        )
         self._falls = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
         )
@@ -161,6 +167,11 @@ class Metrics:
         self._commit_requests.observe(requests)
         self._commit_messages.observe(messages)
         self._sync.observe(write_s)
+
+    def told(self, told: Mapping[str, int]) -> None:
+        """Something became of producers' requests, or of producers."""
+        for event, count in told.items():
+            self._told.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """An actor fell."""

@@ -190,6 +190,8 @@ class CleaningPlan:
     now_ms: int = 0
     orphans: tuple[tuple[int, bytes, bytes], ...] = ()
     """Write pointers and ``[start, stop)`` of the payload keys of what was stored under them and is never published."""
+    forget: tuple[int, int] | None = None
+    """Generations, first and last, whose producers nobody may ask about any more."""
 
 
 @dataclass(slots=True)

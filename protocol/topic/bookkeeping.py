@@ -1,6 +1,6 @@
-"""What a step writes about the topic itself: rows about write pointers, and the high-water mark behind them.
+"""What a step writes about the topic itself: rows about write pointers and producers, and the high-water mark.
 
-Message rows, then pointer rows, then the mark: if a power cut leaves the rows without what is said about them,
+Message rows, then pointer rows, then producer rows, then the mark: if a power cut leaves the rows without what is said about them,
 the next load finds them behind the mark and says it again.
 """
 
@@ -12,6 +12,7 @@ from protocol.effects import Delete, Put, Table
 from protocol.errors import Overloaded
 from protocol.keys import POINTER, pointer_key, pointer_suffix, system_key
 from protocol.topic.pending import Pending
+from protocol.topic.producers.rows import write_changed
 
 if TYPE_CHECKING:
     from protocol.topic.state import TopicState
@@ -85,4 +86,5 @@ def forget_all(state: TopicState, step: Step) -> list[Delete]:
 def write_mark(state: TopicState, step: Step) -> None:
     """Write what has to stand before the high-water mark, then the mark."""
     write_pointers(state, step)
+    write_changed(state, step)
     step.write(state.mark())

@@ -14,10 +14,12 @@ from protocol.ids import pack_position
 from protocol.keys import metadata_key
 from protocol.topic.asks import CleaningPlan
 from protocol.topic.bookkeeping import forget_all, write_mark
+from protocol.topic.producers.forgetting import forget_expired
 from protocol.topic.readers import drop_expired
 from protocol.topic.settling import orphans_removed, plan_pointers
 
 if TYPE_CHECKING:
+    from protocol.records import Metadata
     from protocol.topic.asks import Cleaned, PlanCleaning
     from protocol.topic.state import Now, TopicState
     from protocol.topic.step import Step
@@ -34,6 +36,7 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
     drop_expired(state, step)
     state.usage.drop_before(state.oldest_ms)
     orphans = plan_pointers(state)
+    forget_expired(state, step)
     write_mark(state, step)
     prefix = state.prefix
     return CleaningPlan(
@@ -43,7 +46,15 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
         prefix=prefix,
         now_ms=state.time_ms,
         orphans=tuple(orphans),
+        forget=_old_generations(metadata, state.time_ms, ask.delete_grace_ms),
     )
+
+
+def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
+    """Generations whose producers are known no more: they are asked about for a while after a re-creation."""
+    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
+        return None
+    return 1, metadata.generation - 1
 
 
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
@@ -51,11 +62,12 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
         return CleaningPlan(purge=(1, metadata.generation - 1) if metadata.generation > 1 else None)
     if not metadata.partly_cleaned:
+        state.producers.clear()
         state.metadata = replace(metadata, partly_cleaned=True)
         step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
         for removal in forget_all(state, step):
             step.write(removal)
-    return CleaningPlan(purge=(1, metadata.generation))
+    return CleaningPlan(purge=(1, metadata.generation), forget=(1, metadata.generation))
 
 
 def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import Overloaded, PlainsongError, TopicNotFound
 from protocol.ids import FIRST_BOUND
 from protocol.topic import asks, pointer_asks
-from protocol.topic.bookkeeping import MAX_FORGOTTEN, write_pointers
+from protocol.topic.bookkeeping import MAX_FORGOTTEN, write_mark, write_pointers
 from protocol.topic.cleaning import cleaned, plan_cleaning
 from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
 from protocol.topic.parking import Parking
+from protocol.topic.producers import asks as producer_asks
+from protocol.topic.producers.forgetting import forget_expired
+from protocol.topic.producers.noting import is_due, note_later, remove_torn
+from protocol.topic.producers.sessions import get_producer, list_producers, open_producer, remove_producer
+from protocol.topic.producers.switching import follow_policy
 from protocol.topic.publish import publish
 from protocol.topic.readers import list_readers, remove_reader, set_reader
 from protocol.topic.rollback import roll_back
@@ -51,6 +56,10 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     pointer_asks.StoreUnder: store_under,
     pointer_asks.RollBackPointer: roll_back,
     pointer_asks.ListPointers: list_pointers,
+    producer_asks.OpenProducer: open_producer,
+    producer_asks.GetProducer: get_producer,
+    producer_asks.ListProducers: list_producers,
+    producer_asks.RemoveProducer: remove_producer,
     asks.Describe: describe,
     asks.Create: create,
     asks.SetProperties: set_properties,
@@ -98,6 +107,9 @@ class TopicCore:
         state.time_ms = max(state.time_ms, now.wall_ms)
         take_decided(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
+        if state.torn:
+            remove_torn(state, step)
+        follow_policy(state, step, now)
         for ticket, ask in arrivals:
             if isinstance(ask, asks.Look):
                 step.looks.append((ticket, ask))
@@ -108,22 +120,27 @@ class TopicCore:
                 answer = error
             step.answers.append((ticket, answer))
         step.flush()
-        if step.operations or step.pointers or len(state.forgotten) > MAX_FORGOTTEN:
-            self._write_about(step)
+        note_later(state, now)
+        if step.operations or step.pointers or len(state.forgotten) > MAX_FORGOTTEN or is_due(state, now):
+            self._write_about(step, now)
         return step
 
-    def _write_about(self, step: Step) -> None:
+    def _write_about(self, step: Step, now: Now) -> None:
         """What is to be said about the topic itself, behind the rows of the step."""
-        if self.state.metadata is None:
+        state = self.state
+        if state.metadata is None:
             return
-        write_pointers(self.state, step)
-        if self.state.needs_mark():
-            step.write(self.state.mark())
+        write_pointers(state, step)
+        if state.needs_mark() or is_due(state, now):
+            forget_expired(state, step)
+            write_mark(state, step)
 
     def settled(self, step: Step, now: Now) -> Answers:
         """The step's operations are durable: move the watermark, and answer."""
         if step.operations:
             self.state.advance_watermark()
+        for producer in step.producers:
+            producer.persisted = producer.pushed
         answers = step.answers
         if step.renewed:
             answers += self._forsake()
@@ -141,8 +158,8 @@ class TopicCore:
         take_decided(state, decided)
         if state.metadata is not None:
             write_pointers(state, step)
-            if state.rows_since_mark:
-                step.write(state.mark())
+            if state.rows_since_mark or state.producers.changed:
+                write_mark(state, step)
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
 
     def leave(self, ticket: Hashable) -> bool:
@@ -151,7 +168,8 @@ class TopicCore:
 
     def next_deadline_s(self) -> float | None:
         """When a step is due although nothing has arrived."""
-        return self.parking.next_deadline_s()
+        parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
+        return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
 
     def _look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
         span = self._span(look)

@@ -20,6 +20,8 @@ from protocol.properties import parse_properties
 from protocol.records import Metadata
 from protocol.topic.asks import Description
 from protocol.topic.bookkeeping import forget_all, write_mark, write_pointers
+from protocol.topic.producers.noting import renew
+from protocol.topic.producers.switching import follow_policy
 from protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Descript
 
 def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     """A new generation. Raises TopicExists, unless an equal one was acceptable and is there."""
-    del now
     old = state.metadata
     if old is not None and old.deleted_ms is None:
         if ask.if_not_exists and old.properties == ask.properties:
@@ -51,7 +52,10 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     state.usage = Usage()
     state.appended = 0
     state.readers.clear()
+    if old is not None:
+        renew(state, step, generation)
     description = _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
+    follow_policy(state, step, now)
     for removal in removals:
         # Not before: a generation that can still be brought back keeps what is known about its pointers.
         step.write(removal)
@@ -64,11 +68,12 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     Raises:
       TopicNotFound, InvalidProperty: nothing happened.
     """
-    del now
     old = state.living()
     properties = parse_properties(ask.given, generation=old.generation, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
-    return _write(state, step, changed, renewed=False)
+    description = _write(state, step, changed, renewed=False)
+    follow_policy(state, step, now)
+    return description
 
 
 def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:

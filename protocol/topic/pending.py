@@ -9,6 +9,7 @@ of others. Nothing here decides who sees a message: that is the sign in the mess
                   c messages, bytes  stored and not published  f first  l last payload position
                   g segment → index, messages, bytes   p first and last position of the publish of what was stored
                   x rolled back  o stored messages are being removed
+                  d stored by: list of producer, segment or "", epoch, highest sequence id
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Pending:
     last_stored: bytes | None = None
     """The last payload position (10 bytes) given out; stays when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
+    stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """Producer and segment ("": none) → epoch and highest sequence id of what it stored."""
     published: tuple[bytes, bytes] | None = None
     """Where the publish of what was stored stands: its reference row, and the last row of that request."""
     rolled_back: bool = False
@@ -161,6 +164,8 @@ class Pending:
             record["g"] = {name: [each.index, each.messages, each.size] for name, each in self.segments.items()}
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
+        if self.stored_by:
+            record["d"] = [[*who, *what] for who, what in self.stored_by.items()]
         if self.rolled_back:
             record["x"] = True
         if self.orphaned:
@@ -196,6 +201,10 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         segments={
             str(name): Segment(*(checked_number(number) for number in numbers))
             for name, numbers in record.get("g", {}).items()
+        },
+        stored_by={
+            (str(producer), str(segment)): (checked_number(epoch), checked_number(highest, 0, (1 << 63) - 1))
+            for producer, segment, epoch, highest in record.get("d", ())
         },
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
         rolled_back=record.get("x", False) is True,

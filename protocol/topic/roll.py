@@ -15,6 +15,7 @@ from protocol.rows import PLAIN_GAP, MessageRow, encode_row, row_head
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from protocol.topic.marks import Marks
     from protocol.topic.sequence import Run
 
 
@@ -46,15 +47,16 @@ class Roll:
         messages: Sequence[bytes],
         ttls_s: Sequence[int | None] | None,
         pointer: int | None = None,
+        marks: Marks | None = None,
     ) -> int:
-        """Append one request's messages under the positions of ``runs``.
+        """Append one request's messages under the positions of ``runs``; ``marks``: what their rows say besides.
 
         Returns when the first of them with a time to live of its own expires (ms), 0 when none has one.
         """
         suffixes = positions(runs)
-        values = values_of(messages, ttls_s, pointer)
+        values = values_of(messages, ttls_s, pointer) if marks is None else marks.values(messages, ttls_s, pointer)
         first_item = len(self.items)
-        if pointer is None and ttls_s is None:
+        if pointer is None and ttls_s is None and marks is None:
             self.items += [
                 ITEM_START + suffix + PLAIN_GAP + value for suffix, value in zip(suffixes, values, strict=True)
             ]
@@ -64,6 +66,9 @@ class Roll:
         self.values += values
         if pointer is not None:
             self._has_pointer(first_item, pointer)
+        if marks is not None and (marks.shared or marks.attributes):
+            said = {first_item + index: marks.attributes_of(index) for index in range(len(messages))}
+            self.attributes |= {index: attributes for index, attributes in said.items() if attributes}
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:

@@ -14,9 +14,11 @@ from protocol.errors import TopicNotFound
 from protocol.ids import ID_BYTES, after, pack_position
 from protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import HAS_POINTER, Stored, decode_row, own_ttl_s
+from protocol.rows import HAS_EXTRAS, HAS_POINTER, Stored, decode_row, own_ttl_s
 from protocol.topic.pending import Pending
+from protocol.topic.producers.book import Book
 from protocol.topic.producers.policy import INHERITED
+from protocol.topic.producers.replaying import Replay
 from protocol.topic.sequence import Sequence
 from protocol.topic.usage import ROW_BYTES, Usage
 from protocol.transactions.authority import Nobody
@@ -110,6 +112,16 @@ class TopicState:
     marked: bool = False
     """Whether a high-water mark was found: replay begins behind it, not at the first row."""
     marked_own_expiry_ms: int = 0
+    producers: Book = field(default_factory=lambda: Book(0))
+    torn: list[bytes] = field(default_factory=list)
+    """Keys of message rows of an atomic request that was cut off, last one first: the next step removes them."""
+    torn_bytes: int = 0
+    """Of their rows."""
+    replaying: Replay | None = None
+    """What rows behind the mark say about producers, while they are being read."""
+
+    def __post_init__(self) -> None:
+        self.producers = Book(self.limits.producer_retention_ms)
 
     def __repr__(self) -> str:
         alive = self.metadata is not None and self.metadata.deleted_ms is None
@@ -128,13 +140,16 @@ class TopicState:
         self.time_ms = max(self.time_ms, mark.time_ms)
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         if mark.last_sequence_id < 0:
+            self.producers.noted(None, mark.time_ms)
             return self.prefix
+        self.producers.noted(pack_position(mark.last_ts_ms, mark.last_sequence_id), mark.time_ms)
         return self.prefix + pack_position(mark.last_ts_ms, mark.last_sequence_id) + b"\x00"
 
     def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Count rows written after the high-water mark, in key order."""
         ttl_ms = self.living_or_last().properties.ttl_ms
         key_bytes = len(self.prefix) + ROW_BYTES
+        producers = self.replaying = self.replaying or Replay(self)
         for key, value in rows:
             if len(key) != key_bytes:
                 continue  # no message of ours: `store explain` tells of it
@@ -145,6 +160,8 @@ class TopicState:
             messages, size = 1, len(value) + ROW_BYTES
             if value and value[0] & HAS_POINTER:
                 messages, size = self._replay_under(key[-10:], value)
+            if value and value[0] & HAS_EXTRAS:
+                producers.take(key, value, size)
             self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms)
             self.appended += messages
             self.rows_since_mark += 1
@@ -173,6 +190,10 @@ class TopicState:
 
     def loaded(self) -> None:
         """All rows have been replayed: what is on disk is readable."""
+        if self.replaying is not None:
+            self.replaying.end()
+            self.replaying = None
+        self.producers.loaded()
         self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
         self.appended = max([self.appended, *(each.runs[-1].before for each in self.pending.values() if each.runs)])
         self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
@@ -229,4 +250,5 @@ class TopicState:
         """Whether replaying from the last mark has become too long, or would miss a due expiry."""
         own = self.usage.own_expiry_ms()
         earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
-        return earlier or self.rows_since_mark >= self.limits.checkpoint_rows
+        many = self.rows_since_mark >= self.limits.checkpoint_rows
+        return many or earlier or self.producers.entries >= self.limits.snapshot_entries

@@ -9,6 +9,7 @@ If the commit fails, none of it is said: the actor falls, and everybody learns t
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from protocol.effects import Put, Table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from protocol.effects import Operation
     from protocol.errors import PlainsongError
     from protocol.topic.asks import Look
+    from protocol.topic.producers.record import Producer
 
 
 class Step:
@@ -35,10 +37,12 @@ class Step:
         "messages",
         "operations",
         "pointers",
+        "producers",
         "renewed",
         "rolled_back",
         "rolls",
         "since",
+        "told",
     )
 
     def __init__(self, since: bytes) -> None:
@@ -59,6 +63,11 @@ class Step:
         self.messages = 0
         #: Write pointers about which the topic has no row any more.
         self.dropped: list[int] = []
+        #: Producers whose messages are among them.
+        self.producers: list[Producer] = []
+        #: What became of requests of producers and of producers themselves, counted by words of ours: ``duplicate``,
+        #: ``partial``, ``unremembered``, ``expired``, ``evicted``, ``removed``.
+        self.told: Counter[str] = Counter()
         self._payloads: list[Put] = []
         self._roll: Roll | None = None
         self._prefix = b""

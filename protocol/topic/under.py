@@ -16,17 +16,21 @@ from protocol.errors import AlreadyPublished, NoMessages, TransactionTooLarge
 from protocol.ids import pack_position, unpack_position
 from protocol.keys import payload_prefix
 from protocol.requests import PublishResponse
-from protocol.rows import SEGMENT, MessageRow, Stored, encode_row
+from protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row
 from protocol.topic.admission import admit_pointer, check_generation, check_messages
 from protocol.topic.bookkeeping import touch
+from protocol.topic.marks import Marks, check_atomic, marks_of, with_stamp
 from protocol.topic.pending import Segment
-from protocol.topic.publish import add_messages, count
+from protocol.topic.producers.judging import admit, judge, remember, trimmed
+from protocol.topic.producers.under import answer_duplicate, judge_store, remember_store
+from protocol.topic.publish import NOT_JUDGED, add_messages, count, ends_of
 from protocol.topic.roll import own_ttls, positions, values_of
 from protocol.topic.sequence import Run, Sequence
 
 if TYPE_CHECKING:
     from protocol.records import Metadata
-    from protocol.requests import PublishRequest
+    from protocol.requests import ProducerVerdict, PublishRequest
+    from protocol.rows import Stamp
     from protocol.topic.pending import Pending
     from protocol.topic.pointer_asks import PublishUnder, StoreUnder
     from protocol.topic.state import Now, TopicState
@@ -42,36 +46,60 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, MessageTooLarge, RequestTooLarge, LowSpace, TopicFull,
-      Overloaded: nothing happened.
+      Overloaded, InvalidParameter (two routing keys), TransactionTooLarge (an atomic one); with a producer what
+      ``judge`` and ``admit`` raise too: nothing happened.
     """
     request = ask.request
     metadata = state.living()
+    judged = None
+    if request.producer is not None and state.producers.enabled:
+        check_generation(metadata, request)
+        judged = judge(state, step, request, request.write_pointer or 0)
+        if judged.duplicate:
+            return answer_duplicate(state, metadata, judged)
+        request = trimmed(request, judged)
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     pending = state.pending.get(pointer)
     stored = 0 if pending is None or not pending.stored else 1
+    verdict = None if request.producer is None else NOT_JUDGED if judged is None else judged.verdict()
     if not stored and not request.messages:
-        return _answer_again(state, pointer, pending)
+        return _answer_again(state, pointer, pending, verdict)
     check_messages(state, metadata, request, now)
+    check_atomic(state, request)
+    marks = marks_of(request)
     pending = touch(state, step, pointer)
+    stamp = None
+    if judged is not None:
+        admit(state, step, judged)
+        stamp = judged.stamp(stored + len(request.messages))
+        marks = with_stamp(marks, stamp, begin=stored)
     runs = state.sequence.take(state.time_ms, stored + len(request.messages))
-    first = pack_position(runs[0].ts_ms, runs[0].first)
-    last = pack_position(runs[-1].ts_ms, runs[-1].first + runs[-1].length - 1)
+    first, last = ends_of(runs)
     pending.add(first, last, state.appended)
     pending.used_ms = state.time_ms
     if stored:
-        _publish_stored(state, step, metadata, pending, request, runs[0])
+        _publish_stored(state, step, metadata, pending, request, runs[0], stamp)
         pending.published = (first, last)
         runs = _behind_first(runs)
     if request.messages:
-        add_messages(state, step, metadata, runs, request, pointer)
+        add_messages(state, step, metadata, runs, request, pointer, marks)
         pending.messages += len(request.messages)
         pending.size += sum(map(len, request.messages))
-    return _response(pointer, first, last)
+    if judged is None:
+        return _response(pointer, first, last, verdict)
+    remember(state, step, judged, first, last)
+    return _response(pointer, judged.begin or first, last, judged.verdict())
 
 
 def _publish_stored(
-    state: TopicState, step: Step, metadata: Metadata, pending: Pending, request: PublishRequest, run: Run
+    state: TopicState,
+    step: Step,
+    metadata: Metadata,
+    pending: Pending,
+    request: PublishRequest,
+    run: Run,
+    stamp: Stamp | None,
 ) -> None:
     """Write the reference row; from now on nothing can be stored under the pointer."""
     assert pending.first_stored is not None
@@ -83,7 +111,8 @@ def _publish_stored(
         winners = frozenset(each.index for each in listed)
         messages, size = sum(each.messages for each in listed), sum(each.size for each in listed)
     reference = Stored(messages, size, pending.first_stored, pending.last_stored, winners)
-    value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=reference.extras()))
+    extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
+    value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
     step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
     count(state, step, metadata, run.ts_ms, messages, size, own_expiry_ms)
@@ -106,15 +135,17 @@ def _behind_first(runs: list[Run]) -> list[Run]:
     return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
 
 
-def _answer_again(state: TopicState, pointer: int, pending: Pending | None) -> PublishResponse:
+def _answer_again(
+    state: TopicState, pointer: int, pending: Pending | None, verdict: ProducerVerdict | None
+) -> PublishResponse:
     if pending is not None and pending.published is not None:
-        return _response(pointer, *pending.published)
+        return _response(pointer, *pending.published, verdict)
     here = pack_position(state.sequence.last_ts_ms, max(0, state.sequence.last_sequence_id))
-    return _response(pointer, here, here)
+    return _response(pointer, here, here, verdict)
 
 
-def _response(pointer: int, first: bytes, last: bytes) -> PublishResponse:
-    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last))
+def _response(pointer: int, first: bytes, last: bytes, verdict: ProducerVerdict | None) -> PublishResponse:
+    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), verdict=verdict)
 
 
 def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> None:
@@ -123,13 +154,19 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
-      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded: nothing happened.
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer what ``judge_store``
+      raises too: nothing happened.
     """
     request = ask.request
     metadata = state.living()
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     known = state.pending.get(pointer)
+    storing = judge_store(state, step, known, request)
+    if storing is not None:
+        if storing.duplicate:
+            return
+        request = trimmed(request, storing)
     if known is not None and known.published is not None:
         raise AlreadyPublished(
             f"what was stored under write pointer {pointer} in topic {state.name} has been published",
@@ -139,13 +176,16 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
     _check_segment(state, known, request.segment)
+    marks = marks_of(request)
     pending = touch(state, step, pointer)
     segment = _segment(pending, request.segment)
     runs = _payload_positions(pending, state.time_ms, len(request.messages))
     suffixes = positions(runs)
-    extras = {} if segment is None else {SEGMENT: segment.index}
     ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
-    values = values_of(request.messages, ttls_s, extras=extras)
+    if segment is not None:
+        marks = marks or Marks()
+        marks.every = {SEGMENT: segment.index}
+    values = values_of(request.messages, ttls_s) if marks is None else marks.values(request.messages, ttls_s, None)
     step.keep(Put(Table.PAYLOAD, payload_prefix(state.name, metadata.generation, pointer), suffixes, values))
     size = sum(map(len, request.messages))
     pending.first_stored = pending.first_stored or suffixes[0]
@@ -157,6 +197,8 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     if segment is not None:
         segment.messages += len(request.messages)
         segment.size += size
+    if storing is not None:
+        remember_store(pending, request, storing)
 
 
 def _check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from protocol.effects import Delete, Put, RollBack, Table, put_one
 from protocol.ids import after
-from protocol.keys import HIGH_WATER, POINTER, READER, metadata_key, parse_pointer_key, stop_after, system_key
+from protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    READER,
+    metadata_key,
+    parse_pointer_key,
+    stop_after,
+    system_key,
+)
 from protocol.names import TopicName
 from protocol.records import HighWater, Metadata, Reader
 from protocol.topic.paging import Paging, key_range
 from protocol.topic.pending import Pending
+from protocol.topic.producers.record import Producer, Remembering
 from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
 from protocol.transactions.authority import Nobody
@@ -95,6 +106,8 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
     for key, value in store.scan(Table.METADATA, pointers, stop_after(pointers)):
         pointer = parse_pointer_key(key)[2]
         state.pending[pointer] = Pending.decode(pointer, value)
+    if not metadata.partly_cleaned:
+        load_producers(state, store, metadata.generation)
     state.replay(store.scan(Table.MESSAGE, start, stop_after(state.prefix)))
     readers = system_key(READER, name, metadata.generation)
     for key, value in store.scan(Table.METADATA, readers, stop_after(readers)):
@@ -102,6 +115,19 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
     state.loaded()
     settle_known(state)
     return state
+
+
+def load_producers(state, store, generation):
+    """What the store has of the topic's producers."""
+    record = store.tables[Table.METADATA].get(system_key(PRODUCERS, state.name, generation))
+    if record is None:
+        return
+    start = system_key(PRODUCER, state.name, generation)
+    found = {}
+    for key, value in store.scan(Table.METADATA, start, stop_after(start)):
+        name = key[len(start) :].decode()
+        found[name] = Producer.decode(name, value)
+    state.producers.load(Remembering.decode(record), found)
 
 
 def page_of(rows, span, limit=1000, max_bytes=1 << 20, chunk=3):

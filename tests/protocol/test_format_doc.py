@@ -19,12 +19,13 @@ from protocol.ids import ID_BYTES
 from protocol.names import TopicName
 from protocol.page import Page
 from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, Reader
+from protocol.records import HighWater, Metadata, NamespaceProperties, Reader
 from protocol.requests import PublishRequest
 from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
 from protocol.topic.core import TopicCore
 from protocol.topic.paging import Paging, key_range
 from protocol.topic.pending import Pending, Segment
+from protocol.topic.producers.record import Producer, Remembering, Result
 from protocol.topic.state import Now, TopicState
 from storage.format import FILE_NAME, read_format, write_format
 from storage.leveldb import LevelDBStore
@@ -97,6 +98,7 @@ def full_pending() -> Pending:
     pending.add(at, at, 0)
     pending.segments["s"] = Segment(0, 1, 1)
     pending.published = (at, at)
+    pending.stored_by["p", "s"] = (1, 2)
     pending.rolled_back = pending.orphaned = True
     return pending
 
@@ -182,8 +184,11 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
         ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6)),
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
+        ("Producer", Producer("p", memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),
+        ("Producers", Remembering(since=bytes(10), forgotten=bytes(10))),
+        ("Namespace", NamespaceProperties()),
     ],
 )
-def test_every_key_of_a_record_is_on_the_page(title: str, record: Metadata | HighWater | Reader | Pending):
+def test_every_key_of_a_record_is_on_the_page(title: str, record: Any):
     section = re.split(rf"^\*\*{title}\*\*", TEXT, flags=re.MULTILINE)[1].split("\n\n")[1]
     assert set(re.findall(r"^\| `(\w)` \|", section, re.MULTILINE)) == set(unpacked(record.encode()))

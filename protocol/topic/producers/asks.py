@@ -72,7 +72,7 @@ class OpenProducer(Ask[ProducerView]):
 class GetProducer(Ask[ProducerView]):
     """One producer, of the last generation, also while that is deleted.
 
-    For older generations there is ``actors/old_producers.py``.
+    For older generations there is ``actors.load_producers.producer_of``.
 
     Raises:
       TopicNotFound, ProducerNotFound, ProducerExpired (the generation is gone with all it knew), GenerationChanged

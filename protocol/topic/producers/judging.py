@@ -1,0 +1,192 @@
+"""The verdict on a request of a producer, and what it leaves behind.
+
+    all ids above the last one         new
+    none                               a duplicate: answered as it was the first time, as far as that is remembered
+    some                               those above are new; an atomic request is refused
+    remembered with another pointer    refused: the ids are consumed, rolled back or not
+
+The *last one* is what was taken, durable or not: answers are given when the commit is durable, so a copy that comes
+in the same step shares the first one's outcome, and a later one waits for it in the mailbox.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from protocol.errors import InvalidSequenceIds, PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed
+from protocol.keys import DamagedRow
+from protocol.requests import ProducerVerdict
+from protocol.rows import Stamp
+from protocol.topic.producers.forgetting import forget_expired, make_room
+from protocol.topic.producers.record import Producer, Result
+from protocol.topic.producers.switching import begin_remembering
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from protocol.requests import PublishRequest
+    from protocol.topic.state import TopicState
+    from protocol.topic.step import Step
+
+
+@dataclass(slots=True)
+class Judged:
+    """What is known about a request of a producer before anything of it happens."""
+
+    name: str
+    ids: Sequence[int]
+    new: int
+    """Index of the first new id; as many as there are: none is."""
+    pointer: int
+    """The write pointer; 0: none."""
+    producer: Producer | None
+    """None: it is not known yet."""
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether nothing of it is new."""
+        return self.new == len(self.ids)
+
+    @property
+    def begin(self) -> bytes | None:
+        """Where the rows of what is not new begin, if that is remembered."""
+        return self.position(self.ids[0]) if self.new else None
+
+    def stamp(self, rows: int) -> Stamp:
+        """What the first of its ``rows`` rows says."""
+        epoch = 0 if self.producer is None else self.producer.epoch
+        return Stamp(self.name, epoch, self.ids[self.new :], rows)
+
+    def position(self, sequence_id: int) -> bytes | None:
+        """Where the row of a stored message is; None: not remembered."""
+        for result in () if self.producer is None else self.producer.recent:
+            if result.low == sequence_id:
+                return result.first
+            if result.high == sequence_id:
+                return result.last
+            if result.low < sequence_id < result.high:
+                first, last = int.from_bytes(result.first, "big"), int.from_bytes(result.last, "big")
+                if last - first == result.high - result.low:
+                    return (first + sequence_id - result.low).to_bytes(len(result.first), "big")
+        return None
+
+    def verdict(self) -> ProducerVerdict:
+        """As headers tell it, once all that was taken is durable."""
+        last = None if self.producer is None else self.producer.pushed
+        return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
+
+
+def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> Judged:
+    """The verdict on a request that has a producer, where producers are remembered.
+
+    Raises:
+      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
+      happened.
+    """
+    assert request.producer is not None  # said by the caller
+    ids = request.sequence_ids
+    if ids is None:
+        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+    producer = session_of(state, step, request)
+    pushed = -1 if producer is None else producer.pushed
+    judged = Judged(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
+    if producer is None or not judged.new:
+        return judged
+    _check_pointer(judged, producer)
+    if request.atomic and not judged.duplicate:
+        raise PartialDuplicate(
+            f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
+            hint="an atomic request is stored as a whole: send what is new with ids above the last one",
+        )
+    state.producers.touch(producer, state.time_ms)
+    step.told["duplicate" if judged.duplicate else "partial"] += 1
+    if judged.position(ids[0]) is None:
+        # A duplicate by contract, stored or not: ids below the last one count as seen.
+        step.told["unremembered"] += 1
+    return judged
+
+
+def session_of(state: TopicState, step: Step, request: PublishRequest) -> Producer | None:
+    """The request's producer, after a look at its session. Raises ProducerFenced, ProducerExpired, DamagedRow."""
+    name, epoch = request.producer or "", request.producer_epoch
+    producer = find(state, step, name)
+    if epoch is None:
+        return producer
+    if producer is None or epoch > producer.epoch:
+        raise ProducerExpired(
+            f"topic {state.name} knows no session {epoch} of producer {name!r}",
+            hint="open the producer again; what it sent before is remembered no more",
+        )
+    if epoch < producer.epoch:
+        raise ProducerFenced(
+            f"session {epoch} of producer {name!r} is over: session {producer.epoch} was opened",
+            hint="two programs use one name, or this one opened it again",
+        )
+    return producer
+
+
+def find(state: TopicState, step: Step, name: str) -> Producer | None:
+    """The producer, if it is remembered. Raises DamagedRow."""
+    book = state.producers
+    if name in book.damaged:
+        raise DamagedRow(
+            f"what topic {state.name} knows about producer {name!r} cannot be read",
+            hint="delete the producer: its sequence ids begin anew",
+        )
+    producer = book.known.get(name)
+    if producer is not None and state.time_ms > book.expires_ms(producer):
+        forget_expired(state, step)
+        return None
+    return producer
+
+
+def _check_pointer(judged: Judged, producer: Producer) -> None:
+    low, high = judged.ids[0], judged.ids[judged.new - 1]
+    for result in producer.recent:
+        if result.low <= high and low <= result.high and result.pointer != judged.pointer:
+            under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
+            raise SequenceConsumed(
+                f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
+                hint="under another write pointer, also after a rollback, messages need new ids",
+            )
+
+
+def admit(state: TopicState, step: Step, judged: Judged) -> None:
+    """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
+    if judged.producer is None:
+        judged.producer = admit_producer(state, step, judged.name)
+
+
+def admit_producer(state: TopicState, step: Step, name: str) -> Producer:
+    """A producer that is new here. Raises TooManyProducers."""
+    make_room(state, step)
+    begin_remembering(state, step)
+    producer = Producer(name, active_ms=state.time_ms)
+    state.producers.add(producer)
+    state.producers.changed.add(name)
+    return producer
+
+
+def trimmed(request: PublishRequest, judged: Judged) -> PublishRequest:
+    """What of the request is new."""
+    new = judged.new
+    if not new or not request.messages:
+        return request
+    return replace(
+        request,
+        messages=request.messages[new:],
+        sequence_ids=judged.ids[new:],
+        message_ttls_s=None if request.message_ttls_s is None else request.message_ttls_s[new:],
+        attributes=None if request.attributes is None else request.attributes[new:],
+    )
+
+
+def remember(state: TopicState, step: Step, judged: Judged, first: bytes, last: bytes) -> None:
+    """Its rows have their positions, ``first`` to ``last``."""
+    assert judged.producer is not None  # it was admitted
+    judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
+    state.producers.touch(judged.producer, state.time_ms)
+    state.producers.entries += 1
+    step.producers.append(judged.producer)
