@@ -16,10 +16,6 @@ A row with a pointer and no payload is a *reference*: it stands where messages w
 stored before, and says in its extras which (``Stored``). Payload rows have the same form, and no pointer,
 since their key has it; their extras may name a segment, ``{"s": index}``.
 
-Extras of message rows: ``a`` attributes, and what tells of the request they came with, ``d`` ``i`` ``b``
-(protocol/stamps.py). ``a`` stands first where it is there, so that two bytes tell whether it is; ``encode_row``
-and ``row_head`` see to that.
-
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
 first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
 plain rows is a join of bytes and no decoding.
@@ -194,7 +190,7 @@ def encode_row(row: MessageRow) -> bytes:
         parts.append(_U32.pack(row.ttl_s))
     if row.extras:
         flags |= HAS_EXTRAS
-        packed = _packed(row.extras)
+        packed = msgpack.packb(dict(row.extras))
         parts += (_U32.pack(len(packed)), packed)
     if row.payload is None:
         flags |= NO_PAYLOAD
@@ -202,13 +198,6 @@ def encode_row(row: MessageRow) -> bytes:
         parts += (length_prefix(len(row.payload)), row.payload)
     parts[0] = bytes([flags])
     return b"".join(parts)
-
-
-def _packed(extras: Mapping[str, object]) -> bytes:
-    if ATTRIBUTES in extras and next(iter(extras)) != ATTRIBUTES:
-        extras = {ATTRIBUTES: extras[ATTRIBUTES], **extras}
-    packed: bytes = msgpack.packb(dict(extras))
-    return packed
 
 
 def decode_row(value: bytes) -> MessageRow:

@@ -125,7 +125,7 @@ class _Shown(Walk):
 
     def _meet(self, message_id: bytes, row: MessageRow) -> None:
         super()._meet(message_id, row)
-        self.origins.meet(message_id, row, None if self.reference is None else self.reference.extras)
+        self.origins.meet(message_id, row, None if self.reference is None else self.reference.row)
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         assert pointers is not None  # both are there

@@ -14,12 +14,9 @@ from broker.handlers.publish import off_loop
 from protocol.codec import JSON
 from protocol.effects import Table
 from protocol.keys import DamagedRow
-from protocol.rows import decode_row
-from protocol.stamps import BATCH, INDEX, Stamp, first_position, number_in, stamp_of
+from protocol.rows import BATCH, INDEX, Stamp, decode_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from protocol.rows import MessageRow
     from storage.base import Store
 
@@ -51,11 +48,11 @@ class _First(NamedTuple):
     def origin(self, index: int) -> Origin:
         """Of the message in the row ``index``."""
         number = index - self.is_reference
-        stamp = self.stamp if self.stamp is not None and number < self.stamp.count else None
+        stamp = self.stamp if self.stamp is not None and number < len(self.stamp.ids) else None
         batch = (number, self.batch) if self.batch is not None and number < self.batch else None
         if stamp is None:
             return Origin(batch=batch)
-        return Origin(stamp.producer, stamp.sequence_id(number), batch)
+        return Origin(stamp.producer, stamp.ids[number], batch)
 
 
 @dataclass(slots=True)
@@ -67,16 +64,16 @@ class Origins:
     #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
     _firsts: dict[bytes, _First | None] = field(default_factory=dict)
 
-    def meet(self, message_id: bytes, row: MessageRow, reference: Mapping[str, object] | None) -> None:
-        """A message is shown; ``reference``: the extras of the row that refers to it, for one that was stored."""
-        extras = row.extras if reference is None else reference
-        if not extras:
+    def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
+        """A message is shown; ``reference``: the row that refers to it, when it was stored."""
+        row = row if reference is None else reference
+        if not row.extras:
             return
         position = message_id[:_POSITION_BYTES]
         try:
-            index = number_in(extras, INDEX) or 0
+            index = _number_in(row, INDEX) or 0
             if not index and position not in self._firsts:
-                self._firsts[position] = _first(extras, is_reference=reference is not None)
+                self._firsts[position] = _first(row)
         except DamagedRow:
             return  # the message itself is whole
         if index or self._firsts[position] is not None:
@@ -90,7 +87,7 @@ class Origins:
         """
         found = {}
         for message_id, index in self._indexes.items():
-            position = first_position(message_id[:_POSITION_BYTES], index)
+            position = _position_before(message_id[:_POSITION_BYTES], index)
             if position is None:
                 continue
             if position not in self._firsts:
@@ -113,14 +110,33 @@ async def _looked_up(store: Store, key: bytes) -> _First | None:
 
 def _read(value: bytes) -> _First | None:
     try:
-        row = decode_row(value)
-        return _first(row.extras, is_reference=row.payload is None)
+        return _first(decode_row(value))
     except DamagedRow:
         return None
 
 
-def _first(extras: Mapping[str, object], *, is_reference: bool) -> _First | None:
-    """What the extras of a row say, if it is a first one. Raises DamagedRow."""
+def _first(row: MessageRow) -> _First | None:
+    """What a row says, if it is a first one. Raises DamagedRow."""
+    is_reference = row.payload is None
     # On a reference the same letter counts bytes.
-    first = _First(stamp_of(extras), None if is_reference else number_in(extras, BATCH), is_reference)
+    first = _First(Stamp.of(row), None if is_reference else _number_in(row, BATCH), is_reference)
     return None if first.stamp is None and first.batch is None else first
+
+
+def _number_in(row: MessageRow, key: str) -> int | None:
+    """A number from 1 on among a row's extras; None where there is none. Raises DamagedRow."""
+    number = row.extras.get(key)
+    if number is None:
+        return None
+    if type(number) is not int or number < 1:
+        raise DamagedRow(f"a row's {key!r} is no number from 1 on")
+    return number
+
+
+def _position_before(position: bytes, count: int) -> bytes | None:
+    """So many positions before; None: there are not so many.
+
+    Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
+    """
+    at = int.from_bytes(position, "big") - count
+    return None if at < 0 else at.to_bytes(_POSITION_BYTES, "big")

@@ -72,7 +72,7 @@ class InlineDelivery(StoredDelivery):
 
     def _meet_all(self, rows: Rows, starts: Starts) -> bool:
         """Note the attributes of those that have some; False when one's cannot be read."""
-        if not (self.with_attributes and starts.know_attributes):
+        if not (self.with_attributes and starts.with_attributes):
             return True
         try:
             found = {key[-_POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}

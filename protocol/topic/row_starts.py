@@ -2,7 +2,7 @@
 
 Extras are stamps, indexes and attributes, and all but the last are of a few lengths only. So the bytes that begin
 them (their length, the head of the map, its first key) recur from row to row, and what follows from them is
-looked up: where the payload starts, and whether there are attributes, which stand first.
+looked up: where the payload starts, and whether there may be attributes, alone or behind another key.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _POINTER_BYTES = 8
 _POINTER_STOP = 1 + _POINTER_BYTES
 _LENGTH_BYTES = 4
 _EXTRAS_START = 1 + _LENGTH_BYTES
-#: Where the first key stands in those bytes, and how it looks when there are attributes.
-_KEY = slice(_LENGTH_BYTES + 1, HEAD_STOP - 1)
-_ATTRIBUTES_KEY = msgpack.packb(ATTRIBUTES)
+#: Where head and first key of the map stand in those bytes, and how a map of one key looks.
+_MAP = slice(_LENGTH_BYTES, HEAD_STOP - 1)
+_ONE_KEY = 0x81
+_ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
 
 
 class Starts(dict[bytes, int]):
@@ -34,17 +35,18 @@ class Starts(dict[bytes, int]):
     For rows that have a payload and no time to live of their own. It grows by being asked.
     """
 
-    __slots__ = ("know_attributes",)
+    __slots__ = ("with_attributes",)
 
     def __init__(self) -> None:
         super().__init__()
-        #: Whether one of the rows asked about has attributes.
-        self.know_attributes = False
+        #: The beginnings of rows that may have attributes.
+        self.with_attributes: set[bytes] = set()
 
     def __missing__(self, head: bytes) -> int:
         start = self[head] = _EXTRAS_START + int.from_bytes(head[:_LENGTH_BYTES], "big")
-        if head[_KEY] == _ATTRIBUTES_KEY:
-            self.know_attributes = True
+        extras = head[_MAP]
+        if extras == _ONLY_ATTRIBUTES or (extras and extras[0] > _ONE_KEY):
+            self.with_attributes.add(head)
         return start
 
     def without_extras(self, value: bytes) -> bytes:
@@ -60,12 +62,13 @@ class Starts(dict[bytes, int]):
     def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
         """The key of each row that has attributes, and these. Raises DamagedRow."""
         known: dict[bytes, Mapping[str, str]] = {}
+        wanted = self.with_attributes
         for key, value in rows:
             if not value[0] & HAS_EXTRAS:
                 continue
             at = _POINTER_STOP if value[0] & HAS_POINTER else 1
             head = value[at : at + HEAD_STOP - 1]
-            if head[_KEY] != _ATTRIBUTES_KEY:
+            if head not in wanted:
                 continue
             packed = value[at + _LENGTH_BYTES : at - 1 + self[head]]
             strings = known.get(packed)

@@ -39,8 +39,8 @@ class Reference:
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
-    extras: Mapping[str, object]
-    """Of the row that stands for them."""
+    row: MessageRow
+    """The one that stands for them."""
 
 
 class StoredDelivery(Delivery):

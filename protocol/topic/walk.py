@@ -160,7 +160,7 @@ class Walk(InlineDelivery):
         held_at = max(position + NO_PAYLOAD_PART, self._start) if verdict is Verdict.HOLD else None
         prefix = self.span.prefix + _POINTER.pack(abs(row.pointer))
         self.reference = Reference(
-            position, row.pointer, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop, row.extras
+            position, row.pointer, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop, row
         )
         return False
 

@@ -13,7 +13,7 @@ from protocol.keys import DamagedRow
 from protocol.page import Page, item, items_in, length_prefix, read_varint, varint
 from protocol.properties import TopicProperties
 from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head, row_head
+from protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head
 
 payloads = st.binary(max_size=200)
 ttls_s = st.integers(1, (1 << 31) - 1)
@@ -168,12 +168,3 @@ def test_items_come_apart_as_they_were_put_together(messages):
     items = [item(*message) for message in messages]
     assert list(items_in(b"".join(items))) == messages
     assert list(Page(parts=items).messages()) == messages
-
-
-def test_attributes_stand_first_among_extras_so_that_two_bytes_tell_of_them():
-    for flags, pointer in ((4, None), (5, 9)):
-        value = encode_row(MessageRow(b"m", pointer, extras={"i": 3, "a": {"key": "text"}}))
-        assert value[0] == flags
-        assert value[-len(b"\x82\xa1a\x81\xa3key\xa4text\xa1i\x03\x02m") :].startswith(b"\x82\xa1a")
-        assert value.startswith(row_head(pointer, {"i": 3, "a": {"key": "text"}}))
-        assert decode_row(value).extras == {"a": {"key": "text"}, "i": 3}
