@@ -27,6 +27,11 @@ def items(first, count, size=100):
     return [item(pack_id(START_MS + number, 0), bytes(size)) for number in range(first, first + count)]
 
 
+def named(number, count):
+    """Attributes of which no string is another's, and some take four bytes a character."""
+    return {f"name {number} {index}": f"text {number} {index} " + "\U0001f600" * (number % 2) for index in range(count)}
+
+
 def costs(*caches):
     return sum(chunk.cost for cache in caches for chunk in cache.chunks)
 
@@ -357,9 +362,10 @@ async def test_what_a_topic_that_is_let_go_had_cached_is_given_back(autojump_clo
         assert world.directory.budget.bytes == 0
 
 
+@pytest.mark.parametrize("strings", [0, 1, 5])
 @pytest.mark.parametrize("pointers", [False, True])
 @pytest.mark.parametrize(("count", "size"), [(1, 10), (1, 3_000), (50, 20), (1_000, 10)])
-def test_memory_is_bounded_by_the_budget(count, size, pointers):
+def test_memory_is_bounded_by_the_budget(count, size, pointers, strings):
     max_bytes = 1 << 20
     budget = CacheBudget(max_bytes)
     caches = [TopicCache(budget) for _ in range(10)]
@@ -370,7 +376,8 @@ def test_memory_is_bounded_by_the_budget(count, size, pointers):
             cache = caches[at % len(caches)]
             runs = [(index, index + 1, START_MS + at + index) for index in range(count)] if pointers else ()
             expiries = dict.fromkeys(range(0, count, 2), START_MS + at)
-            cache.append(b"p", items(at, count, size), expiries, FIRST_BOUND, runs)
+            attributes = {index: named(at + index, strings) for index in range(count)} if strings else {}
+            cache.append(b"p", items(at, count, size), expiries, FIRST_BOUND, runs, attributes)
             at += count
             written += count * (size + 60)
         used, _ = tracemalloc.get_traced_memory()
