@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from actors.space import SpaceGuard
     from broker.http.bodies import BodyBudget
     from broker.metrics import Metrics
+    from protocol.topic.producers.book import Book
     from storage.base import Store
 
 
@@ -47,6 +48,22 @@ def add_gauges(
             "Times the clock was seen to go back since the start.",
             lambda: clock.regressions,
         ),
+        ("plainsong_producers", "Producers that open topics remember.", lambda: _producers(directory)),
+        (
+            "plainsong_producer_unnoted_requests",
+            "Requests of producers since the last snapshots, over all open topics.",
+            lambda: sum(book.entries for book in _books(directory)),
+        ),
+        (
+            "plainsong_producer_snapshot_age_seconds",
+            "Age of the oldest snapshot of producers with requests since, of all open topics.",
+            lambda: _snapshot_age(directory, clock),
+        ),
+        (
+            "plainsong_producer_replayed_requests",
+            "Requests of producers that were read again when the open topics were loaded.",
+            lambda: sum(book.replayed_entries for book in _books(directory)),
+        ),
         ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
         (
             "plainsong_log_lines_dropped_total",
@@ -60,6 +77,19 @@ def add_gauges(
 
 def _parked(directory: Directory) -> int:
     return sum(len(entry.actor.core.parking) for entry in directory if entry.actor.core is not None)
+
+
+def _books(directory: Directory) -> list[Book]:
+    return [entry.actor.core.state.producers for entry in directory if entry.actor.core is not None]
+
+
+def _producers(directory: Directory) -> int:
+    return sum(len(book.known) for book in _books(directory))
+
+
+def _snapshot_age(directory: Directory, clock: Clock) -> float:
+    taken = [book.snapshot_ms for book in _books(directory) if book.entries and book.snapshot_ms]
+    return max(0, clock.now_ms() - min(taken)) / 1000 if taken else 0.0
 
 
 def _queued(directory: Directory) -> int:

@@ -28,6 +28,7 @@ from actors.clock import SystemClock
 from actors.directory import Directory
 from actors.invalid_pass import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
+from actors.namespaces import Namespaces
 from actors.one_authority import keep_authority
 from actors.pointer_index import PointerIndex
 from actors.scan_cache import CacheBudget
@@ -116,6 +117,8 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
     async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
         return await directory.ask(name, ask)
 
+    namespaces = Namespaces(store, default=config.deduplication.default)
+    await namespaces.load()
     decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
     around = Surroundings(
         store=store,
@@ -127,6 +130,7 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
         observer=metrics,
         pointers=pointers,
         authority=decider.transactions,
+        policy=namespaces.policy,
     )
     directory = Directory(
         actors,
@@ -138,7 +142,9 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
         idle_s=config.topic.idle_s,
     )
     access = AccessLog(enabled=config.log.access)
-    service = Service(config, store, directory, clock, space, metrics, access, version("plainsong"), decider, pointers)
+    service = Service(
+        config, store, directory, clock, space, metrics, access, version("plainsong"), decider, namespaces, pointers
+    )
     await decider.start(actors)
     invalids = decider.invalids
     invalid_pass = None if invalids is None else InvalidPass(directory, invalids)
@@ -208,6 +214,7 @@ async def _serve(
 
 def topic_limits(config: Config) -> TopicLimits:
     """The topics' part of the settings."""
+    producers = config.deduplication
     return TopicLimits(
         max_message_bytes=config.topic.max_message_bytes,
         max_parked_polls=config.topic.max_parked_polls,
@@ -216,6 +223,13 @@ def topic_limits(config: Config) -> TopicLimits:
         readers_retention_ms=config.readers.retention_s * 1000,
         max_pending=config.transactions.max_per_topic,
         max_lifetime_ms=config.transactions.max_lifetime_s * 1000,
+        deduplication_default=producers.default,
+        snapshot_entries=producers.snapshot_entries,
+        snapshot_interval_ms=round(producers.snapshot_interval_s * 1000),
+        producer_retention_ms=producers.producer_retention_s * 1000,
+        max_retention_ms=producers.max_retention_s * 1000,
+        max_producers=producers.max_producers,
+        max_long_producers=producers.max_long_producers,
     )
 
 

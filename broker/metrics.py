@@ -141,6 +141,10 @@ class Metrics:
         """A poll found an undecided message before anything else."""
         self._held.inc()
 
+    def producer_refused(self, code: str) -> None:
+        """A request of a producer was refused with this code."""
+        self._told.labels(code).inc()
+
     # --- told of transactions (broker.decisions) -----------------------------------------------
 
     def transactions_decided(self, state: str, count: int) -> None:

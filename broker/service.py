@@ -13,6 +13,7 @@ from broker.rates import Rates
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.directory import Directory
+    from actors.namespaces import Namespaces
     from actors.pointer_index import PointerIndex
     from actors.space import SpaceGuard
     from actors.transactions import TransactionService
@@ -41,6 +42,8 @@ class Service:
     version: str
     decider: Authority
     """Who decides transactions, with its life."""
+    namespaces: Namespaces
+    """What namespaces say for their topics."""
     pointers: PointerIndex
     """Undecided write pointers, their topics, and who waits for them."""
     stopping: bool = False

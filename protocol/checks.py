@@ -51,6 +51,8 @@ def check_store(request: PublishRequest) -> None:
     """
     if request.segments is not None:
         raise InvalidParameter("segments is for publish", hint="a store names its own one as segment")
+    if request.atomic:
+        raise InvalidParameter("atomic is for publish", hint="what is stored is published in one moment anyway")
     if not request.messages:
         raise NoMessages()
     if request.write_pointer is None and (request.producer is None or request.segment is None):
@@ -115,9 +117,14 @@ def _check_fields(request: PublishRequest) -> None:
             _check_bytes(f"segments[{index}]", segment, 1, MAX_SEGMENT_BYTES)
 
 
+def check_producer_name(text: str) -> None:
+    """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8."""
+    _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)
+
+
 def _check_producer(request: PublishRequest) -> None:
     if request.producer is not None:
-        _check_bytes("producer", request.producer, 1, MAX_PRODUCER_BYTES)
+        check_producer_name(request.producer)
     elif request.producer_epoch is not None or request.sequence_ids is not None:
         # Ignoring them would break a promise the caller believes in.
         raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="name it as producer")

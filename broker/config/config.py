@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from broker.config.core import CommitConfig, PollConfig, StorageConfig, TopicConfig
+from broker.config.deduplicating import DeduplicationConfig
 from broker.config.front import HttpConfig, LogConfig, ShutdownConfig
 from broker.config.keeping import CacheConfig, ReadersConfig, RetentionConfig
 from broker.config.meaning import MEANING, Meaning
@@ -29,6 +30,7 @@ class Config:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     readers: ReadersConfig = field(default_factory=ReadersConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
+    deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
     log: LogConfig = field(default_factory=LogConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 

@@ -19,6 +19,12 @@ _AT_LEAST = (
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
+    (
+        "deduplication.max_retention_s",
+        1,
+        "deduplication.producer_retention_s",
+        "the default memory would not be allowed",
+    ),
     ("transactions.max_timeout_s", 1, "transactions.timeout_s", "the default time-out would not be allowed"),
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from broker.handlers.later import refuse_later
+from broker.handlers.producing import asked, verdict_headers
 from broker.handlers.query import one_of, parse_query, whole_number
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_publish
@@ -53,14 +54,16 @@ async def publish(service: Service, request: HotRequest) -> HttpAnswer:
     check_publish(body)
     refuse_later(body)
     if body.write_pointer is not None:
-        response = await service.directory.ask(name, PublishUnder(body, len(request.body)))
+        response = await asked(service, name, body, PublishUnder(body, len(request.body)))
         service.rates.published(name, len(body.messages), trio.current_time())
         # Unread, it is what rollback takes.
-        return HttpAnswer(200, codec.encode_publish_response(response, options), codec.content_type)
-    receipt = await service.directory.ask(name, Publish(body, len(request.body)))
+        headers = verdict_headers(response.verdict)
+        return HttpAnswer(200, codec.encode_publish_response(response, options), codec.content_type, headers)
+    receipt = await asked(service, name, body, Publish(body, len(request.body)))
     service.rates.published(name, len(body.messages), trio.current_time())
-    if "prefer" in request.headers and _wants_receipt(request.headers["prefer"]):
-        return HttpAnswer(200, codec.encode_receipt(receipt), codec.content_type)
+    if body.producer is not None or ("prefer" in request.headers and _wants_receipt(request.headers["prefer"])):
+        headers = verdict_headers(receipt.verdict)
+        return HttpAnswer(200, codec.encode_receipt(receipt), codec.content_type, headers)
     # The seed's clients take any other body for a rollback detail, so there is none.
     return HttpAnswer(200)
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.handlers.later import refuse_later
+from broker.handlers.producing import asked
 from broker.handlers.publish import apply_publish_query, off_loop
 from broker.handlers.query import parse_query
 from broker.http.exchange import HttpAnswer
@@ -35,7 +36,7 @@ async def store(service: Service, request: HotRequest) -> HttpAnswer:
         apply_publish_query(body, request.query, "ttl")
     check_store(body)
     refuse_later(body)
-    await service.directory.ask(name, StoreUnder(body, len(request.body)))
+    await asked(service, name, body, StoreUnder(body, len(request.body)))
     return HttpAnswer(200)
 
 

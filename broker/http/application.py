@@ -43,7 +43,7 @@ def build_application(
         app.add_url_rule(rule, verb, hot_view(verb, handler, settings), methods=["POST"], strict_slashes=True)
         methods[rule].add("POST")
     for route in routes:
-        rule = route.path.replace("{", "<").replace("}", ">")
+        rule = rule_of(route.path)
         view = _view(service, route)
         app.add_url_rule(rule, route.name, view, methods=[route.method], strict_slashes=True)
         methods[rule] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
@@ -52,6 +52,11 @@ def build_application(
         app.add_url_rule(rule, f"OPTIONS {rule}", view, methods=["OPTIONS"], strict_slashes=True)
     _count_unknown(app, service)
     return app
+
+
+def rule_of(path: str) -> str:
+    """A path as the framework writes it. Names of producers are any text, slashes included."""
+    return path.replace("{producer}", "<path:producer>").replace("{", "<").replace("}", ">")
 
 
 def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:

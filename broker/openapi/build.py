@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.openapi.errors import by_status
 from broker.openapi.operations import OPERATIONS
+from broker.openapi.producers import PRODUCER_SCHEMAS
 from broker.openapi.schemas import ISOLATION, POSITIVE, SCHEMAS, STRING, WAIT_MS, Schema, ref
 from broker.openapi.transactions import TRANSACTION_SCHEMAS
 
@@ -17,6 +18,7 @@ _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+    "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
@@ -32,6 +34,8 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "to": ("the id or time before which to end", _POSITION),
     "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     "reader": ("the id last read", ref("MessageId")),
+    "after": ("the name behind which to go on", STRING),
+    "generation": ("of the topic; left out: the living one", POSITIVE),
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _HEADERS = {
@@ -40,6 +44,8 @@ _HEADERS = {
     "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
     "Plainsong-Held-Since": "when that message was published, in milliseconds",
     "Plainsong-Hidden-Messages": "messages from there on, 1000+ when there are more than a thousand",
+    "Plainsong-Duplicate": "true: nothing new was stored; partial: a part of it; only for a producer's publish",
+    "Plainsong-Last-Sequence-Id": "the producer's highest sequence id that is stored",
     "Allow": "the methods that are allowed",
     "Retry-After": "seconds after which a retry makes sense",
     "X-Request-Id": "the client's own, or one made here; the log has it too",
@@ -62,7 +68,7 @@ def description(version: str) -> dict[str, Any]:
             "description": "Topics of messages in one durable order. The guide is docs/http.md.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS | TRANSACTION_SCHEMAS},
+        "components": {"schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.openapi.errors import ANY, BODY, READS, WRITES
 from broker.openapi.operation import AVRO, FRAMES, JSON, POINTER, Operation
+from broker.openapi.producers import PRODUCER_OPERATIONS
 from broker.openapi.schemas import STRING, array, ref
 from broker.openapi.transactions import TRANSACTION_OPERATIONS
 
@@ -38,6 +39,9 @@ _STORES = (
     "low_space",
     "topic_full",
 )
+#: A producer brings them.
+_PRODUCES = ("producer_fenced", "producer_expired", "sequence_consumed", "too_many_producers", "transaction_too_large")
+_VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
 _BAD_POSITION = ("invalid_message_id", "unknown_field")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -88,14 +92,15 @@ OPERATIONS: tuple[Operation, ...] = (
         TOPIC + "/publish",
         "messages",
         "Publish messages, under a write pointer also what was stored; 200 means durable. Without a write pointer "
-        "the answer is empty, or with Prefer: return=representation a receipt.",
-        (*WRITES, *BODY, *_UNDER, *_STORES),
+        "the answer is empty, or for a producer, and with Prefer: return=representation, a receipt.",
+        (*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
         ("ttl", "longs"),
         ref("PublishRequest"),
         (JSON, AVRO),
         {"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
         {"anyOf": [ref("PublishResponse"), ref("Receipt")]},
         (JSON, AVRO),
+        _VERDICT_HEADERS,
     ),
     Operation(
         "store",
@@ -103,7 +108,7 @@ OPERATIONS: tuple[Operation, ...] = (
         TOPIC + "/store",
         "messages",
         "Keep messages under a write pointer, seen by nobody until a publish of it.",
-        (*WRITES, *BODY, *_UNDER, *_STORES, "already_published"),
+        (*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published"),
         ("ttl",),
         ref("StoreRequest"),
         (JSON, AVRO),
@@ -193,6 +198,7 @@ OPERATIONS: tuple[Operation, ...] = (
         example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
         answer=ref("ManyAnswer"),
     ),
+    *PRODUCER_OPERATIONS,
     *TRANSACTION_OPERATIONS,
     Operation("ping", "GET", "/ping", "daemon", "OK.", (), answer=STRING, answer_types=("text/plain",)),
     Operation("livez", "GET", "/livez", "daemon", "Whether the daemon is alive.", (), answer={"type": "object"}),

@@ -54,6 +54,11 @@ _WRITES: dict[str, Schema] = {
     "ttlSeconds": nullable(POSITIVE),
     "messageTtlsSeconds": nullable(array(nullable(POSITIVE))),
     "generation": nullable(POSITIVE),
+    "producer": nullable({**STRING, "minLength": 1, "description": "at most 255 bytes"}),
+    "producerEpoch": nullable(COUNT),
+    "sequenceIds": nullable(array(COUNT, description="one for each message, ascending; one without messages")),
+    "routingKey": nullable(STRING),
+    "attributes": nullable(array(_ATTRIBUTES, description="one map for each message")),
 }
 _RANGE: dict[str, Schema] = {
     "transactionWritePointer": WRITE_POINTER,
@@ -89,17 +94,28 @@ SCHEMAS: dict[str, Schema] = {
     "Topic": {
         "type": "object",
         "description": "with http.flat_topic_properties the properties alone",
-        "properties": {"name": STRING, "properties": {"type": "object", "additionalProperties": STRING}},
+        "properties": {
+            "name": STRING,
+            "properties": {"type": "object", "additionalProperties": STRING},
+            "deduplication": ref("Deduplication"),
+        },
     },
     "PublishItem": {
         "anyOf": [
             _PAYLOAD,
-            record("payload", payload=_PAYLOAD, ttlSeconds=nullable(POSITIVE)),
+            record(
+                "payload",
+                payload=_PAYLOAD,
+                ttlSeconds=nullable(POSITIVE),
+                sequenceId=nullable(COUNT),
+                attributes=nullable(_ATTRIBUTES),
+            ),
         ]
     },
     "PublishRequest": record(
         messages=array(ref("PublishItem")),
         **_WRITES,
+        atomic={**BOOLEAN, "description": "all of them contiguous, visible together or not at all"},
         segments=nullable(array(STRING, description="of what was stored only these segments, for ever")),
     ),
     "StoreRequest": record(
@@ -118,6 +134,8 @@ SCHEMAS: dict[str, Schema] = {
         duplicate=BOOLEAN,
         deduplicated=BOOLEAN,
         lastSequenceId=nullable(INTEGER),
+        stored=nullable(array(COUNT, description="only where a part was stored before")),
+        dropped=nullable(array(COUNT)),
     ),
     "PollRequest": record(
         startFrom=nullable(_POSITION),
@@ -161,7 +179,7 @@ SCHEMAS: dict[str, Schema] = {
             "pollPerSecond": {"type": "number"},
             "openTransactions": COUNT,
             "producers": COUNT,
-            "enabledFrom": nullable(INTEGER),
+            "enabledFrom": nullable(_ID),
             "owner": nullable(STRING),
             "parkedPolls": COUNT,
             "generation": POSITIVE,

@@ -8,12 +8,14 @@ import trio
 
 from broker.handlers.views_of_readers import view_for
 from broker.views.counting import count_for_reader, count_from, expired_from, newest_from
+from broker.views.producers import bound
 from broker.views.route import json_answer
 from protocol.errors import TransactionsUnavailable
 from protocol.ids import FIRST_BOUND, after, parse_id, unpack_position
 from protocol.page import items_in
 from protocol.topic.asks import Stats
 from protocol.topic.pointer_asks import ListPointers
+from protocol.topic.producers.asks import ListProducers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +41,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
     span, now_s = found.span, trio.current_time()
     count = await count_from(service.store, found, FIRST_BOUND)
     undecided = await service.directory.ask(name, ListPointers())
+    producers = await service.directory.ask(name, ListProducers(limit=1))
     oldest_id, newest_id = await _oldest(service, name, span), await newest_from(service.store, span)
     numbers: dict[str, Any] = {
         "messages": count.messages,
@@ -50,10 +53,9 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "publishPerSecond": round(service.rates.publishing.per_second(name, now_s), 3),
         "pollPerSecond": round(service.rates.polling.per_second(name, now_s), 3),
         "openTransactions": sum(not each.rolled_back for each in undecided),
-        # This version serves no producers, and is the only instance.
-        "producers": 0,
-        "enabledFrom": None,
-        "owner": None,
+        "producers": producers.total,
+        "enabledFrom": bound(producers.enabled_from),
+        "owner": None,  # there is one instance
         "parkedPolls": _parked(service, name),
         "generation": span.generation,
     }

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from broker.views import health, many, messages, offsets, readers, stats, topics, transactions
+from broker.views import (
+    health,
+    many,
+    messages,
+    namespaces,
+    offsets,
+    producers,
+    readers,
+    stats,
+    topics,
+    transactions,
+)
 from broker.views.description import describe_api
 from broker.views.route import SMALL_BODY_BYTES, Route
 
@@ -11,6 +22,8 @@ TOPICS = NAMESPACE + "/topics"
 TOPIC = TOPICS + "/{topic}"
 READERS = TOPIC + "/readers"
 READER = READERS + "/{reader}"
+PRODUCERS = TOPIC + "/producers"
+PRODUCER = PRODUCERS + "/{producer}"
 TRANSACTIONS = "/v1/transactions"
 TRANSACTION = TRANSACTIONS + "/{transaction}"
 
@@ -28,6 +41,14 @@ ROUTES: tuple[Route, ...] = (
     Route("get_reader", "GET", READER, readers.show),
     Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),
     Route("delete_reader", "DELETE", READER, readers.remove),
+    Route("list_producers", "GET", PRODUCERS, producers.list_page),
+    Route("open_producer", "POST", PRODUCERS, producers.open_new, SMALL_BODY_BYTES),
+    Route("open_producer_by_name", "PUT", PRODUCER, producers.open_named, SMALL_BODY_BYTES),
+    Route("get_producer", "GET", PRODUCER, producers.show),
+    Route("delete_producer", "DELETE", PRODUCER, producers.remove),
+    Route("list_namespaces", "GET", "/v1/namespaces", namespaces.list_names),
+    Route("get_namespace", "GET", NAMESPACE + "/properties", namespaces.show),
+    Route("set_namespace", "PUT", NAMESPACE + "/properties", namespaces.put, SMALL_BODY_BYTES),
     Route("poll_many", "POST", NAMESPACE + "/poll", many.poll_many, many.MAX_BODY_BYTES),
     Route("list_transactions", "GET", TRANSACTIONS, transactions.list_all),
     Route("get_pruning", "GET", TRANSACTIONS + "/pruning", transactions.pruning),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.handlers.publish import off_loop
 from broker.handlers.query import flag
 from broker.http.exchange import HttpAnswer
+from broker.views.namespaces import shown_policy
 from broker.views.route import json_answer
 from protocol.codec import JSON
 from protocol.effects import Table
@@ -58,7 +59,7 @@ async def set_properties(service: Service, request: ViewRequest) -> HttpAnswer:
 
 
 async def show(service: Service, request: ViewRequest) -> HttpAnswer:
-    """The topic's name and properties, all of them strings. Raises TopicNotFound."""
+    """The topic's name and properties, all of them strings, and whether producers are remembered. Raises TopicNotFound."""
     name = request.name
     request.parameters()
     return _shown(service, name, await service.directory.ask(name, Describe()))
@@ -83,7 +84,8 @@ def _shown(service: Service, name: TopicName, described: Description) -> HttpAns
     properties = metadata.properties.shown(metadata.generation)
     if service.config.http.flat_topic_properties:
         return json_answer(properties)
-    return json_answer({"name": name.topic, "properties": properties})
+    effective = shown_policy(service, name, metadata.properties.deduplication)
+    return json_answer({"name": name.topic, "properties": properties, "deduplication": effective})
 
 
 async def list_names(service: Service, request: ViewRequest) -> HttpAnswer:

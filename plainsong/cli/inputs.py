@@ -14,7 +14,7 @@ from plainsong.cli.exits import CommandFailed, Exit
 from protocol.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 #: Read at once, and about what one request carries.
 PIECE_BYTES = 1 << 20
@@ -24,7 +24,7 @@ PIECE_MESSAGES = 10_000
 MAX_MESSAGE_BYTES = 64 << 20
 
 #: What an object of NDJSON may have; what ``poll --json`` prints besides is passed over.
-_FIELDS = ("payload", "ttlSeconds")
+_FIELDS = ("payload", "ttlSeconds", "attributes")
 _PASSED_OVER = frozenset({"topic", "id", "publishTimeMs"})
 
 
@@ -33,6 +33,7 @@ class Item(NamedTuple):
 
     payload: bytes
     ttl_s: int | None = None
+    attributes: Mapping[str, str] = {}
 
 
 class Source(Protocol):
@@ -150,7 +151,7 @@ def from_base64(text: bytes) -> Item:
 
 
 def from_json(text: bytes) -> Item:
-    """An item of the daemon's JSON: a string, ``{"base64": …}``, or ``{"payload": …, "ttlSeconds": …}``.
+    """An item of the daemon's JSON: a string, ``{"base64": …}``, or ``{"payload": …, "ttlSeconds": …, "attributes": {…}}``.
 
     Raises:
       ValueError: it is none of them.
@@ -171,7 +172,10 @@ def from_json(text: bytes) -> Item:
     ttl_s = told.get("ttlSeconds")
     if ttl_s is not None and (not isinstance(ttl_s, int) or isinstance(ttl_s, bool) or ttl_s < 1):
         raise ValueError(f"ttlSeconds is {ttl_s!r}, not a number of seconds above 0")
-    return Item(_payload(told["payload"]), ttl_s)
+    attributes = told.get("attributes") or {}
+    if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
+        raise ValueError("attributes is no object of strings")
+    return Item(_payload(told["payload"]), ttl_s, attributes)
 
 
 def _payload(told: Any) -> bytes:

@@ -5,30 +5,24 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from plainsong.cli import inputs
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.progress import Progress
+from plainsong.cli.publish_extras import Extras, SendingWith, parse_attributes
 from plainsong.cli.publish_tx import SendingWhole
 from plainsong.cli.say import echo_json, note
-from plainsong.cli.tables import show_bytes, show_count
+from plainsong.cli.sending import Sending, messages_told
 from plainsong.cli.times import Length
-from plainsong.cli.verb import Verb, failure_of, json_option
+from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import complete_topic, where_options
-from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from plainsong import Client, Receipt
     from plainsong.cli.where import Where
-
-#: Progress is shown after this, and so often.
-PROGRESS_AFTER_S = 1.0
-PROGRESS_EVERY_S = 0.25
 
 
 @click.command(
@@ -40,6 +34,8 @@ PROGRESS_EVERY_S = 0.25
         "plainsong poll orders --json | plainsong publish copies --ndjson",
         "plainsong publish orders --ttl 10m 'gone in ten minutes'",
         "plainsong publish orders --tx < all-or-nothing.txt",
+        "plainsong publish orders --producer loader --sequence-id 0 < lines.txt",
+        "plainsong publish orders --atomic --routing-key customer-7 paid shipped",
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
@@ -53,6 +49,11 @@ PROGRESS_EVERY_S = 0.25
 @click.option("--retry-for", "retry_s", type=Length(), metavar="TIME", help="Keep trying while the daemon is away.")
 @click.option("--tx", is_flag=True, help="All of it in one transaction.")
 @click.option("--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="How long that may take; 30s.")
+@click.option("--producer", metavar="NAME", help="Whoever sends again under this name stores nothing twice.")
+@click.option("--sequence-id", type=click.IntRange(0), metavar="N", help="Of the first message; else behind the last.")
+@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="For every message. Repeatable.")
+@click.option("--routing-key", metavar="KEY", help="The same as the attribute routingKey.")
+@click.option("--atomic", is_flag=True, help="All of it in one request: whole or not at all, up to 16 MiB.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing when it went well.")
 @json_option
 @where_options
@@ -66,6 +67,11 @@ def publish(
     retry_s: int | None,
     tx: bool,
     tx_timeout_s: int | None,
+    producer: str | None,
+    sequence_id: int | None,
+    attributes: tuple[str, ...],
+    routing_key: str | None,
+    atomic: bool,
     quiet: bool,
     as_json: bool,
     where: Where,
@@ -83,7 +89,15 @@ def publish(
 
     With --tx all of it is one transaction: committed readers see all of it or
     nothing, and when the command fails nothing was published.
+
+    With --producer and --sequence-id it may be run again after a failure:
+    messages that are there already are not stored again.
     """
+    extras = Extras(producer, sequence_id, parse_attributes(attributes), routing_key, atomic)
+    if extras.sequence_id is not None and producer is None:
+        raise click.UsageError("--sequence-id is for --producer")
+    if tx and extras.given:
+        raise click.UsageError("--tx knows no --producer, --attribute, --routing-key and --atomic")
     if tx_timeout_s is not None and not tx:
         raise click.UsageError("--tx-timeout is for --tx")
     if ndjson and is_base64:
@@ -108,6 +122,8 @@ def publish(
         sending: Sending | SendingWhole
         if tx:
             sending = SendingWhole(client, topic, ttl_s, progress, tx_timeout_s)
+        elif extras.given:
+            sending = SendingWith(client, topic, ttl_s, progress, extras)
         else:
             sending = Sending(client, topic, ttl_s, progress)
         sending.all_of(pieces)
@@ -115,124 +131,13 @@ def publish(
         echo_json(sending.told())
     elif not quiet:
         last = f", last id {sending.last_id}" if sending.last_id else ""
-        click.echo(f"published {_messages(sending.sent)}" + (" in one transaction" if tx else "") + last)
+        click.echo(f"published {messages_told(sending.sent)}{sending.how}{last}")
 
 
 def _parser(*, ndjson: bool, is_base64: bool) -> Callable[[bytes], inputs.Item]:
     if ndjson:
         return inputs.from_json
     return inputs.from_base64 if is_base64 else inputs.as_is
-
-
-class Sending:
-    """What has been published so far, and what becomes of the rest when it ends early."""
-
-    def __init__(self, client: Client, topic: str, ttl_s: int | None, progress: Progress) -> None:
-        self.sent = 0
-        self.first_id: str | None = None
-        self.last_id: str | None = None
-        self._client = client
-        self._topic = topic
-        self._ttl_s = ttl_s
-        self._progress = progress
-        self._under_way = 0
-
-    def all_of(self, pieces: Iterable[inputs.Piece]) -> None:
-        """Publish, one piece after the other.
-
-        Raises:
-          CommandFailed: it ended early; says what was published, what was not, and what is unknown.
-        """
-        try:
-            for piece in pieces:
-                self._one(piece)
-        except KeyboardInterrupt:
-            self._progress.clear()
-            raise self._ended(CommandFailed("interrupted", code=Exit.INTERRUPTED), "unknown") from None
-        except PlainsongError as error:
-            self._progress.clear()
-            if error.code == "topic_not_found" and not self.sent:
-                raise
-            raise self._ended(failure_of(error), error.outcome) from error
-        except CommandFailed as error:
-            self._progress.clear()
-            raise self._ended(error, "not-applied") from error.__cause__
-        self._progress.clear()
-
-    def _one(self, piece: inputs.Piece) -> None:
-        from plainsong import Outgoing  # here, so that help needs no client
-
-        self._under_way = len(piece.items)
-        values = [Outgoing(item.payload, item.ttl_s) if item.ttl_s else item.payload for item in piece.items]
-        receipt: Receipt = self._client.publish(self._topic, values, ttl_s=self._ttl_s)
-        self._under_way = 0
-        self.sent += len(piece.items)
-        self.first_id = self.first_id or (None if receipt.first_id is None else str(receipt.first_id))
-        self.last_id = None if receipt.last_id is None else str(receipt.last_id)
-        self._progress.show(self.sent, piece.read_bytes)
-
-    def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:
-        """``failed``, with how far it came; ``outcome`` is of the request under way."""
-        unknown = self._under_way if outcome == "unknown" else 0
-        failed.message += (": " if failed.code == Exit.INTERRUPTED else "; ") + self._how_far(known=not unknown)
-        failed.outcome = "unknown" if unknown else "not-applied"
-        failed.more = {**self.told(), "unknown": unknown}
-        return failed
-
-    def _how_far(self, *, known: bool) -> str:
-        said = [f"{_messages(self.sent)} published"]
-        if self.last_id:
-            said.append(f"the last is {self.last_id}")
-        if self._under_way and known:
-            said.append(f"number {self.sent + 1} and what follows were not")
-        elif self._under_way:
-            first, last = self.sent + 1, self.sent + self._under_way
-            said.append(f"of number {first} to {last} nobody knows, what follows was not")
-        else:
-            said.append("what follows was not")
-        return ", ".join(said)
-
-    def told(self) -> dict[str, object]:
-        """For programs."""
-        return {"topic": self._topic, "messages": self.sent, "firstId": self.first_id, "lastId": self.last_id}
-
-
-class Progress:
-    """A line on standard error that says how far it has come; nothing before a second has passed.
-
-    Args:
-      total_bytes: of the input, where that is known.
-      wanted: whether somebody is there to see it.
-    """
-
-    def __init__(self, total_bytes: int | None, *, wanted: bool) -> None:
-        self._total = total_bytes
-        self._wanted = wanted
-        self._began_s = time.monotonic()
-        self._shown_s = self._began_s + PROGRESS_AFTER_S - PROGRESS_EVERY_S
-        self._is_shown = False
-
-    def show(self, messages: int, read_bytes: int) -> None:
-        """Write the line again, if it is time."""
-        now_s = time.monotonic()
-        if not self._wanted or now_s - self._shown_s < PROGRESS_EVERY_S:
-            return
-        self._shown_s = now_s
-        self._is_shown = True
-        part = f" ({min(100, 100 * read_bytes // self._total)} %)" if self._total else ""
-        rate = messages / (now_s - self._began_s)
-        line = f"{show_count(messages)} messages, {show_bytes(read_bytes)}{part}, {show_count(rate)}/s"
-        click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._is_shown:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
-            self._is_shown = False
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{show_count(count)} messages"
 
 
 def _size_of_stdin() -> int | None:

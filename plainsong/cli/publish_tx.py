@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from plainsong import Client
     from plainsong.cli.inputs import Piece
-    from plainsong.cli.publish import Progress
+    from plainsong.cli.progress import Progress
 
 
 class SendingWhole:
@@ -23,6 +23,8 @@ class SendingWhole:
     Args:
       timeout_s: of the transaction; None: the daemon's default.
     """
+
+    how = " in one transaction"
 
     def __init__(
         self, client: Client, topic: str, ttl_s: int | None, progress: Progress, timeout_s: int | None

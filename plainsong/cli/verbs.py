@@ -24,6 +24,8 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     },
     "Topics": {
         "topic": Listed("plainsong.cli.topic:topic", "Make, change, list and delete topics."),
+        "namespace": Listed("plainsong.cli.namespace:namespace", "Namespaces, and what they say for their topics."),
+        "producer": Listed("plainsong.cli.producer:producer", "Producers: whose sequence ids a topic remembers."),
         "reader": Listed("plainsong.cli.reader:reader", "Positions that the daemon keeps for readers."),
         "tx": Listed("plainsong.cli.tx:tx", "Transactions: who holds a topic up, and what to do about it."),
         "stats": Listed("plainsong.cli.stats:stats", "How many messages, how large, how old, how fast."),

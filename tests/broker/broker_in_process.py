@@ -10,6 +10,7 @@ import httpx
 import trio
 
 from actors.directory import Directory
+from actors.namespaces import Namespaces
 from actors.one_authority import keep_authority
 from actors.pointer_index import PointerIndex
 from actors.scan_cache import CacheBudget
@@ -99,6 +100,8 @@ async def in_process(*, store=None, door=None, **values):
     await keep_authority(store, config.transactions.service)
     pointers = PointerIndex(config.transactions.max_held_polls)
     await pointers.load(store)
+    namespaces = Namespaces(store, default=config.deduplication.default)
+    await namespaces.load()
     async with trio.open_nursery() as actors:
 
         async def ask_topic(name, ask):
@@ -115,6 +118,7 @@ async def in_process(*, store=None, door=None, **values):
                 observer=metrics,
                 pointers=pointers,
                 authority=decider.transactions,
+                policy=namespaces.policy,
             ),
             CacheBudget(config.cache.max_bytes),
             mailbox_requests=config.topic.mailbox_requests,
@@ -123,7 +127,9 @@ async def in_process(*, store=None, door=None, **values):
             idle_s=config.topic.idle_s,
         )
         access = AccessLog(enabled=config.log.access)
-        service = Service(config, store, directory, clock, space, metrics, access, "1.2.3", decider, pointers)
+        service = Service(
+            config, store, directory, clock, space, metrics, access, "1.2.3", decider, namespaces, pointers
+        )
         await decider.start(actors)
         add_transaction_gauges(metrics, service)
         settings = http_settings(config)

@@ -18,7 +18,7 @@ async def test_a_topic_is_created_shown_and_all_its_properties_are_strings(daemo
     answer = await daemon.call("PUT", f"{TOPICS}/t")
     assert answer.content == b""
     shown = (await daemon.call("GET", f"{TOPICS}/t")).json()
-    assert shown == {"name": "t", "properties": DEFAULTS}
+    assert shown == {"name": "t", "properties": DEFAULTS, "deduplication": {"enabled": True, "level": "service"}}
 
 
 async def test_the_body_of_a_put_needs_no_content_type(daemon):

@@ -85,11 +85,13 @@ def test_lines_before_a_wrong_one_are_handed_on_first():
         (b'{"base64": "AP8="}', (b"\x00\xff", None)),
         (b'{"payload": "p", "ttlSeconds": 5}', (b"p", 5)),
         (b'{"payload": {"base64": "AP8="}, "ttlSeconds": null}', (b"\x00\xff", None)),
+        (b'{"payload": "a", "attributes": {"k": "v"}}', (b"a", None, {"k": "v"})),
+        (b'{"payload": "a", "attributes": null}', (b"a", None)),
         (b'{"topic": "t", "id": "i", "publishTimeMs": 1, "payload": ""}', (b"", None)),
     ],
 )
 def test_a_line_of_ndjson_is_a_payload_or_an_object_around_one(text, item):
-    assert inputs.from_json(text) == item
+    assert inputs.from_json(text) == inputs.Item(*item)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from plainsong.cli import publish
+from plainsong.cli import progress as progress_line
 
 
 def test_progress_is_shown_after_a_while_and_taken_away_again(capsys, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(publish.time, "monotonic", lambda: now[0])
-    progress = publish.Progress(4000, wanted=True)
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    progress = progress_line.Progress(4000, wanted=True)
     progress.show(10, 100)
     assert capsys.readouterr().err == ""
     now[0] += 2
@@ -22,8 +22,8 @@ def test_progress_is_shown_after_a_while_and_taken_away_again(capsys, monkeypatc
 
 def test_progress_is_for_somebody_who_sees_it(capsys, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(publish.time, "monotonic", lambda: now[0])
-    progress = publish.Progress(None, wanted=False)
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    progress = progress_line.Progress(None, wanted=False)
     now[0] += 60
     progress.show(10, 100)
     progress.clear()

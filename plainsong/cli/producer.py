@@ -1,0 +1,156 @@
+"""``plainsong producer``: whose sequence ids a topic remembers, and up to where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.say import confirmed, echo_json, note
+from plainsong.cli.times import now_ms, show_length
+from plainsong.cli.verb import VerbGroup, json_option, one_line
+from plainsong.cli.where import complete_topic, where_options
+from plainsong.core import producer_calls
+from protocol.errors import ProducerNotFound, nearest
+
+if TYPE_CHECKING:
+    from plainsong import Client
+    from plainsong.cli.where import Where
+
+#: Shown unless somebody wants more. The daemon gives so many at once, at most.
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+
+
+@click.group(cls=VerbGroup)
+def producer() -> None:
+    """Producers: whose sequence ids a topic remembers.
+
+    What a producer sends again, under the same name and sequence ids, is not
+    stored again.
+    """
+
+
+@producer.command(name="ls", examples=["plainsong producer ls orders", "plainsong producer ls orders --after p-17"])
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--after", metavar="PRODUCER", help="Go on behind this name.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
+@json_option
+@where_options
+def list_producers(topic: str, after: str | None, limit: int, as_json: bool, where: Where) -> None:
+    """List a topic's producers, by name, and how it keeps them.
+
+    LAST is the highest sequence id that is stored, SENT the highest that is
+    being written, EPOCH counts the sessions of the name.
+    """
+    with where.client(topic) as client:
+        call = producer_calls.list_producers(client.namespace, topic, after, limit)
+        found = client._shell.run(client._operations.call(call))
+    if as_json:
+        echo_json(found)
+        return
+    now = now_ms()
+    headings = ("PRODUCER", ">LAST", ">SENT", ">EPOCH", ">ACTIVE AGO", ">FORGOTTEN IN")
+    tables.echo_lines(tables.table(headings, [_row(each, now) for each in found["producers"]]))
+    tables.echo_lines(["", *tables.facts(_about_all(topic, found))])
+    if found["next"] is not None:
+        note(f"there are more: --after {found['next']}")
+
+
+def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:
+    return (
+        one_line(each["producer"]),
+        str(each["persisted"]),
+        str(each["pushed"]),
+        str(each["epoch"]),
+        show_length(max(0, now - each["activeMs"])),
+        show_length(max(0, each["expiresMs"] - now)),
+    )
+
+
+def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    snapshot, replay = found["snapshot"], found["lastReplay"]
+    age = "none yet" if snapshot["ageMs"] is None else f"{show_length(snapshot['ageMs'])} old"
+    return [
+        ("deduplication", _effective(found["deduplication"])),
+        ("producers", f"{tables.show_count(found['count'])} of {topic}"),
+        ("snapshot", f"{age}, {tables.show_count(snapshot['entriesSince'])} requests since"),
+        (
+            "last replay",
+            f"{tables.show_count(replay['entries'])} requests in {tables.show_seconds(replay['ms'] / 1000)}",
+        ),
+    ]
+
+
+def _effective(told: dict[str, Any]) -> str:
+    return f"{'on' if told['enabled'] else 'off'}, as the {told['level']} says"
+
+
+@producer.command(
+    examples=["plainsong producer show orders billing", "plainsong producer show orders billing --generation 1"]
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("producer")
+@click.option("--generation", type=click.IntRange(1), metavar="N", help="Of the topic; the living one by default.")
+@json_option
+@where_options
+def show(topic: str, producer: str, generation: int | None, as_json: bool, where: Where) -> None:
+    """Show how far a producer came, and its last requests."""
+    with where.client(topic) as client:
+        found = _found(client, topic, producer, generation)
+    if as_json:
+        echo_json(found)
+        return
+    now = now_ms()
+    last = found["lastSequenceId"]
+    lines = [
+        ("producer", f"{one_line(found['producer'])} of {topic}, generation {found['generation']}"),
+        ("last", "nothing stored yet" if last < 0 else f"sequence id {last}"),
+        ("epoch", str(found["epoch"])),
+        ("active", f"{show_length(max(0, now - found['activeMs']))} ago"),
+        ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now))}, unless it is active"),
+    ]
+    tables.echo_lines(tables.facts(lines))
+    if found["recent"]:
+        rows = [(_ids(each), each["firstId"] or "-", each["lastId"] or "-") for each in found["recent"]]
+        tables.echo_lines(["", *tables.table(("SEQUENCE IDS", "FIRST MESSAGE", "LAST MESSAGE"), rows, columns=120)])
+
+
+def _ids(each: dict[str, Any]) -> str:
+    return str(each["first"]) if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
+
+
+@producer.command(examples=["plainsong producer delete orders billing --yes"])
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("producer")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@where_options
+def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) -> None:
+    """Forget a producer. Its messages stay.
+
+    What it sends again after that is stored again.
+    """
+    with where.client(topic) as client:
+        last = _found(client, topic, producer, None)["lastSequenceId"]
+        confirmed(f"Forget {producer} of {topic}? What it sends again is stored again.", yes=yes)
+        call = producer_calls.delete_producer(client.namespace, topic, producer)
+        client._shell.run(client._operations.call(call))
+    if as_json:
+        echo_json({"deleted": producer, "lastSequenceId": last})
+    else:
+        click.echo(f"forgot {one_line(producer)}; its last sequence id was {last}")
+
+
+def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
+    """The producer. Raises CommandFailed naming the nearest one."""
+    try:
+        call = producer_calls.show_producer(client.namespace, topic, name, generation)
+        return client._shell.run(client._operations.call(call))
+    except ProducerNotFound as error:
+        page = producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT)
+        names = [each["producer"] for each in client._shell.run(client._operations.call(page))["producers"]]
+        near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} shows those there are"
+        raise CommandFailed(f"topic {topic} has no producer {name!r}", hint=near, code=Exit.NOT_FOUND) from error
