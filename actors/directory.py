@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.mailbox import Mailbox
+from actors.mailbox import Mailbox, Ticket
 from actors.scan_cache import TopicCache
 from actors.topic import TopicActor
 from protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
@@ -153,6 +153,15 @@ class Directory:
     async def ask(self, name: TopicName, ask: Ask[A]) -> A:
         """Ask the topic's actor, opening the topic if need be. Raises as ``Mailbox.ask`` does."""
         return await self.entry(name).mailbox.ask(ask)
+
+    def put(self, name: TopicName, ask: Ask[A]) -> Ticket[A]:
+        """Ask without waiting: the ticket has the answer. Those put one after the other are taken in that order.
+
+        Raises as ``Mailbox.put`` does.
+        """
+        ticket = Ticket(ask)
+        self.entry(name).mailbox.put(ticket)
+        return ticket
 
     def entry(self, name: TopicName) -> Entry:
         """The topic's entry, new if need be.

@@ -34,6 +34,11 @@ class Ticket(Generic[A]):
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._outcome is not None
+
     def settle(self, answer: A | PlainsongError) -> None:
         """Give the answer, or the error instead of one. Only the first counts."""
         if self._outcome is not None:

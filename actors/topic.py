@@ -21,7 +21,7 @@ from actors.observe import Unobserved
 from actors.pointer_index import PointerIndex
 from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
 from protocol.ids import ID_BYTES, after
-from protocol.topic.asks import Describe, ListReaders, Look, Publish, Stats
+from protocol.topic.asks import Describe, ListReaders, Look, Publish, PublishEach, Stats
 from protocol.topic.core import TopicCore
 from protocol.topic.pointer_asks import ListPointers, PublishUnder
 from protocol.topic.producers.asks import GetProducer, ListProducers
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: Asks that change nothing, so that a failure cannot leave their outcome open.
 READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
 #: Asks whose messages a commit publishes.
-PUBLISHES = (Publish, PublishUnder)
+PUBLISHES = (Publish, PublishEach, PublishUnder)
 
 
 def _says_nothing(namespace: str) -> NamespacePolicy:

@@ -43,6 +43,7 @@ from broker.handlers.measured import measured
 from broker.handlers.poll import poll
 from broker.handlers.publish import publish
 from broker.handlers.store import rollback, store
+from broker.handlers.stream import PublishStream
 from broker.handlers.transactions import abort, begin, commit, prepare
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
@@ -206,6 +207,7 @@ async def _serve(
             budget=budget,
             stop=stop,
             grace_s=service.config.shutdown.drain_s,
+            begin=partial(PublishStream, service),
             task_status=task_status,
         )
     finally:

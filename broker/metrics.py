@@ -123,14 +123,14 @@ class Metrics:
 
     # --- told by the front end -----------------------------------------------------------------
 
-    def requested(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered; ``route`` is the name of a rule, never what the client wrote."""
+    def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
+        """A request was answered, or several as one; ``route`` is the name of a rule, never what the client wrote."""
         key = (route, status)
         children = self._children.get(key)
         if children is None:
             children = self._requests.labels(route, str(status)), self._latency.labels(route)
             self._children[key] = children
-        children[0].inc()
+        children[0].inc(requests)
         children[1].observe(seconds)
 
     def lagged(self, seconds: float) -> None:

@@ -109,3 +109,12 @@ def before(bound: bytes) -> bytes | None:
     """The id which, resumed from exclusively, starts at ``bound``; None before the first."""
     number = int.from_bytes(bound, "big")
     return (number - 1).to_bytes(ID_BYTES, "big") if number else None
+
+
+def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
+    """The ids of ``count`` messages that one request gave to the message table, from its first one on.
+
+    Their positions follow each other; a full millisecond goes over into the next, as adding does.
+    """
+    first = int.from_bytes(first_id[:10], "big")
+    return [position.to_bytes(10, "big") + NO_PAYLOAD_PART for position in range(first, first + count)]

@@ -59,6 +59,12 @@ class Holding:
         budget.held_bytes += more_bytes
         self.held_bytes += more_bytes
 
+    def shrink(self, fewer_bytes: int) -> None:
+        """Gives ``fewer_bytes`` of what is held back."""
+        fewer_bytes = min(fewer_bytes, self.held_bytes)
+        self._budget.held_bytes -= fewer_bytes
+        self.held_bytes -= fewer_bytes
+
     def release(self) -> None:
         """Gives everything back; a second call does nothing."""
         self._budget.held_bytes -= self.held_bytes

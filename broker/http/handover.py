@@ -26,6 +26,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from broker.http.connection import BRIEF_LINGER_S
+from broker.http.conversation import Conversations
 from broker.http.gate import Gate
 from broker.http.refusals import RefusingH11
 from broker.http.streams import ResumedStream, with_certificate
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework, LifespanState
 
     from broker.http.bodies import BodyBudget
+    from broker.http.conversation import Begin
     from broker.http.settings import HttpSettings
 
 #: Answers are sent in pieces of this size, each with a deadline of its own: a slow reader is served, a stopped one cut.
@@ -51,6 +53,7 @@ class HandedOver(TCPServer):
         super().__init__(door.app, door.config, door.context, door.state, stream)
         self._send_timeout_s = door.settings.send_timeout_s
         self._header_timeout_s = door.settings.header_timeout_s
+        self._conversations = door.conversations
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -95,7 +98,7 @@ class HandedOver(TCPServer):
             ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
             self.protocol = ProtocolWrapper(*ends, alpn_protocol)
             if isinstance(self.protocol.protocol, H11Protocol):
-                self.protocol.protocol = RefusingH11(*ends)
+                self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations)
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
@@ -188,8 +191,11 @@ class HandedOver(TCPServer):
 class HypercornDoor:
     """Hypercorn and the application behind it, for as long as the server lives."""
 
-    def __init__(self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget) -> None:
+    def __init__(
+        self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, begin: Begin | None = None
+    ) -> None:
         self.settings = settings
+        self.conversations = None if begin is None else Conversations(begin, settings, budget)
         self.config = Config()
         self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
         self.config.accesslog = None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from broker.http.bodies import BodyBudget
+    from broker.http.conversation import Begin
     from broker.http.exchange import HotHandlers
     from broker.http.settings import HttpSettings
 
@@ -49,11 +50,13 @@ async def serve_http(
     stop: trio.Event,
     grace_s: float,
     tls: ssl.SSLContext | None = None,
+    begin: Begin | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
 
     ``task_status`` is given the addresses as ``host:port``. With ``tls`` all connections are hypercorn's.
+    ``begin`` begins what stands behind a WebSocket; None: there are none.
 
     Raises:
       OSError: an address of ``binds`` cannot be listened on; nothing is left open.
@@ -62,7 +65,7 @@ async def serve_http(
     try:
         for bind in binds:
             listeners += await trio.to_thread.run_sync(listen_on, bind)
-        door = HypercornDoor(app, settings, budget)
+        door = HypercornDoor(app, settings, budget, begin)
         server = _Server(settings, LaneParts(settings, handlers, budget, Watch()), door, tls)
         async with door.opened():
             await server.run(listeners, stop, grace_s, task_status)

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 from hypercorn.events import Closed, Updated
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.events import Request
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.request_ids import new_request_id
 from broker.http.status import answer_for
+from broker.http.websocket import StreamSocket
 from protocol.errors import BadRequest, MalformedBody
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
     from hypercorn.typing import AppWrapper
+
+    from broker.http.conversation import Conversations
 
 
 class _LastAnswerFirst(h11.Connection):
@@ -38,11 +42,33 @@ class _LastAnswerFirst(h11.Connection):
 
 
 class RefusingH11(H11Protocol):
-    """Hypercorn's HTTP/1.1, whose own refusals have a body."""
+    """Hypercorn's HTTP/1.1, whose own refusals have a body, and whose WebSockets are ours."""
 
-    def __init__(self, app: AppWrapper, config: Config, *others: Any) -> None:
+    def __init__(
+        self, app: AppWrapper, config: Config, *others: Any, conversations: Conversations | None = None
+    ) -> None:
         super().__init__(app, config, *others)
+        self._conversations = conversations
         self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Begins what answers a request; one for a WebSocket is a conversation, if there are any."""
+        if self._conversations is None or not _wants_websocket(request):
+            await super()._create_stream(request)
+            return
+        assert isinstance(self.connection, h11.Connection)
+        socket = StreamSocket(self._conversations, self.context, self.task_group, self.stream_send, STREAM_ID)
+        self.stream = socket  # type: ignore[assignment]  # it is asked for nothing else
+        self.connection = H11WSConnection(self.connection)
+        begun = Request(
+            stream_id=STREAM_ID,
+            headers=list(request.headers),
+            http_version=request.http_version.decode(),
+            method="GET",
+            raw_path=request.target,
+            state=self.connection_state,
+        )
+        await socket.handle(begun)
 
     async def _maybe_recycle(self) -> None:
         """After an answer: ready for the next request, also when the server stops.
@@ -79,3 +105,10 @@ class RefusingH11(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+def _wants_websocket(request: h11.Request) -> bool:
+    """Whether this is the GET that would have the connection become a WebSocket."""
+    headers = {name.lower(): value.lower() for name, value in request.headers}
+    tokens = [token.strip() for token in headers.get(b"connection", b"").split(b",")]
+    return request.method == b"GET" and b"upgrade" in tokens and headers.get(b"upgrade") == b"websocket"

@@ -50,18 +50,23 @@ def status_of(error: PlainsongError) -> int:
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
-def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> HttpAnswer:
-    """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
-    status = status_of(error)
-    problem = {
+def problem_of(error: PlainsongError) -> dict[str, str | int]:
+    """What is told of ``error``, under the names of problem+json."""
+    return {
         "type": f"/errors/{error.code}",
         "title": error.title,
-        "status": status,
+        "status": status_of(error),
         "detail": error.detail,
         "code": error.code,
         "hint": error.hint,
         "outcome": error.outcome,
     }
+
+
+def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> HttpAnswer:
+    """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
+    problem = problem_of(error)
+    status = status_of(error)
     headers = []
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(error.retry_after_s)))

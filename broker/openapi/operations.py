@@ -172,6 +172,15 @@ OPERATIONS: tuple[Operation, ...] = (
         example={"start": 1700000000000, "maxMessages": 100000, "splits": 4},
         answer=ref("Offsets"),
     ),
+    Operation(
+        "stream",
+        "GET",
+        TOPIC + "/stream",
+        "messages",
+        "A WebSocket: publishes sent ahead of their answers, as msgpack. This description knows no WebSockets; "
+        "docs/http.md has the form. Without an upgrade it is 400.",
+        (*ANY, "invalid_name", "forbidden"),
+    ),
     Operation("list_readers", "GET", TOPIC + "/readers", "readers", "All readers.", READS, answer=array(ref("Reader"))),
     Operation("get_reader", "GET", READER, "readers", "A reader.", (*READS, "not_found"), answer=ref("Reader")),
     Operation(

@@ -13,6 +13,7 @@ from broker.views import (
     stats,
     topics,
     transactions,
+    upgrading,
 )
 from broker.views.description import describe_api
 from broker.views.route import SMALL_BODY_BYTES, Route
@@ -37,6 +38,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get_messages", "GET", TOPIC + "/messages", messages.messages),
     Route("get_stats", "GET", TOPIC + "/stats", stats.stats),
     Route("offsets", "POST", TOPIC + "/offsets", offsets.offsets, SMALL_BODY_BYTES),
+    Route("stream", "GET", TOPIC + "/stream", upgrading.stream),
     Route("list_readers", "GET", READERS, readers.list_all),
     Route("get_reader", "GET", READER, readers.show),
     Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 #: A large body is looked at in pieces of so many bytes.
 _PIECE_BYTES = 1 << 16
 _DIGITS = re.compile(r"-?[0-9]{1,19}\Z")
-_NAMES = {bool: "a boolean", int: "a number", float: "a fraction", str: "a string", list: "a list", dict: "an object"}
+_NAMES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    bytes: "bytes",
+}
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

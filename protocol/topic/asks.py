@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from protocol.errors import PlainsongError
 from protocol.ids import before, bound_at
 from protocol.properties import DEFAULT_TTL_S
 from protocol.requests import Receipt
@@ -35,6 +36,18 @@ class Publish(Ask[Receipt]):
     """Store the messages of one request, all in one commit."""
 
     request: PublishRequest
+    size: int
+
+
+@dataclass(slots=True)
+class PublishEach(Ask[Receipt | list[Receipt | PlainsongError]]):
+    """Store messages of which each is a request of its own, and has nothing but its payload.
+
+    The answer is what each of them would have been answered, in their order; or, when all are stored, the receipt
+    of all of them as if they were one: their ids follow each other.
+    """
+
+    messages: Sequence[bytes]
     size: int
 
 

@@ -16,6 +16,7 @@ from protocol.ids import FIRST_BOUND
 from protocol.topic import asks, pointer_asks
 from protocol.topic.bookkeeping import MAX_FORGOTTEN, write_mark, write_pointers
 from protocol.topic.cleaning import cleaned, plan_cleaning
+from protocol.topic.each import publish_each
 from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
 from protocol.topic.parking import Parking
 from protocol.topic.producers import asks as producer_asks
@@ -52,6 +53,7 @@ def _stats(state: TopicState, step: Step, ask: asks.Stats, now: Now) -> asks.Top
 #: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     asks.Publish: publish,
+    asks.PublishEach: publish_each,
     pointer_asks.PublishUnder: publish_under,
     pointer_asks.StoreUnder: store_under,
     pointer_asks.RollBackPointer: roll_back,

@@ -21,6 +21,7 @@ from broker.app import create_app
 from broker.authorities import build_authority
 from broker.config.config import config_of
 from broker.decisions import Decisions, add_transaction_gauges
+from broker.handlers.stream import PublishStream
 from broker.http.bodies import BodyBudget
 from broker.http.gate import Gate
 from broker.http.listen import serve_http
@@ -138,7 +139,13 @@ async def in_process(*, store=None, door=None, **values):
         asgi = Gate(app, settings, budget, lambda: service.stopping)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
         if door is not None:
-            served = partial(serve_http, replace(settings, lane=door == "lane"), hot_handlers(service), app)
+            served = partial(
+                serve_http,
+                replace(settings, lane=door == "lane"),
+                hot_handlers(service),
+                app,
+                begin=partial(PublishStream, service),
+            )
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)
             serving = {"base_url": f"http://{address}"}

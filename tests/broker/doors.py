@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from broker.http.conversation import Begin
+
 SETTINGS = HttpSettings(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5
 )
@@ -142,6 +144,7 @@ async def running(
     bind: str = "127.0.0.1:0",
     grace_s: float = 5,
     tls: ssl.SSLContext | None = None,
+    begin: Begin | None = None,
     **changes: Any,
 ) -> AsyncIterator[Door]:
     """A server with toy handlers, stopped at the end."""
@@ -161,6 +164,7 @@ async def running(
             stop=stop,
             grace_s=grace_s,
             tls=tls,
+            begin=begin,
             task_status=task_status,
         )
         ended.set()

@@ -1,0 +1,36 @@
+"""Many small requests at once: each has its own verdict, and all of them cost what one costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.errors import PlainsongError, TooLarge, TopicFull
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Publish
+from protocol.topic.publish import publish
+
+if TYPE_CHECKING:
+    from protocol.requests import Receipt
+    from protocol.topic.asks import PublishEach
+    from protocol.topic.state import Now, TopicState
+    from protocol.topic.step import Step
+
+
+def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> Receipt | list[Receipt | PlainsongError]:
+    """Store what may be stored, as one request where that comes to the same.
+
+    Raises:
+      PlainsongError: what every one of them is refused with; nothing happened.
+    """
+    try:
+        return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)
+    except (TooLarge, TopicFull):
+        # Some may still fit. What was refused left nothing behind.
+        return [_publish_one(state, step, message, now) for message in ask.messages]
+
+
+def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Receipt | PlainsongError:
+    try:
+        return publish(state, step, Publish(PublishRequest([message]), len(message)), now)
+    except PlainsongError as error:
+        return error

@@ -1,0 +1,189 @@
+"""What a stream may hold, how long it may be silent, and how it ends: the WebSocket alone, and the requests alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import trio
+from broker_in_process import in_process
+from doors import running
+from stream_talk import open_stream, request
+from trio.testing import wait_all_tasks_blocked
+from wsproto.events import BytesMessage, Ping
+
+from broker.handlers.stream import REQUEST_BYTES, PublishStream, StreamBounds
+from broker.http.bodies import BodyBudget
+from protocol.codec import stream as codec
+
+
+class Echo:
+    """A conversation that says back what it is told, once it is released."""
+
+    def __init__(self, namespace, topic, request_id, held) -> None:
+        self.said: list[bytes] = []
+        self.finished = False
+        self.closed = trio.Event()
+        self.released = trio.Event()
+        self.arrived = trio.Event()
+        if topic != "held":
+            self.released.set()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.said)
+
+    async def take(self, messages) -> None:
+        self.said += messages
+        self.arrived.set()
+        await self.released.wait()
+
+    async def answers(self):
+        while not (self.said and self.released.is_set()):
+            if self.finished:
+                return None
+            self.arrived = trio.Event()
+            await self.arrived.wait()
+        said, self.said = self.said, []
+        return b"".join(said)
+
+    def finish(self) -> None:
+        self.finished = True
+        self.released.set()
+        self.arrived.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def reach(door):
+    return SimpleNamespace(http=SimpleNamespace(base_url=f"http://127.0.0.1:{door.port}"))
+
+
+# --- the WebSocket -----------------------------------------------------------------------------------
+
+
+async def test_a_silent_stream_is_pinged_and_then_closed():
+    async with running(begin=Echo, keep_alive_s=0.05) as door, open_stream(reach(door)) as stream:
+        assert isinstance(await stream.event(), Ping)
+        assert (await stream.closed())[0] == 1001
+        assert await stream.event() is None
+
+
+async def test_a_stream_that_answers_pings_stays():
+    async with running(begin=Echo, keep_alive_s=0.05) as door, open_stream(reach(door)) as stream:
+        for _ in range(3):
+            ping = await stream.event()
+            assert isinstance(ping, Ping)
+            await stream.say(ping.response())
+        await stream.send(b"still here")
+        while not isinstance(answer := await stream.event(), BytesMessage):
+            pass
+        assert answer.data == b"still here"
+
+
+async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_again():
+    async with running(begin=Echo, body_timeout_s=0.05) as door, open_stream(reach(door)) as stream:
+        await stream.say(BytesMessage(b"x" * 100, message_finished=False))
+        assert (await stream.closed())[0] == 1008
+        assert await stream.event() is None
+        assert door.budget.held_bytes == 0
+
+
+async def test_a_budget_without_room_closes_with_1013():
+    async with running(begin=Echo, max_body_bytes=5000, max_inflight_bytes=10_000) as door:
+        holding = door.budget.hold()
+        holding.grow(9000)
+        async with open_stream(reach(door)) as stream:
+            await stream.send(b"x" * 2000)
+            assert (await stream.closed())[0] == 1013
+        assert door.budget.held_bytes == 9000
+
+
+async def test_nothing_is_read_while_the_conversation_takes_no_more():
+    async with running(begin=Echo, send_timeout_s=0.1) as door, open_stream(reach(door), "held") as stream:
+        filled = False
+        with trio.move_on_after(0.3):
+            for _ in range(1000):
+                await stream.send(b"x" * 100_000)
+            filled = True
+        assert not filled  # the sockets are full, and nobody reads
+        assert door.budget.held_bytes < 1 << 20
+
+
+async def test_a_reader_that_stopped_reading_is_cut():
+    async with running(begin=Echo, send_timeout_s=0.05) as door, open_stream(reach(door)) as stream:
+        try:
+            with trio.fail_after(10):
+                while True:  # its answers fill both sockets
+                    await stream.send(b"x" * 500_000)
+        except trio.BrokenResourceError:
+            pass
+        await wait_all_tasks_blocked(0.01)
+        assert door.budget.held_bytes == 0
+
+
+async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
+    async with running(begin=Echo) as door, open_stream(reach(door)) as stream:
+        await stream.send(b"last")
+        assert (await stream.event()).data == b"last"
+        door.stop.set()
+        assert await stream.closed() == (1001, "the daemon is shutting down")
+        assert await stream.event() is None
+        with trio.fail_after(1):
+            await door.ended.wait()
+
+
+# --- the requests ------------------------------------------------------------------------------------
+
+
+async def test_no_more_is_taken_while_so_many_requests_or_bytes_are_under_way():
+    async with in_process() as daemon, trio.open_nursery() as nursery:
+        await daemon.create()
+        for bounds in (StreamBounds(100, 1 << 20), StreamBounds(1000, 100 * (REQUEST_BYTES + 4))):
+            daemon.store.stall("write")
+            held = BodyBudget(1 << 30).hold()
+            stream = PublishStream(daemon.service, "ns", "t", "id", held, bounds)
+            tens = [
+                b"".join(codec.encode_single(n, b"%04d" % n) for n in range(at, at + 10)) for at in range(0, 500, 10)
+            ]
+
+            async def take_all(stream=stream, tens=tens):
+                for ten in tens:
+                    await stream.take([ten])
+                stream.finish()
+
+            nursery.start_soon(take_all)
+            await wait_all_tasks_blocked()
+            assert held.held_bytes == 100 * (REQUEST_BYTES + 4)
+            daemon.store.release("write")
+            answered = []
+            while (data := await stream.answers()) is not None:
+                answered += codec.decode_answers(data)
+            assert [number for number, _, _ in answered] == list(range(500))
+            assert held.held_bytes == 0
+
+
+async def test_a_request_larger_than_the_bound_goes_alone():
+    async with in_process() as daemon:
+        await daemon.create()
+        held = BodyBudget(1 << 30).hold()
+        stream = PublishStream(daemon.service, "ns", "t", "id", held, StreamBounds(10, 100))
+        await stream.take([codec.encode_single(1, b"x" * 1000)])
+        data = await stream.answers()
+        assert [answer[:2] for answer in codec.decode_answers(data)] == [(1, 200)]
+
+
+async def test_a_budget_without_room_refuses_requests_as_it_does_bodies():
+    async with in_process() as daemon:
+        await daemon.create()
+        stream = PublishStream(daemon.service, "ns", "t", "id", BodyBudget(500).hold())
+        await stream.take([request(1, b"a"), request(2, b"x" * 1000, ttlSeconds=5), request(3, b"b")])
+        stream.finish()
+        answered = []
+        while (data := await stream.answers()) is not None:
+            answered += codec.decode_answers(data)
+        assert [(number, fields.get("code")) for number, _, fields in answered] == [
+            (1, None),
+            (2, "overloaded"),
+            (3, None),
+        ]
