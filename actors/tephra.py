@@ -68,6 +68,7 @@ class ForeignTephra:
         self._refresh_s = refresh_s
         self._max_lifetime_ms = max_lifetime_ms
         self._known: _Known | None = None
+        self._begun_s: float | None = None
         self._why = "it has not answered yet"
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
@@ -80,6 +81,7 @@ class ForeignTephra:
     async def run(self) -> None:
         """Asks for ever, less often while there is no answer. Never raises."""
         failures = 0
+        self._begun_s = trio.current_time()
         try:
             while True:
                 due_s = trio.current_time() + self._refresh_s
@@ -121,6 +123,12 @@ class ForeignTephra:
     def age_s(self) -> float | None:
         """Seconds since the state was asked for; None: there was none yet."""
         return None if self._known is None else trio.current_time() - self._known.asked_s
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the last state, or since the first attempt to get one; None: nothing was tried yet."""
+        since_s = self._begun_s if self._known is None else self._known.asked_s
+        return None if since_s is None else trio.current_time() - since_s
 
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, as far as the last state says."""

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a start waits for the authority to be there. Without it plain publishes and polls are served all the same.
+#: How long a start waits for the authority to be there: one of our own, which is read from disk, and a Tephra. Without
+#: it plain publishes and polls are served all the same.
 START_PATIENCE_S = 10.0
+FOREIGN_PATIENCE_S = 1.0
 
 
 class Transactions(Protocol):
@@ -75,7 +77,7 @@ class Authority:
         return self.foreign if self.embedded is None else self.embedded
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Run it in ``nursery``; returns when it is there, or has not come for ``START_PATIENCE_S``."""
+        """Run it in ``nursery``; returns when it is there, or has not come for a while."""
         loaded = trio.Event()
         if self.embedded is not None:
             nursery.start_soon(self._run, self.embedded, loaded)
@@ -84,7 +86,7 @@ class Authority:
             nursery.start_soon(_announce, self.foreign, loaded)
         else:
             return
-        with trio.move_on_after(START_PATIENCE_S) as waiting:
+        with trio.move_on_after(FOREIGN_PATIENCE_S if self.embedded is None else START_PATIENCE_S) as waiting:
             await loaded.wait()
         if waiting.cancelled_caught:
             log.warning("transactions are not decided yet")

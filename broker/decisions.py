@@ -86,8 +86,8 @@ def add_transaction_gauges(metrics: Metrics, service: Service) -> None:
         ),
         (
             "plainsong_tephra_state_age_seconds",
-            "Age of the last state learnt from the Tephra that decides.",
-            lambda: None if service.decider.foreign is None else service.decider.foreign.age_s,
+            "Age of the last state learnt from the Tephra that decides; without any, seconds since it was first asked.",
+            lambda: None if service.decider.foreign is None else service.decider.foreign.silent_s,
         ),
     ):
         metrics.reads(name, text, read)

@@ -38,6 +38,11 @@ def confirmed(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
+def harmless(text: str) -> str:
+    """Somebody else's text on one line: what a terminal would act upon is shown as its code."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+
+
 def named(names: Sequence[str]) -> str:
     """``a, b and c``; of many the first few, and how many more."""
     if len(names) > 6:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plainsong.cli import tx_words
-from plainsong.cli.say import confirmed, echo_json
+from plainsong.cli.say import confirmed, echo_json, harmless
 from plainsong.cli.times import Place, now_ms, show_length, show_time
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import where_options
@@ -96,7 +96,7 @@ def _ask(status: TransactionStatus, verb: str, *, yes: bool) -> None:
     """Whether it is meant; one that the daemon does not know is for the daemon to refuse."""
     if status.state == "in_progress":
         age = show_length(max(0, now_ms() - status.issued_ms))
-        confirmed(f"{verb} {status.id} of client {status.client_id or '-'}, {age} old?", yes=yes)
+        confirmed(f"{verb} {status.id} of client {harmless(status.client_id or '-')}, {age} old?", yes=yes)
 
 
 def _tell(transaction: int, state: str, *, as_json: bool) -> None:

@@ -58,7 +58,10 @@ def _explained(figures: dict[str, Any]) -> list[str]:
     pairs = [
         ("invalid", f"{tables.show_count(invalid)} pointers{oldest}"),
         ("last complete pass", "none yet" if last is None else f"{show_length(max(0, now - last))} ago"),
-        ("safe bound", "none yet" if safe is None else f"{_pointer(safe, now)}: up to it no message is undecided"),
+        (
+            "safe bound",
+            "none yet" if safe is None else f"{_pointer(safe, now)}: up to it nothing this service began is undecided",
+        ),
         ("longest life", show_length(lifetime_ms) if lifetime_ms else "without end (transactions.max_lifetime_s = 0)"),
         ("pruned by itself", by_itself),
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli import tables
+from plainsong.cli.say import harmless
 from plainsong.cli.times import now_ms, show_length, show_time
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def as_json(status: TransactionStatus) -> dict[str, Any]:
 def row_of(status: TransactionStatus, now: int) -> tuple[str, ...]:
     """One transaction below ``HEADINGS``."""
     return (
-        status.client_id or "-",
+        harmless(status.client_id or "-"),
         str(status.id),
         shown_state(status.state),
         status.type or "-",
@@ -70,7 +71,7 @@ def facts_of(status: TransactionStatus) -> list[tuple[str, str]]:
     if status.write_pointer != status.id:
         pairs.append(("write pointer", f"{status.write_pointer}, since its last checkpoint"))
     begun = f"{show_time(status.issued_ms)}, {show_length(max(0, now - status.issued_ms))} ago"
-    pairs += [("type", status.type or "-"), ("client", status.client_id or "-"), ("begun", begun)]
+    pairs += [("type", status.type or "-"), ("client", harmless(status.client_id or "-")), ("begun", begun)]
     left = left_ms(status, now)
     if left is not None:
         pairs.append(("times out", f"in {show_length(left)}, then it is invalid"))

@@ -275,3 +275,12 @@ def test_peek_and_stats_show_what_waits_for_a_decision(cli: Cli, client: Client)
     assert cli("stats").lines[1].split()[-1] == "1"
     client.transactions.abort(open_)
     assert cli("peek", "orders", "--json").rows[1]["state"] == "rolled-back"
+
+
+def test_a_client_id_cannot_speak_to_the_terminal(cli: Cli, client: Client):
+    number = published(client, b"a", client_id="shop\x1b[31m\n0 committed")
+    for words in (("ls",), ("show", str(number)), ("blame", "orders")):
+        shown = cli("tx", *words).out
+        assert "\x1b" not in shown
+        assert "\n0 committed" not in shown
+        assert r"shop\x1b[31" in shown

@@ -747,3 +747,14 @@ def test_the_snapshot_is_tephras_and_says_only_what_is_durable():
     assert state.in_progress[long].checkpoints == (done + 1,)
     assert (state.read_pointer, state.last_write_pointer) == (done, done + 1)
     at.core.settled(under_way)
+
+
+def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went_back_over_a_restart():
+    at = AtWork()
+    one = at.new(timeout_s=600)
+    at.wall_ms -= 3 * 86_400_000
+    at.load()
+    assert at.ask(asks.LookAt(one)).expires_ms <= at.wall_ms + 600_000
+    at.pass_s(601)
+    at.tick()
+    assert at.state(one) == "invalid"

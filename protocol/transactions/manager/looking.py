@@ -24,19 +24,19 @@ STATES = ("in_progress", "invalid", "committed", "aborted")
 
 def look_at(ledger: Ledger, step: Step, ask: LookAt, now: Now) -> TransactionStatus:
     """What is known of a pointer's transaction."""
-    del step, now
+    del step
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
         return TransactionStatus(ask.pointer, "unknown", ask.pointer, service=ledger.head.first)
-    return _status(ledger, record)
+    return _status(ledger, record, now)
 
 
 def list_transactions(ledger: Ledger, step: Step, ask: ListAll, now: Now) -> list[TransactionStatus]:
     """Transactions of one state, or the open and invalid ones; oldest first."""
-    del step, now
+    del step
     if ask.state is not None and ask.state not in STATES:
         raise InvalidParameter(f"state {ask.state!r}", hint=nearest(ask.state, STATES))
-    return [_status(ledger, record) for record in islice(_chosen(ledger, ask), ask.limit)]
+    return [_status(ledger, record, now) for record in islice(_chosen(ledger, ask), ask.limit)]
 
 
 def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
@@ -50,7 +50,11 @@ def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
     return (record for record in ledger.outcomes.values() if record.state == ask.state)
 
 
-def _status(ledger: Ledger, record: Record) -> TransactionStatus:
+def _status(ledger: Ledger, record: Record, now: Now) -> TransactionStatus:
+    expires_ms = record.expires_ms
+    if record.state == "in_progress":
+        # The deadline counts: after a restart with the clock set back the time that was noted is too far away.
+        expires_ms = min(expires_ms, now.wall_ms + max(0, round((record.deadline_s - now.mono_s) * 1000)))
     kept = record.transaction_id in ledger.outcomes
     return TransactionStatus(
         record.transaction_id,
@@ -59,7 +63,7 @@ def _status(ledger: Ledger, record: Record) -> TransactionStatus:
         record.type,
         record.client_id,
         record.started_ms,
-        record.expires_ms,
+        expires_ms,
         record.decided_ms + ledger.settings.outcome_retention_ms if kept else None,
         record.pointers,
         service=ledger.head.first,
