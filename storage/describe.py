@@ -12,6 +12,14 @@ from protocol.ids import pack_id
 from protocol.keys import DamagedRow
 from protocol.records import HighWater, Metadata, Reader
 from protocol.rows import SEGMENT, MessageRow, decode_row
+from storage.describe_producers import (
+    TOLD,
+    is_namespace_key,
+    namespace_fields,
+    origin_fields,
+    producer_fields,
+    producers_fields,
+)
 from storage.describe_transactions import is_service_key, pointer_fields, reference_fields, service_fields
 
 if TYPE_CHECKING:
@@ -26,7 +34,8 @@ class Described:
     key: bytes
     value: bytes
     kind: str = "unparseable"
-    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``message``, ``reference``, ``payload``; of the transaction
+    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``producer``, ``producers``, ``message``, ``reference``,
+    ``payload``; ``namespace``; of the transaction
     service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
@@ -63,6 +72,8 @@ def describe(table: Table, key: bytes, value: bytes) -> Described:
             _payload(row)
         elif is_service_key(key):
             row.kind, row.fields = service_fields(key, value)
+        elif is_namespace_key(key):
+            row.kind, row.fields = "namespace", namespace_fields(key, value)
         elif key[:1] == keys.SYSTEM:
             _system(row)
         else:
@@ -82,8 +93,9 @@ def _message(row: Described) -> None:
     message = _value(row)
     if message.payload is None:
         row.fields |= reference_fields(message)
-    elif message.extras:
-        row.fields["extras"] = {name: _plain(value) for name, value in message.extras.items()}
+    elif not message.extras.keys() <= TOLD:
+        row.fields["extras"] = {name: _plain(value) for name, value in message.extras.items() if name not in TOLD}
+    row.fields |= origin_fields(message)
     row.kind = "message" if message.payload is not None else "reference"
 
 
@@ -96,6 +108,7 @@ def _payload(row: Described) -> None:
         raise DamagedRow("a payload row has no payload")
     if SEGMENT in message.extras:
         row.fields["segment"] = _plain(message.extras[SEGMENT])
+    row.fields |= origin_fields(message)
     row.kind = "payload"
 
 
@@ -150,6 +163,12 @@ def _system(row: Described) -> None:
     elif key.kind == keys.POINTER:
         row.fields = pointer_fields(row.key, row.value)
         row.kind = "pointer"
+    elif key.kind == keys.PRODUCER:
+        row.fields = producer_fields(key.rest, row.value)
+        row.kind = "producer"
+    elif key.kind == keys.PRODUCERS:
+        row.fields = producers_fields(row.value)
+        row.kind = "producers"
     else:
         raise DamagedRow(f"system rows of kind {key.kind!r} are not known to this version")
 

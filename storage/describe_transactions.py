@@ -72,6 +72,11 @@ def pointer_fields(key: bytes, value: bytes) -> Fields:
             name: {"index": each.index, "messages": each.messages, "bytes": each.size}
             for name, each in pending.segments.items()
         }
+    if pending.stored_by:
+        fields["stored_by"] = [
+            {"producer": producer, "segment": segment or None, "epoch": epoch, "last_producer_id": highest}
+            for (producer, segment), (epoch, highest) in pending.stored_by.items()
+        ]
     if pending.published is not None:
         fields["stored_published"] = {"first": pending.published[0].hex(), "last": pending.published[1].hex()}
     return fields

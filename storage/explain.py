@@ -49,6 +49,8 @@ class Choice:
             return False
         if row.generation is not None and self.generation not in (None, row.generation):
             return False
+        if row.kind == "namespace" and self.namespace in (None, row.fields["namespace"]):
+            return not (self.topic or self.generation)
         if row.name is None and not row.problem and (self.namespace or self.topic or self.generation):
             return False  # the transaction service's rows are of no topic
         at = row.position
@@ -125,6 +127,8 @@ class GenerationSummary:
     """The lowest of them, rolled back or not."""
     stored: int = 0
     """Messages stored under them and not published."""
+    producers: int = 0
+    """Of which the topic has a row."""
     invalid: int = 0
     """Messages under a pointer that is on the invalid list, and not rolled back yet."""
 
@@ -133,6 +137,8 @@ class GenerationSummary:
         self.bytes += len(row.key) + len(row.value)
         if row.kind == "reader":
             self.readers += 1
+        elif row.kind == "producer":
+            self.producers += 1
         elif row.kind == "pointer":
             self._add_pointer(row)
         elif row.kind == "payload":

@@ -53,6 +53,7 @@ def summary_json(summary: Summary) -> dict[str, object]:
                         "rolled_back": rows.rolled_back,
                         "invalid": rows.invalid,
                         "readers": rows.readers,
+                        "producers": rows.producers,
                         "undecided_pointers": rows.pointers,
                         "oldest_pointer": rows.oldest_pointer,
                         "stored_unpublished": rows.stored,
@@ -143,6 +144,7 @@ def _generation_line(topic: TopicSummary, number: int) -> str:
         parts.append(f"{_time(rows.first_ms)} to {_time(rows.last_ms)}")
     for count, what in (
         (rows.readers, "readers"),
+        (rows.producers, "producers"),
         (rows.references, "rows for stored messages"),
         (rows.stored, "stored and not published"),
         (rows.rolled_back, "rolled back"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from protocol import keys
 from protocol.effects import Operation, Table, put_one
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, Reader, pack_record
+from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
 from protocol.rows import SEGMENT, MessageRow, Stored, encode_row
 from protocol.topic.pending import Pending, Segment
+from protocol.topic.producers.record import Producer, Remembering, Result
 from protocol.transactions.manager.record import Record
 from protocol.transactions.manager.rows import (
     AUTHORITY,
@@ -63,6 +65,25 @@ def rows_of_all_kinds() -> list[Operation]:
         payload(ORDERS, 2, 77, NOW_MS, 0, MessageRow(b"stored", ttl_s=9, extras={SEGMENT: 4})),
         put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, INVALID), pending().encode()),
         *rows_of_the_transaction_service(),
+    ]
+
+
+def rows_about_producers() -> list[Operation]:
+    """A stamped batch with attributes, and all that is kept of its producer."""
+    at = keys._POSITION.pack(NOW_MS, 3)
+    stored_by = pending()
+    stored_by.stored_by["p", "part 1"] = (3, 7)
+    producer = Producer("p", 3, 9, 9, NOW_MS, 60_000, (Result(5, 9, at, at, 0), Result(10, 10, at, at, 77)))
+    system = partial(keys.system_key, name=ORDERS, generation=2)
+    return [
+        message(ORDERS, 2, NOW_MS, 3, MessageRow(b"first of two", extras={"d": ["p", 3, 2, [5, 9]], "b": 2})),
+        message(ORDERS, 2, NOW_MS, 4, MessageRow(b"second", extras={"i": 1, "a": {"routingKey": "k"}})),
+        message(ORDERS, 2, NOW_MS, 5, MessageRow(None, 77, extras={**REFERENCE.extras(), "d": ["p", 3, 1, 10]})),
+        payload(ORDERS, 2, 77, NOW_MS, 1, MessageRow(b"stored", extras={"a": {"traceparent": "t"}, SEGMENT: 4})),
+        put_one(Table.METADATA, system(keys.PRODUCER, rest=b"p"), producer.encode()),
+        put_one(Table.METADATA, system(keys.PRODUCERS), Remembering(since=at, forgotten=at, epochs=3).encode()),
+        put_one(Table.METADATA, keys.namespace_key("shop"), NamespaceProperties("enabled", 1).encode()),
+        put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, INVALID), stored_by.encode()),
     ]
 
 

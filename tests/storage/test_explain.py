@@ -8,7 +8,16 @@ import pytest
 from disks import snapshot
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_of_all_kinds import GONE, INVALID, NOW_MS, ORDERS, make_store, rows_of_all_kinds, rows_that_do_not_parse
+from rows_of_all_kinds import (
+    GONE,
+    INVALID,
+    NOW_MS,
+    ORDERS,
+    make_store,
+    rows_about_producers,
+    rows_of_all_kinds,
+    rows_that_do_not_parse,
+)
 
 from protocol.effects import Table
 from protocol.ids import pack_position
@@ -44,7 +53,7 @@ def test_whatever_bytes_a_row_has_describing_it_never_fails(table, key, value):
     json.dumps(describe(table, key, value).shown())
 
 
-@given(st.sampled_from(rows_of_all_kinds()), st.data())
+@given(st.sampled_from(rows_of_all_kinds() + rows_about_producers()), st.data())
 def test_whatever_byte_of_a_row_is_changed_describing_it_never_fails(operation, data):
     key, value = bytearray(operation.prefix + operation.suffixes[0]), bytearray(operation.values[0])
     for garbled in (key, value):
@@ -90,6 +99,44 @@ def test_rows_about_transactions_are_told_in_words():
     assert (said["change-set"]["commit_pointer"], said["change-set"]["changes"]) == (9, 1)
     assert said["last-pass"]["safe_bound"] == INVALID - 7
     assert said["authority"]["service"] == "embedded"
+
+
+def test_rows_about_producers_are_told_in_words():
+    first, second, reference, payload, producer, producers, namespace, pointer = (
+        row.shown() for row in described(rows_about_producers())
+    )
+    assert (first["kind"], first["producer"], first["epoch"], first["batch_messages"]) == ("message", "p", 3, 2)
+    assert (first["first_producer_id"], first["last_producer_id"], first["first_producer_ids"]) == (5, 9, [5, 9])
+    assert (second["index_in_request"], second["attributes"]) == (1, {"routingKey": "k"})
+    assert (reference["kind"], reference["message_bytes"], reference["producer"]) == ("reference", 12, "p")
+    assert "batch_messages" not in reference
+    assert (payload["segment"], payload["attributes"]) == (4, {"traceparent": "t"})
+    assert (producer["kind"], producer["producer"], producer["last_producer_id"]) == ("producer", "p", 9)
+    assert [each.get("write_pointer") for each in producer["last_requests"]] == [None, 77]
+    assert (producer["active_ms"], producer["remembered_for_ms"]) == (NOW_MS, 60_000)
+    assert (producers["kind"], producers["remembered"], producers["highest_epoch"]) == ("producers", True, 3)
+    assert producers["since"] == producers["forgotten_up_to"] == first["id"][:20]
+    assert namespace["kind"] == "namespace"
+    assert (namespace["namespace"], namespace["deduplication"], namespace["times_switched_off"]) == (
+        "shop",
+        "enabled",
+        1,
+    )
+    assert pointer["stored_by"] == [{"producer": "p", "segment": "part 1", "epoch": 3, "last_producer_id": 7}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "kinds"),
+    [
+        (Choice(), {"producer", "producers", "namespace"}),
+        (Choice(namespace="shop"), {"producer", "producers", "namespace"}),
+        (Choice(namespace="other"), set()),
+        (Choice(topic="orders", generation=2), {"producer", "producers"}),
+    ],
+)
+def test_producers_are_chosen_with_their_topic_and_what_a_namespace_says_with_it(choice, kinds):
+    rows = [row for row in described(rows_about_producers()) if row.table is Table.METADATA and row.kind != "pointer"]
+    assert {row.kind for row in rows if choice.takes(row)} == kinds
 
 
 async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path):
