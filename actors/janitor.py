@@ -20,6 +20,7 @@ from protocol.errors import PlainsongError
 from protocol.keys import (
     HIGH_WATER,
     POINTER,
+    PRODUCERS,
     READER,
     DamagedRow,
     generations_range,
@@ -148,6 +149,8 @@ class Janitor:
             Table.METADATA, system_key(POINTER, name, 1), system_key(POINTER, name, metadata.generation)
         ):
             return True
+        if await self._has_old_producers(name, metadata, now_ms):
+            return True
         last = metadata.generation
         if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + self._settings.delete_grace_s * 1000:
             last -= 1
@@ -157,6 +160,17 @@ class Janitor:
             return True
         start, stop = generations_range(name, 1, last)
         return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
+
+    async def _has_old_producers(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        """Whether a generation that is gone still knows producers, and nobody may ask about them any more."""
+        last, grace_ms = metadata.generation, int(self._settings.delete_grace_s * 1000)
+        if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + grace_ms:
+            last -= 1
+            if now_ms <= metadata.created_ms + grace_ms:
+                return False
+        return last > 0 and await self._any(
+            Table.METADATA, system_key(PRODUCERS, name, 1), system_key(PRODUCERS, name, last)
+        )
 
     async def _any(self, table: Table, first: bytes, last: bytes) -> bool:
         """Whether there is a row from ``first`` to those that start with ``last``."""
@@ -184,6 +198,8 @@ class Janitor:
             self._first_keys[name] = stop
         if plan.due or plan.orphans:
             expired += await self._clean_parts(name, plan)
+        if plan.forget is not None:
+            await self._sweep.remove_producers(name, *plan.forget)
         if expired or purged:
             self._observer.cleaned(expired, purged)
             log.info("topic cleaned", extra={"topic": str(name), "expired": expired, "purged": purged})

@@ -8,7 +8,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from protocol.keys import MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES, DamagedRow, parse_pointer_key, topic_of
+from protocol.keys import (
+    MESSAGE_TAIL_BYTES,
+    PAYLOAD_TAIL_BYTES,
+    PRODUCER,
+    PRODUCERS,
+    DamagedRow,
+    parse_pointer_key,
+    parse_system_key,
+    topic_of,
+)
 from protocol.records import Reader
 from protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact
 from protocol.topic.usage import ROW_BYTES
@@ -74,6 +83,14 @@ def is_pointer(row: Row) -> bool:
     except DamagedRow:
         return False
     return True
+
+
+def is_producer(row: Row) -> bool:
+    """Whether a row is one about producers; in a generation that is gone its value means nothing any more."""
+    try:
+        return parse_system_key(row[0]).kind in (PRODUCER, PRODUCERS)
+    except DamagedRow:
+        return False
 
 
 @lru_cache(maxsize=64)

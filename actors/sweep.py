@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.removable import counted, is_message, is_payload, is_pointer, is_reader, payloads_of, refers
+from actors.removable import counted, is_message, is_payload, is_pointer, is_producer, is_reader, payloads_of, refers
 from protocol.effects import Table
 from protocol.ids import pack_position
-from protocol.keys import POINTER, READER, parse_pointer_key, stop_after, system_key
+from protocol.keys import POINTER, PRODUCER, PRODUCERS, READER, parse_pointer_key, stop_after, system_key
 from protocol.rows import own_ttl_s
 from protocol.topic.asks import SliceCleaned
 
@@ -146,6 +146,12 @@ class Sweep:
         """Remove the readers' rows of generations that are gone."""
         start, stop = system_key(READER, name, first), stop_after(system_key(READER, name, last))
         await self.remove(Table.METADATA, start, stop, is_reader)
+
+    async def remove_producers(self, name: TopicName, first: int, last: int) -> None:
+        """Remove what generations that are gone knew of producers; last what says that they knew any."""
+        for kind in (PRODUCER, PRODUCERS):
+            start, stop = system_key(kind, name, first), stop_after(system_key(kind, name, last))
+            await self.remove(Table.METADATA, start, stop, is_producer)
 
     async def remove_pointers(self, name: TopicName, first: int, last: int) -> list[int]:
         """Remove what was kept of write pointers in generations that are gone; the pointers."""

@@ -54,6 +54,12 @@ class Marks:
         """The attributes of a message."""
         return self.shared if self.attributes is None else self.attributes[index]
 
+    def attributes_from(self, first: int, count: int) -> dict[int, Mapping[str, str]]:
+        """The attributes of all messages that have any, counted from ``first``."""
+        if self.attributes is None:
+            return dict.fromkeys(range(first, first + count), self.shared) if self.shared else {}
+        return {index: each for index, each in enumerate(self.attributes, first) if each}
+
     def extras_of(self, index: int) -> dict[str, object]:
         """The extras of a message's row."""
         at = index + self.begin
@@ -159,10 +165,18 @@ def _kept_heads() -> list[bytes]:
     return _made_heads(None, b"", 1, _KEPT_HEADS)
 
 
+@lru_cache(maxsize=1)
+def _kept_numbers() -> list[bytes]:
+    """Numbers as msgpack has them."""
+    return [msgpack.packb(number) for number in range(_KEPT_HEADS + 1)]
+
+
 def _made_heads(pointer: int | None, tail: bytes, begin: int, count: int) -> list[bytes]:
     """As ``encode_row`` makes them; ``tail`` is the rest of the extras, packed."""
     start = bytes([HAS_EXTRAS]) if pointer is None else bytes([HAS_EXTRAS | HAS_POINTER]) + _I64.pack(pointer)
     opening = (b"\x82" if tail else b"\x81") + _INDEX_KEY
-    numbers: list[bytes] = [msgpack.packb(index) for index in range(begin, begin + count)]
+    end = begin + count
+    numbers = _kept_numbers()[begin:end]
+    numbers += [msgpack.packb(number) for number in range(begin + len(numbers), end)]
     starts = {size: start + _U32.pack(len(opening) + size + len(tail)) + opening for size in set(map(len, numbers))}
     return [b"%b%b%b" % (starts[len(number)], number, tail) for number in numbers]

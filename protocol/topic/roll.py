@@ -66,9 +66,8 @@ class Roll:
         self.values += values
         if pointer is not None:
             self._has_pointer(first_item, pointer)
-        if marks is not None and (marks.shared or marks.attributes):
-            said = {first_item + index: marks.attributes_of(index) for index in range(len(messages))}
-            self.attributes |= {index: attributes for index, attributes in said.items() if attributes}
+        if marks is not None:
+            self.attributes |= marks.attributes_from(first_item, len(messages))
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:

@@ -43,6 +43,7 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
         raise InvalidParameter(
             f"retention is {ask.retention_ms} ms", hint=f"at most {limits.max_retention_ms // 1000} s"
         )
+    forget_expired(state, step)
     producer = find(state, step, ask.name)
     if producer is not None and ask.must_be_new:
         raise ProducerFenced(f"producer {ask.name!r} exists already", hint="ask for another name")

@@ -1,0 +1,116 @@
+"""A topic that is asked one thing at a time, on the store of dicts: it can fall and be loaded again."""
+
+from __future__ import annotations
+
+from model_store import NAME, ModelStore, loaded_state, page_of
+
+from protocol.effects import Table
+from protocol.errors import PlainsongError
+from protocol.ids import bound_at
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Create, Look, Publish
+from protocol.topic.core import TopicCore, span_of
+from protocol.topic.pointer_asks import PublishUnder, StoreUnder
+from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
+from protocol.topic.producers.policy import INHERITED
+from protocol.topic.state import Now, TopicLimits
+from protocol.transactions.transaction import POINTERS_PER_MS
+
+NOW_MS = 1_700_000_000_000
+#: The first write pointer of that millisecond.
+POINTER = NOW_MS * POINTERS_PER_MS
+
+
+class Topic:
+    """What the rules say, and what is on the disk then."""
+
+    def __init__(self, properties=None, *, name=NAME, authority=None, create=True, **limits):
+        self.name, self.store, self.limits, self.authority = name, ModelStore(), TopicLimits(**limits), authority
+        self.now_ms, self.policy = NOW_MS, INHERITED
+        self.load()
+        if create:
+            self.ask(Create(properties or TopicProperties()))
+
+    def load(self):
+        """Begin again from the disk."""
+        self.core = TopicCore(loaded_state(self.store, self.name, self.limits, self.authority))
+
+    @property
+    def state(self):
+        return self.core.state
+
+    @property
+    def book(self):
+        return self.core.state.producers
+
+    def now(self):
+        return Now(self.now_ms, self.now_ms / 1000, deduplication=self.policy)
+
+    def step(self, *asks, rows=None):
+        """One step for all of them; with ``rows`` the power goes after so many rows, and nobody is answered."""
+        step = self.core.step(list(enumerate(asks)), self.now())
+        if rows is not None:
+            self.store.write(step.operations, rows)
+            self.load()
+            return step
+        self.store.write(step.operations)
+        return [answer for _, answer in sorted(self.core.settled(step, self.now()), key=lambda each: each[0])]
+
+    def ask(self, ask):
+        """The answer; an error is raised."""
+        [answer] = self.step(ask)
+        if isinstance(answer, PlainsongError):
+            raise answer
+        return answer
+
+    def close(self):
+        """As the actor does it, then load again."""
+        step, _ = self.core.close()
+        self.store.write(step.operations)
+        self.load()
+
+    # --- asks ----------------------------------------------------------------------------------
+
+    def publish(self, ids, producer="p", payloads=None, **fields):
+        return self.ask(publish(ids, producer, payloads, **fields))
+
+    def publish_under(self, pointer, ids, producer="p", payloads=None, **fields):
+        ask = publish(ids, producer, payloads, write_pointer=pointer, **fields)
+        return self.ask(PublishUnder(ask.request, 0))
+
+    def store_under(self, pointer, ids, producer="p", payloads=None, **fields):
+        ask = publish(ids, producer, payloads, write_pointer=pointer, **fields)
+        return self.ask(StoreUnder(ask.request, 0))
+
+    def open(self, name="p", **fields):
+        return self.ask(OpenProducer(name, **fields))
+
+    def get(self, name="p", generation=None):
+        return self.ask(GetProducer(name, generation))
+
+    def page(self, after="", limit=100):
+        return self.ask(ListProducers(after, limit))
+
+    def remove(self, name="p"):
+        return self.ask(RemoveProducer(name))
+
+    # --- what is there -------------------------------------------------------------------------
+
+    def payloads(self):
+        """All messages that live, of which the payload is in the row."""
+        span = span_of(self.state, Look(bound_at(0)))
+        rows = self.store.scan(Table.MESSAGE, self.state.prefix, self.state.prefix + b"\xff" * 20)
+        return [payload.decode() for _, payload in page_of(rows, span).messages()]
+
+    def system_rows(self, kind):
+        """Keys of system rows of a kind."""
+        return [key for key in self.store.tables[Table.METADATA] if key[:2] == b"\x00" + kind]
+
+
+def publish(ids, producer="p", payloads=None, **fields):
+    """A request whose messages are called after their ids: ``p7`` is 7 of producer p."""
+    if payloads is None:
+        payloads = [f"{producer}{each}" for each in ids]
+    request = PublishRequest([each.encode() for each in payloads], producer=producer, sequence_ids=ids, **fields)
+    return Publish(request, 0)

@@ -1,0 +1,709 @@
+"""What a topic says to a producer's request: each verdict, what is stored then, and what is answered."""
+
+from __future__ import annotations
+
+import pytest
+from producing_topic import POINTER, Topic, publish
+
+from protocol.effects import Put, Table
+from protocol.errors import (
+    DeduplicationDisabled,
+    GenerationChanged,
+    InvalidParameter,
+    InvalidSequenceIds,
+    PartialDuplicate,
+    PlainsongError,
+    ProducerExpired,
+    ProducerFenced,
+    ProducerNotFound,
+    RolledBack,
+    SequenceConsumed,
+    TooManyProducers,
+    TopicFull,
+    TransactionTooLarge,
+)
+from protocol.ids import pack_position
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.requests import ProducerVerdict, PublishRequest
+from protocol.rows import BATCH, INDEX, STAMP, Stamp, decode_row
+from protocol.topic.asks import Create, Publish, Remove, SetProperties, Undelete
+from protocol.topic.pointer_asks import PublishUnder, RollBackPointer
+from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer
+from protocol.topic.producers.policy import NamespacePolicy
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def rows_of(topic):
+    return [decode_row(value) for _, value in sorted(topic.store.tables[Table.MESSAGE].items())]
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def test_e1_a_new_producer_has_no_last_sequence_id():
+    assert Topic().open().last_sequence_id == -1
+
+
+def test_e2_ids_that_were_stored_are_duplicates():
+    topic = Topic()
+    for each in range(3):
+        assert topic.publish([each]).duplicate is False
+    for each in (1, 2):
+        assert topic.publish([each]).duplicate
+    assert topic.payloads() == ["p0", "p1", "p2"]
+
+
+def test_e3_they_are_after_a_restart_too():
+    topic = Topic()
+    for each in range(3):
+        topic.publish([each])
+    topic.load()
+    again = [topic.publish([each]) for each in (1, 2)]
+    assert all(each.duplicate for each in again)
+    assert again[1].last_sequence_id == 2
+    assert topic.payloads() == ["p0", "p1", "p2"]
+
+
+def test_e4_what_falls_into_a_hole_counts_as_seen_and_is_counted():
+    topic = Topic()
+    topic.publish([1])
+    topic.publish([5])
+    step = topic.core.step([(0, publish([3]))], topic.now())
+    [(_, answer)] = topic.core.settled(step, topic.now())
+    assert answer.duplicate
+    assert (answer.first_id, answer.last_id) == (None, None)
+    assert step.told == {"duplicate": 1, "unremembered": 1}
+    assert topic.publish([6]).duplicate is False
+    assert topic.payloads() == ["p1", "p5", "p6"]
+
+
+def test_e5_producers_and_topics_do_not_know_each_other():
+    topic = Topic()
+    topic.publish([0], "a")
+    assert topic.publish([0], "b").duplicate is False
+    assert Topic().publish([0], "a").duplicate is False
+
+
+def test_e6_a_duplicate_of_the_last_five_requests_has_the_ids_of_the_first_time_an_older_one_has_none():
+    topic = Topic()
+    answers = [topic.publish([each, each + 1]) for each in range(0, 14, 2)]
+    again = [topic.publish([each, each + 1]) for each in range(0, 14, 2)]
+    assert [(each.first_id, each.last_id) for each in again[2:]] == [(e.first_id, e.last_id) for e in answers[2:]]
+    assert [(each.first_id, each.last_id) for each in again[:2]] == [(None, None)] * 2
+    assert all(each.duplicate and each.deduplicated for each in again)
+
+
+def test_a_part_of_a_request_sent_again_is_found_in_it():
+    topic = Topic()
+    whole = topic.publish(range(10))
+    part = topic.publish([3, 4])
+    first = int.from_bytes(whole.first_id[:10], "big")
+    assert [int.from_bytes(each[:10], "big") - first for each in (part.first_id, part.last_id)] == [3, 4]
+    both = Topic()
+    one, other = both.publish([0, 1]), both.publish([2, 3])
+    again = both.publish(range(4))
+    assert (again.first_id, again.last_id) == (one.first_id, other.last_id)
+
+
+def test_e7_without_a_producer_rows_and_answers_are_the_plain_ones():
+    topic = Topic()
+    request = PublishRequest([b"m", b"n"])
+    receipt = topic.ask(Publish(request, 0))
+    assert [value for _, value in sorted(topic.store.tables[Table.MESSAGE].items())] == [b"\0\2m", b"\0\2n"]
+    assert (receipt.deduplicated, receipt.last_sequence_id, receipt.verdict) == (False, None, None)
+    assert topic.system_rows(b"e") == topic.system_rows(b"p") == []
+
+
+def test_e8_a_producer_gives_an_id_to_every_message():
+    topic = Topic()
+    with pytest.raises(InvalidSequenceIds):
+        topic.ask(Publish(PublishRequest([b"m"], producer="p"), 0))
+    assert topic.payloads() == []
+
+
+def test_e9_of_a_request_that_straddles_the_last_id_the_rest_is_stored_and_both_are_told():
+    topic = Topic()
+    topic.publish(range(6))
+    receipt = topic.publish(range(4, 9))
+    assert (receipt.stored, receipt.dropped) == ([6, 7, 8], [4, 5])
+    assert receipt.duplicate is False
+    assert receipt.verdict == ProducerVerdict("partial", 8)
+    assert topic.payloads() == [f"p{each}" for each in range(9)]
+
+
+def test_e10_of_an_atomic_one_nothing_is():
+    topic = Topic()
+    topic.publish(range(6))
+    with pytest.raises(PartialDuplicate):
+        topic.publish(range(4, 9), atomic=True)
+    assert topic.get().last_sequence_id == 5
+    assert topic.publish(range(6), atomic=True).duplicate
+
+
+def test_e13_a_copy_in_the_same_step_shares_the_first_ones_outcome():
+    topic = Topic()
+    one, copy = topic.step(publish([0, 1]), publish([0, 1]))
+    assert (one.duplicate, copy.duplicate) == (False, True)
+    assert (one.first_id, one.last_id) == (copy.first_id, copy.last_id)
+    assert topic.payloads() == ["p0", "p1"]
+
+
+def test_e15_what_failed_is_taken_again_and_nothing_behind_it_passes_it():
+    topic = Topic()
+    topic.publish([6])
+    topic.step(publish([7]), publish([8]), rows=0)
+    assert topic.publish([7]).duplicate is False
+    assert topic.publish([8]).duplicate is False
+    assert topic.payloads() == ["p6", "p7", "p8"]
+
+
+def test_e19_an_invalid_request_fails_alone():
+    topic = Topic()
+    first, bad, last = topic.step(publish([0]), publish([1], producer_epoch=3), publish([1]))
+    assert type(bad) is ProducerExpired
+    assert (first.duplicate, last.duplicate) == (False, False)
+    assert topic.payloads() == ["p0", "p1"]
+
+
+def test_a_refused_request_leaves_no_producer_behind():
+    topic = Topic(TopicProperties(max_bytes=30))
+    topic.publish([0], payloads=["x" * 12])
+    with pytest.raises(TopicFull):
+        topic.publish([0], "q", payloads=["x" * 20])
+    assert topic.book.known.keys() == {"p"}
+    assert topic.publish([0], payloads=["x" * 12]).duplicate, "a duplicate needs no room"
+
+
+def test_the_ids_of_one_generation_mean_nothing_in_another():
+    topic = Topic()
+    topic.publish([0], generation=1)
+    topic.ask(Remove())
+    topic.ask(Create(TopicProperties()))
+    with pytest.raises(GenerationChanged):
+        topic.publish([1], generation=1)
+    assert topic.publish([0], generation=2).duplicate is False
+
+
+def test_a_generation_that_is_brought_back_knows_its_producers():
+    topic = Topic()
+    topic.open()
+    topic.publish([0, 1], producer_epoch=1)
+    topic.ask(Remove())
+    topic.load()
+    assert topic.get(generation=1).last_sequence_id == 1
+    topic.ask(Undelete())
+    assert topic.publish([0, 1], producer_epoch=1).duplicate
+
+
+# --- what a row says ------------------------------------------------------------------------------
+
+
+def test_the_first_row_has_the_stamp_and_the_others_their_index():
+    topic = Topic()
+    topic.publish([3, 4, 7])
+    topic.publish(range(8, 308), routing_key="k", payloads=["x" * (each % 3) for each in range(300)])
+    first, *rest = rows_of(topic)
+    assert Stamp.of(first) == Stamp("p", 0, [3, 4, 7], 3)
+    assert [row.extras for row in rest[:2]] == [{INDEX: 1}, {INDEX: 2}]
+    assert Stamp.of(rest[2]) == Stamp("p", 0, range(8, 308), 300)
+    assert [row.extras.get(INDEX) for row in rest[3:]] == list(range(1, 300))
+    assert {str(row.extras["a"]) for row in rest[2:]} == {"{'routingKey': 'k'}"}
+    assert [len(row.payload) for row in rest[2:]] == [each % 3 for each in range(300)]
+
+
+def test_an_atomic_request_without_a_producer_says_that_it_is_one():
+    topic = Topic()
+    topic.ask(Publish(PublishRequest([b"a", b"b"], atomic=True), 0))
+    assert [row.extras for row in rows_of(topic)] == [{BATCH: 2}, {INDEX: 1}]
+
+
+def test_attributes_stand_in_their_messages_rows_whatever_else_does():
+    topic = Topic()
+    strings = [{"a": "1"}, {}, {"b": "2"}]
+    topic.ask(Publish(PublishRequest([b"x"] * 3, attributes=strings), 0))
+    topic.publish([0, 1, 2], attributes=strings, message_ttls_s=[None, 5, 6], routing_key="k")
+    rows = rows_of(topic)
+    assert [row.extras for row in rows[:3]] == [{"a": {"a": "1"}}, {}, {"a": {"b": "2"}}]
+    assert [row.extras["a"] for row in rows[3:]] == [{**each, "routingKey": "k"} for each in strings]
+    assert [row.extras.get(INDEX) for row in rows[3:]] == [None, 1, 2]
+    assert [row.ttl_s for row in rows[3:]] == [None, 5, 6]
+
+
+def test_one_request_has_one_routing_key():
+    with pytest.raises(InvalidParameter):
+        Topic().publish([0], attributes=[{"routingKey": "a"}], routing_key="b")
+
+
+def test_e50_an_atomic_request_has_its_bounds_exactly():
+    topic = Topic(max_atomic_messages=3, max_atomic_bytes=6)
+    topic.publish([0, 1, 2], payloads=["xx"] * 3, atomic=True)
+    for count, size in ((4, 1), (2, 4)):
+        with pytest.raises(TransactionTooLarge):
+            topic.ask(Publish(PublishRequest([b"x" * size] * count, atomic=True), 0))
+    assert len(topic.payloads()) == 3
+
+
+def test_e41_messages_of_an_atomic_request_follow_each_other():
+    topic = Topic()
+    topic.step(publish([0], "a"), publish(range(3), atomic=True), publish([1], "a"))
+    assert topic.payloads() == ["a0", "p0", "p1", "p2", "a1"]
+
+
+@pytest.mark.parametrize("rows", range(1, 5))
+def test_e43_of_an_atomic_request_that_was_cut_off_nothing_is_ever_seen(rows):
+    topic = Topic()
+    topic.publish([0])
+    ask = publish(range(1, 6), atomic=True)
+    topic.step(ask, rows=rows)
+    assert topic.step()[:] == []
+    assert topic.payloads() == ["p0"]
+    assert topic.state.usage.messages == 1
+    assert topic.step(ask)[0].duplicate is False
+    assert topic.payloads() == [f"p{each}" for each in range(6)]
+
+
+@pytest.mark.parametrize("rows", range(6))
+def test_of_another_one_that_was_cut_off_the_rest_is_stored_when_it_is_sent_again(rows):
+    topic = Topic()
+    topic.publish([0])
+    topic.step(publish(range(1, 6)), rows=rows)
+    topic.publish([0], "other")  # at the position the next row would have had
+    topic.load()
+    receipt = topic.publish(range(1, 6))
+    assert topic.get().last_sequence_id == 5
+    assert sorted(topic.payloads()) == sorted(["other0", *(f"p{each}" for each in range(6))])
+    assert receipt.verdict.duplicate == ("false" if rows == 0 else "true" if rows == 5 else "partial")
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def test_e39_a_session_ends_the_ones_before_it_also_across_a_restart():
+    topic = Topic()
+    assert topic.open().epoch == 1
+    topic.publish([0], producer_epoch=1)
+    assert topic.open().epoch == 2
+    topic.load()
+    with pytest.raises(ProducerFenced):
+        topic.publish([1], producer_epoch=1)
+    assert topic.publish([1], producer_epoch=2).duplicate is False
+    assert topic.get().last_sequence_id == 1
+
+
+def test_the_older_session_is_fenced_within_one_step_too():
+    topic = Topic()
+    topic.open()
+    before, opened, after = topic.step(
+        publish([0], producer_epoch=1), OpenProducer("p"), publish([1], producer_epoch=1)
+    )
+    assert before.duplicate is False
+    assert (opened.epoch, opened.last_sequence_id) == (2, 0)
+    assert type(after) is ProducerFenced
+
+
+def test_a_session_that_was_not_written_was_not_opened():
+    topic = Topic()
+    topic.open()
+    topic.step(OpenProducer("p"), rows=0)
+    assert topic.publish([0], producer_epoch=1).duplicate is False
+
+
+def test_a_made_name_must_be_new():
+    topic = Topic()
+    assert topic.open("made", must_be_new=True).epoch == 1
+    with pytest.raises(ProducerFenced):
+        topic.open("made", must_be_new=True)
+
+
+def test_recent_requests_are_told_at_opening():
+    topic = Topic()
+    receipt = topic.publish([4, 5])
+    [result] = topic.open().recent
+    assert (result.first, result.last, result.first_id, result.last_id) == (4, 5, receipt.first_id, receipt.last_id)
+    assert result.response is None
+
+
+def test_e35_e37_a_producer_that_does_nothing_is_forgotten_and_its_session_told():
+    topic = Topic(producer_retention_ms=7 * DAY_MS)
+    topic.open()
+    topic.publish([0], producer_epoch=1)
+    topic.close()
+    topic.now_ms += 7 * DAY_MS + 1
+    with pytest.raises(ProducerExpired):
+        topic.publish([1], producer_epoch=1)
+    topic.load()
+    assert topic.book.known == {}
+    assert topic.publish([0]).duplicate is False
+
+
+def test_e36_one_that_does_something_is_not():
+    topic = Topic(producer_retention_ms=7 * DAY_MS)
+    for each in range(3):
+        topic.publish([each])
+        topic.now_ms += 6 * DAY_MS
+        topic.load()
+    assert topic.publish([2]).duplicate
+
+
+def test_a_session_of_a_forgotten_producer_does_not_fit_the_next_one():
+    topic = Topic()
+    topic.open()
+    topic.remove()
+    assert topic.open().epoch == 2
+    with pytest.raises(ProducerFenced):
+        topic.publish([0], producer_epoch=1)
+    topic.ask(Remove())
+    topic.ask(Create(TopicProperties()))
+    topic.load()
+    assert topic.open().epoch == 3
+
+
+def test_a_longer_memory_is_kept_and_has_a_bound_and_a_cap():
+    topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS, max_long_producers=1)
+    topic.open("long", retention_ms=10 * DAY_MS)
+    topic.publish([0], "long", producer_epoch=1)
+    with pytest.raises(TooManyProducers):
+        topic.open("other", retention_ms=2 * DAY_MS)
+    with pytest.raises(InvalidParameter):
+        topic.open("other", retention_ms=11 * DAY_MS)
+    topic.close()
+    topic.now_ms += 9 * DAY_MS
+    assert topic.publish([0], "long", producer_epoch=1).duplicate
+    topic.now_ms += 10 * DAY_MS + 1
+    topic.open("other", retention_ms=2 * DAY_MS)
+
+
+def test_e38_the_longest_idle_make_room_and_when_all_are_active_the_new_one_is_sent_away():
+    topic = Topic(max_producers=3, producer_active_ms=1000, max_long_producers=3)
+    topic.open("long", retention_ms=30 * DAY_MS)
+    for each in range(2):
+        topic.now_ms += 1
+        topic.publish([0], f"p{each}")
+    with pytest.raises(TooManyProducers):
+        topic.publish([0], "new")
+    topic.now_ms += 1000
+    topic.publish([0], "new")
+    assert topic.book.known.keys() == {"long", "p1", "new"}
+    topic.load()
+    assert topic.book.known.keys() == {"long", "p1", "new"}
+    assert topic.publish([0], "p1").duplicate
+
+
+def test_with_producers_that_come_once_the_book_stays_bounded():
+    topic = Topic(max_producers=64, producer_active_ms=0)
+    for each in range(2000):
+        topic.now_ms += 1
+        topic.publish([0], f"p{each}")
+    assert len(topic.book.known) <= 64
+    assert len(topic.system_rows(b"p")) <= 64
+    assert len(topic.payloads()) == 1000  # a page of them
+
+
+def test_a_deleted_producer_begins_anew():
+    topic = Topic()
+    topic.publish([5])
+    topic.remove()
+    topic.load()
+    with pytest.raises(ProducerNotFound):
+        topic.get()
+    assert topic.publish([0]).duplicate is False
+    topic.load()
+    assert topic.get().last_sequence_id == 0
+
+
+def test_producers_are_listed_by_name_page_by_page():
+    topic = Topic()
+    for name in "cab":
+        topic.publish([1], name)
+    page = topic.page(limit=2)
+    assert ([each.name for each in page.producers], page.more, page.total) == (["a", "b"], True, 3)
+    page = topic.page(after="b", limit=2)
+    assert ([each.name for each in page.producers], page.more) == (["c"], False)
+    assert page.snapshot.entries_since == 3
+
+
+def test_both_maps_are_shown_while_a_commit_is_under_way():
+    topic = Topic()
+    topic.publish([1])
+    step = topic.core.step([(0, publish([2])), (1, ListProducers()), (2, GetProducer("p"))], topic.now())
+    producer = topic.book.known["p"]
+    assert (producer.pushed, producer.persisted) == (2, 1)
+    topic.core.settled(step, topic.now())
+    assert (producer.pushed, producer.persisted) == (2, 2)
+    assert (step.answers[1][1].producers[0].pushed, step.answers[2][1].last_sequence_id) == (2, 2)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def test_e23_every_so_many_requests_all_that_is_known_is_written_with_the_mark():
+    topic = Topic(snapshot_entries=10)
+    for each in range(10):
+        topic.publish([each])
+    snapshot = topic.page().snapshot
+    assert snapshot.entries_since == 0
+    last = topic.state.sequence
+    assert snapshot.position == pack_position(last.last_ts_ms, last.last_sequence_id)
+    topic.load()
+    assert topic.book.replayed_entries == 0
+    assert topic.get().last_sequence_id == 9
+
+
+def test_e24_after_a_while_it_is_too_although_nothing_happens():
+    topic = Topic(snapshot_interval_ms=120_000)
+    topic.publish([0])
+    due_s = topic.core.next_deadline_s()
+    assert due_s == topic.now_ms / 1000 + 120
+    topic.now_ms += 119_999
+    topic.step()
+    assert topic.page().snapshot.entries_since == 1
+    topic.now_ms += 1
+    topic.step()
+    assert topic.page().snapshot.entries_since == 0
+    assert topic.core.next_deadline_s() is None
+    topic.load()
+    assert topic.book.replayed_entries == 0
+
+
+def test_e25_at_close_too_so_that_a_crash_later_replays_no_more_than_an_interval():
+    topic = Topic(snapshot_entries=1000)
+    for each in range(999):
+        topic.publish([each])
+    topic.close()
+    for each in range(999, 1998):
+        topic.publish([each])
+    topic.load()
+    assert topic.book.replayed_entries == 999
+    topic.publish([1998])
+    assert topic.page().snapshot.entries_since == 0
+
+
+def test_e31_without_a_mark_all_rows_are_replayed_to_the_same_map():
+    topic = Topic(snapshot_entries=3)
+    for each in range(10):
+        topic.publish([2 * each, 2 * each + 1], "pq"[each % 2])
+    before = {name: (each.pushed, each.recent) for name, each in topic.book.known.items()}
+    [mark] = topic.system_rows(b"h")
+    del topic.store.tables[Table.METADATA][mark]
+    for key in topic.system_rows(b"p"):
+        del topic.store.tables[Table.METADATA][key]
+    topic.load()
+    assert {name: (each.pushed, each.recent) for name, each in topic.book.known.items()} == before
+
+
+def test_without_a_mark_the_forgotten_stay_forgotten():
+    topic = Topic()
+    topic.publish([7])
+    topic.remove()
+    topic.publish([0])
+    [mark] = topic.system_rows(b"h")
+    del topic.store.tables[Table.METADATA][mark]
+    topic.load()
+    assert topic.get().last_sequence_id == 0
+
+
+# --- switches -------------------------------------------------------------------------------------
+
+
+def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
+    topic = Topic()
+    topic.publish([0, 1])
+    topic.ask(SetProperties({"deduplication": "disabled"}))
+    assert topic.book.known == {}
+    assert topic.system_rows(b"p") == []
+    receipt = topic.publish([1])
+    assert (receipt.duplicate, receipt.deduplicated, receipt.last_sequence_id) == (False, False, None)
+    assert receipt.verdict == ProducerVerdict("false", None)
+    with pytest.raises(DeduplicationDisabled):
+        topic.open()
+    last = topic.state.watermark
+    topic.ask(SetProperties({"deduplication": "enabled"}))
+    assert topic.publish([0, 1]).duplicate is False
+    topic.load()
+    assert topic.publish([0, 1]).duplicate
+    assert topic.get().enabled_from == last
+    assert topic.payloads() == ["p0", "p1", "p1", "p0", "p1"]
+
+
+@pytest.mark.parametrize("rows", range(6))
+def test_switching_off_that_was_cut_off_is_done_all_the_same(rows):
+    topic = Topic()
+    for name in "pqr":
+        topic.open(name)
+    topic.policy = NamespacePolicy(enabled=False, switched=1)
+    topic.step(rows=rows)
+    topic.step()
+    assert topic.system_rows(b"p") == []
+    topic.policy = NamespacePolicy(enabled=True, switched=1)
+    topic.step()
+    assert topic.book.known == {}
+    assert topic.open().epoch == 2
+
+
+def test_e34_the_topic_wins_over_its_namespace_and_that_over_the_service():
+    topic = Topic(deduplication_default=False)
+    assert topic.publish([0]).deduplicated is False
+    topic.policy = NamespacePolicy(enabled=True)
+    assert topic.publish([0]).deduplicated
+    topic.ask(SetProperties({"deduplication": "disabled"}))
+    assert topic.publish([0]).deduplicated is False
+    topic.ask(SetProperties({}))
+    assert topic.publish([0]).deduplicated
+    topic.policy = NamespacePolicy()
+    assert topic.publish([0]).deduplicated is False
+
+
+def test_the_systems_own_namespace_remembers_only_where_a_topic_says_so():
+    topic = Topic(name=TopicName("system", "t"))
+    topic.policy = NamespacePolicy(enabled=True)
+    assert topic.publish([0]).deduplicated is False
+    topic.ask(SetProperties({"deduplication": "enabled"}))
+    assert topic.publish([0]).deduplicated
+
+
+def test_a_phase_that_the_topic_slept_through_empties_it_all_the_same():
+    topic = Topic()
+    topic.publish([0])
+    topic.close()
+    topic.policy = NamespacePolicy(enabled=None, switched=1)
+    assert topic.publish([0]).duplicate is False
+    topic.load()
+    assert topic.publish([0]).duplicate
+
+
+def test_a_topic_with_a_word_of_its_own_does_not_care_about_its_namespace():
+    topic = Topic(TopicProperties(deduplication="enabled"))
+    topic.publish([0])
+    topic.policy = NamespacePolicy(enabled=False, switched=1)
+    assert topic.publish([0]).duplicate
+    topic.policy = NamespacePolicy(enabled=None, switched=1)
+    topic.ask(SetProperties({}))
+    topic.load()
+    assert topic.publish([0]).duplicate
+
+
+def test_e40_switched_off_many_producers_leave_nothing():
+    topic = Topic(TopicProperties(deduplication="disabled"))
+    for each in range(200):
+        topic.publish([0], f"p{each}")
+    assert topic.book.known == {}
+    assert topic.book.changed == set()
+    assert topic.system_rows(b"p") == topic.system_rows(b"e") == []
+    assert all(row.extras == {} for row in rows_of(topic))
+
+
+# --- under a write pointer ------------------------------------------------------------------------
+
+
+def test_e59_a_transactional_publish_sent_again_has_the_same_answer():
+    topic = Topic()
+    first = topic.publish_under(POINTER, [0, 1])
+    again = topic.publish_under(POINTER, [0, 1])
+    assert again.duplicate
+    assert again.verdict == ProducerVerdict("true", 1)
+    again.duplicate = False
+    assert again == first
+    assert topic.payloads() == ["p0", "p1"]
+
+
+def test_ids_used_under_a_pointer_are_consumed_for_any_other_also_after_a_rollback():
+    topic = Topic()
+    topic.publish_under(POINTER, [0, 1])
+    with pytest.raises(SequenceConsumed):
+        topic.publish_under(POINTER + 1, [0, 1])
+    with pytest.raises(SequenceConsumed):
+        topic.publish([0, 1])
+    topic.ask(RollBackPointer(POINTER))
+    with pytest.raises(SequenceConsumed):
+        topic.publish_under(POINTER + 1, [0, 1])
+    with pytest.raises(RolledBack):
+        topic.publish_under(POINTER, [0, 1])
+    topic.load()
+    with pytest.raises(SequenceConsumed):
+        topic.publish_under(POINTER + 1, [1, 2])
+    topic.publish_under(POINTER + 1, [2, 3])
+
+
+def test_a_transactional_publish_that_straddles_covers_what_came_before():
+    topic = Topic()
+    first = topic.publish_under(POINTER, [0, 1])
+    rest = topic.publish_under(POINTER, [0, 1, 2])
+    assert rest.verdict == ProducerVerdict("partial", 2)
+    assert (rest.start_timestamp_ms, rest.start_sequence_id) == (first.start_timestamp_ms, first.start_sequence_id)
+    assert rest.end_sequence_id == first.end_sequence_id + 1
+
+
+def test_what_was_stored_is_published_once_for_one_sequence_id():
+    topic = Topic()
+    topic.store_under(POINTER, [0, 1])
+    topic.store_under(POINTER, [0, 1])
+    assert topic.state.pending[POINTER].stored == 2
+    topic.load()
+    topic.store_under(POINTER, [1, 2])
+    assert topic.state.pending[POINTER].stored == 3
+    request = PublishRequest([], POINTER, producer="p", sequence_ids=[0])
+    first = topic.ask(PublishUnder(request, 0))
+    again = topic.ask(PublishUnder(request, 0))
+    assert again.duplicate
+    assert (again.start_sequence_id, again.end_sequence_id) == (first.start_sequence_id, first.end_sequence_id)
+    [row] = rows_of(topic)
+    assert Stamp.of(row) == Stamp("p", 0, range(1), 1)
+    topic.store_under(POINTER, [1, 2])  # a retransmit that comes late changes nothing
+
+
+def test_stored_messages_and_others_published_together_are_told_apart_by_the_stamp():
+    topic = Topic()
+    topic.store_under(POINTER, [0], "s")
+    topic.publish_under(POINTER, [4, 5])
+    reference, first, second = rows_of(topic)
+    assert Stamp.of(reference) == Stamp("p", 0, range(4, 6), 3)
+    assert reference.extras[STAMP][4] == 3
+    assert [first.extras, second.extras] == [{INDEX: 1}, {INDEX: 2}]
+    topic.load()
+    assert topic.get().last_sequence_id == 5
+    assert topic.publish_under(POINTER, [4, 5]).duplicate
+
+
+def test_another_attempt_stores_under_a_segment_of_its_own():
+    topic = Topic()
+    topic.store_under(POINTER, [0, 1], segment="one")
+    topic.store_under(POINTER, [0, 1], segment="two")
+    topic.store_under(POINTER, [0, 1], segment="two")
+    assert topic.state.pending[POINTER].stored == 4
+
+
+def test_the_outcome_of_a_forgotten_request_is_asked_of_the_pointer():
+    topic = Topic()
+    answers = [topic.publish_under(POINTER, [each]) for each in range(7)]
+    again = topic.publish_under(POINTER, [0])
+    assert again.duplicate
+    assert again.start_sequence_id == answers[0].start_sequence_id
+    assert again.end_sequence_id == answers[-1].end_sequence_id
+
+
+# --- rows that cannot be read ---------------------------------------------------------------------
+
+
+def test_what_is_written_about_producers_stands_behind_their_messages():
+    topic = Topic(snapshot_entries=1)
+    step = topic.core.step([(0, publish([0]))], topic.now())
+    tables = [(each.table, each.prefix[:2]) for each in step.operations if isinstance(each, Put)]
+    kinds = [kind for table, kind in tables if table is Table.METADATA]
+    assert kinds == [b"\0e", b"\0p", b"\0h"]
+    assert [table for table, _ in tables].index(Table.MESSAGE) == 1
+
+
+def test_errors_tell_that_nothing_happened_and_what_to_do():
+    topic = Topic()
+    topic.open()
+    for ask in (
+        lambda: topic.publish([0], producer_epoch=0),
+        lambda: topic.publish([0], producer_epoch=9),
+        lambda: topic.open(retention_ms=1 << 50),
+    ):
+        with pytest.raises(PlainsongError) as told:
+            ask()
+        assert told.value.outcome == "not-applied"
+        assert told.value.hint
