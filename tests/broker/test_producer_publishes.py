@@ -11,8 +11,15 @@ from protocol.requests import PublishRequest
 
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"
-DOORS = [None, "lane", "hypercorn"]
+DOORS = (None, "lane", "hypercorn")
 POINTER = START_MS * 1_000_000
+
+
+@pytest.fixture(params=DOORS)
+async def daemon(request):
+    """In process, and behind each of the two doors."""
+    async with in_process(door=request.param) as running:
+        yield running
 
 
 async def send(daemon, ids, *, producer="p", messages=None, status=200, code=None, path=PUBLISH, **more):
@@ -34,33 +41,29 @@ def said(answer):
 # --- verdicts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_publish_of_a_producer_is_answered_with_a_receipt_and_its_headers(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        answer = await send(daemon, [0, 1, 2])
-        receipt = answer.json()
-        first, *_, last = await daemon.poll()
-        assert receipt == {
-            "firstId": first["id"],
-            "lastId": last["id"],
-            "duplicate": False,
-            "deduplicated": True,
-            "lastSequenceId": 2,
-            "generation": 1,
-        }
-        assert said(answer) == ("false", "2")
+async def test_a_publish_of_a_producer_is_answered_with_a_receipt_and_its_headers(daemon):
+    await daemon.create()
+    answer = await send(daemon, [0, 1, 2])
+    receipt = answer.json()
+    first, *_, last = await daemon.poll()
+    assert receipt == {
+        "firstId": first["id"],
+        "lastId": last["id"],
+        "duplicate": False,
+        "deduplicated": True,
+        "lastSequenceId": 2,
+        "generation": 1,
+    }
+    assert said(answer) == ("false", "2")
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_what_is_sent_again_is_a_duplicate_with_the_ids_of_the_first(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        first = await send(daemon, [0, 1, 2])
-        again = await send(daemon, [0, 1, 2])
-        assert again.json() == first.json() | {"duplicate": True}
-        assert said(again) == ("true", "2")
-        assert await payloads(daemon) == ["m0", "m1", "m2"]
+async def test_what_is_sent_again_is_a_duplicate_with_the_ids_of_the_first(daemon):
+    await daemon.create()
+    first = await send(daemon, [0, 1, 2])
+    again = await send(daemon, [0, 1, 2])
+    assert again.json() == first.json() | {"duplicate": True}
+    assert said(again) == ("true", "2")
+    assert await payloads(daemon) == ["m0", "m1", "m2"]
 
 
 async def test_a_duplicate_of_what_is_not_remembered_any_more_has_no_ids(daemon):
@@ -199,16 +202,14 @@ async def test_avro_of_version_one_knows_no_producers(daemon):
 # --- under a write pointer ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_under_a_write_pointer_a_retry_gets_the_same_range_again(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        first = await send(daemon, [0, 1], transactionWritePointer=POINTER)
-        again = await send(daemon, [0, 1], transactionWritePointer=POINTER)
-        assert first.json()["transactionWritePointer"] == POINTER
-        assert again.json() == first.json() | {"duplicate": True}
-        assert (said(first), said(again)) == (("false", "1"), ("true", "1"))
-        assert await payloads(daemon) == ["m0", "m1"]
+async def test_under_a_write_pointer_a_retry_gets_the_same_range_again(daemon):
+    await daemon.create()
+    first = await send(daemon, [0, 1], transactionWritePointer=POINTER)
+    again = await send(daemon, [0, 1], transactionWritePointer=POINTER)
+    assert first.json()["transactionWritePointer"] == POINTER
+    assert again.json() == first.json() | {"duplicate": True}
+    assert (said(first), said(again)) == (("false", "1"), ("true", "1"))
+    assert await payloads(daemon) == ["m0", "m1"]
 
 
 async def test_ids_used_under_another_write_pointer_are_consumed(daemon):
@@ -219,15 +220,13 @@ async def test_ids_used_under_another_write_pointer_are_consumed(daemon):
     await send(daemon, [2, 3], transactionWritePointer=POINTER + 1)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_store_that_is_sent_again_is_stored_once(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        for _ in range(2):
-            answer = await send(daemon, [0, 1], path=STORE, transactionWritePointer=POINTER)
-            assert answer.content == b""
-        await send(daemon, [2], messages=[], transactionWritePointer=POINTER)
-        assert await payloads(daemon) == ["m0", "m1"]
+async def test_a_store_that_is_sent_again_is_stored_once(daemon):
+    await daemon.create()
+    for _ in range(2):
+        answer = await send(daemon, [0, 1], path=STORE, transactionWritePointer=POINTER)
+        assert answer.content == b""
+    await send(daemon, [2], messages=[], transactionWritePointer=POINTER)
+    assert await payloads(daemon) == ["m0", "m1"]
 
 
 async def test_a_publish_of_what_was_stored_has_one_sequence_id(daemon):

@@ -9,9 +9,16 @@ from broker_in_process import START_MS, TOPICS, in_process
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
-DOORS = [None, "lane", "hypercorn"]
+DOORS = (None, "lane", "hypercorn")
 POINTER = START_MS * 1_000_000
 WEEK_MS = 7 * 86_400_000
+
+
+@pytest.fixture(params=DOORS)
+async def daemon(request):
+    """In process, and behind each of the two doors."""
+    async with in_process(door=request.param) as running:
+        yield running
 
 
 async def opened(daemon, name="p", **body):
@@ -32,22 +39,20 @@ async def listed(daemon, query=""):
 # --- sessions ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_new_name_begins_with_nothing_and_every_opening_has_a_higher_epoch(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        first = await opened(daemon)
-        assert first == {
-            "producer": "p",
-            "epoch": first["epoch"],
-            "lastSequenceId": -1,
-            "generation": 1,
-            "enabledFrom": None,
-            "activeMs": START_MS,
-            "expiresMs": START_MS + WEEK_MS,
-            "recent": [],
-        }
-        assert (await opened(daemon))["epoch"] > first["epoch"] > 0
+async def test_a_new_name_begins_with_nothing_and_every_opening_has_a_higher_epoch(daemon):
+    await daemon.create()
+    first = await opened(daemon)
+    assert first == {
+        "producer": "p",
+        "epoch": first["epoch"],
+        "lastSequenceId": -1,
+        "generation": 1,
+        "enabledFrom": None,
+        "activeMs": START_MS,
+        "expiresMs": START_MS + WEEK_MS,
+        "recent": [],
+    }
+    assert (await opened(daemon))["epoch"] > first["epoch"] > 0
 
 
 async def test_a_session_without_a_name_gets_one_that_nobody_had(daemon):
@@ -58,18 +63,16 @@ async def test_a_session_without_a_name_gets_one_that_nobody_had(daemon):
     assert len(names) == 10
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_the_older_session_is_fenced_and_the_newer_one_goes_on(door):
-    async with in_process(door=door) as daemon:
-        await daemon.create()
-        old = await opened(daemon)
-        await send(daemon, [0], producerEpoch=old["epoch"])
-        new = await opened(daemon)
-        assert new["lastSequenceId"] == 0
-        refused = await send(daemon, [1], producerEpoch=old["epoch"], status=409, code="producer_fenced")
-        assert refused.json()["outcome"] == "not-applied"
-        await send(daemon, [1], producerEpoch=new["epoch"])
-        assert len(await daemon.poll()) == 2
+async def test_the_older_session_is_fenced_and_the_newer_one_goes_on(daemon):
+    await daemon.create()
+    old = await opened(daemon)
+    await send(daemon, [0], producerEpoch=old["epoch"])
+    new = await opened(daemon)
+    assert new["lastSequenceId"] == 0
+    refused = await send(daemon, [1], producerEpoch=old["epoch"], status=409, code="producer_fenced")
+    assert refused.json()["outcome"] == "not-applied"
+    await send(daemon, [1], producerEpoch=new["epoch"])
+    assert len(await daemon.poll()) == 2
 
 
 async def test_a_session_is_fenced_across_a_restart(daemon):
