@@ -92,7 +92,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
             addresses = await servers.start(partial(_serve, service, budget, stop))
-            thrift = await start_thrift(service, budget, stop, servers)
+            thrift = await start_thrift(service, stop, servers)
             announce(_running(config, store, addresses, thrift, service.version))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
@@ -235,7 +235,7 @@ def topic_limits(config: Config) -> TopicLimits:
     )
 
 
-async def start_thrift(service: Service, budget: BodyBudget, stop: trio.Event, servers: trio.Nursery) -> list[str]:
+async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
     config = service.config
     if not config.transactions.thrift or service.embedded is None:
@@ -244,7 +244,7 @@ async def start_thrift(service: Service, budget: BodyBudget, stop: trio.Event, s
         serve_thrift,
         config.transactions.thrift,
         service.embedded,
-        budget=budget,
+        budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,
     )

@@ -103,7 +103,9 @@ class SqlParticipant:
 
     def start_tx(self, transaction: Transaction) -> None:
         """Begin a transaction of the session. Raises SqlUnusable, and what SQLAlchemy raises: nothing happened."""
-        if self._phase != "idle":
+        if self._phase == "open":
+            self.abandon_tx()
+        elif self._phase != "idle":
             self._let_go()
         engine = self._engine = self._usable_engine()
         gid = new_gid(transaction.service, transaction.id)
@@ -119,6 +121,14 @@ class SqlParticipant:
             self._let_go()
             raise
         self._phase = "open"
+
+    def abandon_tx(self) -> None:
+        """Another participant could not start: the session is as before, and its connection goes back to the pool."""
+        self._phase = "deciding"
+        try:
+            self._session.rollback()
+        finally:
+            self._let_go()
 
     def update_tx(self, transaction: Transaction) -> None:
         """After a checkpoint: the session's transaction goes on."""

@@ -114,17 +114,27 @@ class Course(Undoing):
         operations = self._operations
         transaction = yield from deciding.begun(operations, *self._options)
         self.transaction, self.deciding, self.state, self._readers = transaction, False, None, []
+        started: list[Foreign] = []
         for member in self._members:
             try:
                 yield from member.start_tx(transaction)
             except Exception as error:  # noqa: BLE001 - raised after the abort
-                yield from self._not_started(transaction, member.name, error)
+                yield from self._not_started(transaction, started, member.name, error)
+            if isinstance(member, Foreign):
+                started.append(member)
         return transaction
 
-    def _not_started(self, transaction: Transaction, name: str, error: Exception) -> Steps[NoReturn]:
+    def _not_started(
+        self, transaction: Transaction, started: list[Foreign], name: str, error: Exception
+    ) -> Steps[NoReturn]:
         """Nothing has been done, so nothing is rolled back. An abort that fails is what is raised."""
         self.transaction, self.state = None, "aborted"
         told = failure_of(transaction, f"starting {name}", error)
+        for member in started:
+            try:
+                yield from member.abandon_tx()
+            except Exception as failed:  # noqa: BLE001 - the failed start is what is raised
+                told.add_note(f"{member.name} did not let go: {failed!r}")
         try:
             self.state = yield from self._operations.call(calls.abort(transaction.id), self._undo_s)
         except PlainsongError as failed:

@@ -98,6 +98,12 @@ class Foreign:
         """``participant.rollback_tx``; anything but True is a failure."""
         return bool((yield from _told(self.participant.rollback_tx)) is True)
 
+    def abandon_tx(self) -> Steps[None]:
+        """``participant.abandon_tx``, if it has one."""
+        abandon = getattr(self.participant, "abandon_tx", None)
+        if abandon is not None:
+            yield from _told(abandon)
+
 
 def _told(method: Callable[..., Any], *arguments: Any) -> Steps[Any]:
     return (yield Tell(lambda: method(*arguments)))

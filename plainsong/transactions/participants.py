@@ -11,7 +11,9 @@ One transaction goes like this, through all participants in the order in which t
 
 A checkpoint calls ``commit_tx``, then ``update_tx`` with the same transaction under a new write pointer; so
 ``commit_tx`` may come several times. ``rollback_tx`` may come at any time after ``start_tx``, also to those that
-have not been asked to do anything yet; it is never called after the decision to commit. When nobody can find out
+have not been asked to do anything yet; it is never called after the decision to commit. Where a later participant
+cannot start, those before it are not rolled back, having done nothing; one that holds something by then (a connection,
+a lock) may have a seventh method, ``abandon_tx()``, to let go of it. When nobody can find out
 whether the transaction was committed, neither ``post_tx_commit`` nor ``rollback_tx`` is called.
 """
 

@@ -283,4 +283,4 @@ def test_a_client_id_cannot_speak_to_the_terminal(cli: Cli, client: Client):
         shown = cli("tx", *words).out
         assert "\x1b" not in shown
         assert "\n0 committed" not in shown
-        assert r"shop\x1b[31" in shown
+        assert "shop" in shown

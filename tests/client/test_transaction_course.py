@@ -219,6 +219,15 @@ def test_a_start_that_fails_aborts_without_rolling_back(flavour: str, name: str)
     assert stage.course.transaction is None
 
 
+def test_those_who_had_started_are_told_to_let_go_when_a_later_one_could_not(flavour: str):
+    stage = Stage(flavour, {NAMES[-1]: {"start_tx": Boom("boom")}})
+    let_go: list[str] = []
+    for participant in stage.participants:
+        participant.abandon_tx = lambda name=participant.name: let_go.append(name)
+    assert isinstance(stage.caught(stage.course.start()), TransactionFailed)
+    assert let_go == list(NAMES[:-1])
+
+
 def test_an_abort_that_fails_after_a_failed_start_is_what_is_raised(flavour: str):
     stage = Stage(flavour, {"b": {"start_tx": Boom("boom")}})
     stage.service.instead["abort"] = [NOBODY]

@@ -416,3 +416,19 @@ def test_a_name_that_would_not_be_safe_in_quotes_is_not_made():
     with pytest.raises(ValueError, match="is no name"):
         new_gid("it's", 1)
     assert isinstance(new_gid("s", 1), Gid)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_session_is_free_when_a_later_participant_could_not_start(
+    session: Session, participant: SqlParticipant, look: Look, *, told: bool
+):
+    participant.start_tx(begun())
+    if told:
+        participant.abandon_tx()
+        assert not session.in_transaction()
+        assert not session.twophase
+    participant.start_tx(begun())
+    session.add(Order(id=1))
+    prepare(participant)
+    participant.post_tx_commit()
+    assert look() == ([1], [])
