@@ -1,4 +1,4 @@
-"""The routes of producers and of namespaces, and their JSON forms."""
+"""The routes of producers, of namespaces and of those who clean, and their JSON forms."""
 
 from __future__ import annotations
 
@@ -87,6 +87,13 @@ PRODUCER_SCHEMAS: dict[str, Schema] = {
         ),
         next=nullable({**STRING, "description": "the name to go on after; null: there are no more"}),
     ),
+    "Maintenance": record(
+        "generation expiredBefore invalid snapshotPosition",
+        generation=POSITIVE,
+        expiredBefore=MILLISECONDS,
+        invalid=nullable(array({"type": ["integer", "string"]}, description="write pointers; null: nobody can say")),
+        snapshotPosition=_BOUND,
+    ),
     "NamespaceProperties": record(
         deduplication={"enum": ["inherit", "enabled", "disabled"], "default": "inherit"},
     ),
@@ -150,6 +157,16 @@ PRODUCER_OPERATIONS: tuple[Operation, ...] = (
         "producers",
         "Forget a producer; its messages stay.",
         (*WRITES, "producer_not_found"),
+    ),
+    Operation(
+        "maintain",
+        "POST",
+        NAMESPACE + "/topics/{topic}/maintenance",
+        "topics",
+        "What a job that cleans the topic from outside may rely on.",
+        WRITES,
+        ("longs",),
+        answer=ref("Maintenance"),
     ),
     Operation(
         "list_namespaces",

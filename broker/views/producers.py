@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from actors.load_producers import producer_of
 from broker.handlers.query import whole_number
 from broker.handlers.transactions import longs
 from broker.http.exchange import HttpAnswer
@@ -15,7 +16,7 @@ from protocol.codec import json_values as values
 from protocol.errors import InvalidParameter
 from protocol.ids import ID_BYTES, after
 from protocol.topic.asks import Describe
-from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
+from protocol.topic.producers.asks import ListProducers, OpenProducer, RemoveProducer
 
 if TYPE_CHECKING:
     from broker.handlers.transactions import Numbers
@@ -74,7 +75,8 @@ async def show(service: Service, request: ViewRequest) -> HttpAnswer:
     generation, as_number = whole_number(parameters, "generation"), longs(parameters)
     if generation is not None and generation <= 0:
         raise InvalidParameter(f"generation is {generation}", hint="generations are counted from 1")
-    return json_answer(_shown(await service.directory.ask(name, GetProducer(producer, generation)), as_number))
+    found = await producer_of(service.directory, service.store, name, producer, generation)
+    return json_answer(_shown(found, as_number))
 
 
 async def list_page(service: Service, request: ViewRequest) -> HttpAnswer:

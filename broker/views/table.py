@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.views import (
     health,
+    maintenance,
     many,
     messages,
     namespaces,
@@ -39,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get_stats", "GET", TOPIC + "/stats", stats.stats),
     Route("offsets", "POST", TOPIC + "/offsets", offsets.offsets, SMALL_BODY_BYTES),
     Route("stream", "GET", TOPIC + "/stream", upgrading.stream),
+    Route("maintain", "POST", TOPIC + "/maintenance", maintenance.maintain),
     Route("list_readers", "GET", READERS, readers.list_all),
     Route("get_reader", "GET", READER, readers.show),
     Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),

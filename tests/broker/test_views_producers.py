@@ -143,6 +143,10 @@ async def test_a_deleted_topic_tells_what_it_knew_of_a_producer_and_a_new_one_kn
     told = (await daemon.call("GET", f"{PRODUCERS}/p?generation=1")).json()
     assert (told["lastSequenceId"], told["generation"]) == (1, 1)
     await daemon.create()
+    told = (await daemon.call("GET", f"{PRODUCERS}/p?generation=1")).json()
+    assert (told["lastSequenceId"], told["generation"]) == (1, 1)
+    await daemon.call("GET", f"{PRODUCERS}/q?generation=1", status=404, code="producer_not_found")
+    await daemon.call("GET", f"{PRODUCERS}/p?generation=3", status=409, code="generation_changed")
     await daemon.call("GET", f"{PRODUCERS}/p", status=404, code="producer_not_found")
     await daemon.call("PUT", f"{PRODUCERS}/p", status=409, code="generation_changed", json={"generation": 1})
     assert (await opened(daemon, generation=2))["lastSequenceId"] == -1
