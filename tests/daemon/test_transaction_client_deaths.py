@@ -20,7 +20,7 @@ from tests.daemon.transactional_history import Request, Transaction
 from tests.daemon.transactional_program import TOPICS
 from tests.daemon.transactional_readers import HABITS, many_reader, reader
 from tests.daemon.transactional_rest import check_all
-from tests.daemon.transactional_writers import Plot
+from tests.daemon.transactional_writers import Plot, settle
 
 #: Far more requests than the program makes.
 ENOUGH = 40
@@ -41,9 +41,10 @@ async def watched(tmp_path, plot):
             readers.start_soon(many_reader, place, TOPICS, plot, None)
             yield daemon
             async with await Talk.to(daemon.address) as talk:
-                await check_all(talk, plot, TOPICS)
-            place.over = True
+                await settle(talk, plot)  # under the eyes of the readers
             readers.cancel_scope.cancel()
+        async with await Talk.to(daemon.address) as talk:
+            await check_all(talk, plot, TOPICS)
 
 
 def start(url, name, end, last):

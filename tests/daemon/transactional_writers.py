@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -100,14 +101,22 @@ class Work:
             for topic in self.topics:
                 await self.publish(topic)
             return
-        timeout_s = 1 if course == "die" else self.rng.choice((1, 3, 30))
-        self.transaction, begun = await begin(self.talk, self.plot, f"{self.name} {course}", timeout_s)
-        self.pointer = begun["writePointer"]
+        await self.begin(1 if course == "die" else self.rng.choice((1, 3, 30)))
         try:
             await getattr(self, f"_{course}")()
         except NotDone:
             # As a client does: what could not be done is undone, and nothing is committed.
-            await decide(self.talk, self.transaction, "abort")
+            await self.end("abort")
+
+    async def begin(self, timeout_s: int) -> None:
+        self.transaction, begun = await begin(self.talk, self.plot, self.name, timeout_s)
+        self.pointer = begun["writePointer"]
+
+    async def prepare(self) -> None:
+        """Say that it changed something nobody else does."""
+        assert self.transaction is not None
+        changes = [b64encode(self.name.encode()).decode()]
+        await done(self.talk, "POST", f"{TX}/{self.transaction.id}/prepare", {"changes": changes})
 
     async def _inline(self) -> None:
         await self._publish_all()
@@ -173,8 +182,8 @@ class Work:
         self.plot.requests.append(request)
         return request
 
-    async def store(self, topic: str) -> Request:
-        request = self._request(topic, self.rng.choice((1, 20)))
+    async def store(self, topic: str, count: int | None = None) -> Request:
+        request = self._request(topic, self.rng.choice((1, 20)) if count is None else count)
         request.outcome = "refused"  # nobody sees it before it is published
         await self._send(topic, "/store", request)
         return request

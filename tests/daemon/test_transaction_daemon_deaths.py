@@ -1,0 +1,170 @@
+"""The daemon is killed in the very system call that writes a step of a transaction, or the one that makes it durable."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from itertools import count
+from random import Random
+
+import pytest
+import trio
+
+from plainsong import Client
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.ring import Place
+from tests.daemon.talk import ConnectionLost, Talk, create
+from tests.daemon.transactional_readers import HABITS, many_reader, reader, snapshot_reader
+from tests.daemon.transactional_rest import check_all
+from tests.daemon.transactional_writers import Plot, Work, decide_somehow
+
+TOPICS = ("one", "two", "three")
+SETTINGS = ("storage.min_free_bytes=0",)
+STEPS = ("begin", "store", "publish", "prepare", "commit")
+#: System calls and which of them: before anything is written, in the middle of a long write, and before it is durable.
+BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
+
+
+class Killer:
+    """Kills a daemon at the entry of its n-th system call of a kind from now on."""
+
+    def __init__(self, daemon: Daemon, call: str, when: int) -> None:
+        strace = shutil.which("strace")
+        if strace is None:
+            pytest.skip("NOT TESTED: daemons killed in a system call, since strace is not installed")
+        injection = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
+        self._process = subprocess.Popen(
+            [strace, "-f", "-p", str(daemon.pid), *injection], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        assert self._process.stderr is not None
+        said = self._process.stderr.readline()
+        if b"attached" not in said:
+            self.end()
+            pytest.skip(f"NOT TESTED: daemons killed in a system call, since strace says {said!r}")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class World:
+    """A daemon, its readers, and everything they know."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon, self.place, self.plot, self.rng = daemon, Place(), Plot(), Random(7)
+        self.numbers = count()
+
+    async def live_and_die(self, step: str, call: str, when: int, stored: int = 3) -> bool:
+        """A transaction in the course of which the daemon is killed at this step; whether it was."""
+        end = "abort" if step == "abort" else "commit"
+        self.place.opened(self.daemon.address)
+        killer, work, killed = None, None, False
+        try:
+            async with self.place.talk() as talk:
+                work = Work(talk, self.plot, f"{step}-{next(self.numbers)}", TOPICS, self.rng)
+                for name in (*STEPS[:4], end):
+                    if name == step:
+                        await self.place.more(0, 12)  # readers have looked
+                        killer = Killer(self.daemon, call, when)
+                    await self._step(work, name, stored)
+        except ConnectionLost:
+            killed = True
+        if killer is not None:
+            killer.end()
+        if killed:
+            self.place.closed()
+            await trio.to_thread.run_sync(self.daemon.wait)
+            await trio.to_thread.run_sync(self.daemon.start)
+            self.place.opened(self.daemon.address)
+            await self.place.more(0, 12)
+        if work is not None and work.transaction is not None:
+            async with self.place.talk() as talk:
+                await decide_somehow(talk, work.transaction, self.rng)
+        return killed
+
+    async def _step(self, work: Work, name: str, stored: int) -> None:
+        if name == "begin":
+            await work.begin(3)
+        elif name == "store":
+            self.stores = [await work.store("one", stored)]
+        elif name == "publish":
+            await work.publish("one", 1, self.stores)
+            await work.publish("two", 3)
+        elif name == "prepare":
+            await work.prepare()
+        else:
+            await work.end(name)
+
+
+@pytest.fixture
+async def world(tmp_path):
+    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+        for topic in TOPICS:
+            create(daemon.address, topic)
+        world = World(daemon)
+        async with trio.open_nursery() as readers:
+            for topic in TOPICS[:2]:
+                for habit in HABITS:
+                    readers.start_soon(reader, world.place, topic, habit, world.plot)
+            readers.start_soon(many_reader, world.place, TOPICS, world.plot, None)
+            readers.start_soon(snapshot_reader, world.place, TOPICS, world.plot, Random(1))
+            yield world
+            readers.cancel_scope.cancel()
+        async with await Talk.to(daemon.address) as talk:
+            await check_all(talk, world.plot, TOPICS[::-1])  # one message at a time is for the shortest
+
+
+@pytest.mark.parametrize(("call", "when"), [BEFORE, BEFORE_THE_SYNC], ids=["before it writes", "before it syncs"])
+async def test_a_daemon_killed_in_each_step_of_a_commit(world, call, when):
+    for step in STEPS:
+        assert await world.live_and_die(step, call, when)
+
+
+async def test_a_daemon_killed_in_each_write_of_an_abort(world):
+    for when in range(1, 20):
+        if not await world.live_and_die("abort", "fdatasync", when):
+            break
+    assert 3 < when < 19, "it marks the abort, rolls back in the topics, and decides"
+
+
+async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(world):
+    assert await world.live_and_die("store", *IN_THE_MIDDLE, stored=30_000)
+    assert not await world.live_and_die("nothing", *BEFORE, stored=30_000)
+
+
+def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(tmp_path):
+    amount, kills_at = 12_000, (4_000, 8_000)
+    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+        for topic in TOPICS:
+            create(daemon.address, topic)
+        host, port = daemon.address
+        daemon.command[daemon.command.index("--bind") + 1] = f"{host}:{port}"
+        client = Client(f"http://{host}:{port}", namespace="ring", deadline_s=30)
+        failures: list[BaseException] = []
+        sent = [0]
+
+        def write() -> None:
+            try:
+                with client.transaction(timeout_s=120, buffer_messages=500) as tx:
+                    for number in range(amount):
+                        tx.publish(TOPICS[number % 2], b"%d" % number)
+                        sent[0] = number
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        with client:
+            thread = threading.Thread(target=write)
+            thread.start()
+            for kill_at in kills_at:
+                eventually("so much is stored", lambda at=kill_at: sent[0] >= at or failures)
+                daemon.kill()
+                daemon.start()
+                for topic in TOPICS[:2]:
+                    assert not client.poll(topic)
+            thread.join(60)
+            assert not failures, failures
+            for parity, topic in enumerate(TOPICS[:2]):
+                for isolation in ("committed", "uncommitted"):
+                    found = [int(message.payload) for message in client.read(topic, isolation=isolation)]
+                    assert found == list(range(parity, amount, 2))
