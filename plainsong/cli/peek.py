@@ -1,4 +1,4 @@
-"""``plainsong peek``: looks at messages one by one: state, size, expiry."""
+"""``plainsong peek``: looks at messages one by one: state, size, expiry, whose they are."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ MAX_LIMIT = 1_000
 def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, as_json: bool, where: Where) -> None:
     """Look at messages: state, size, expiry.
 
+    A message with a producer is shown with its sequence id, one of an atomic
+    batch with its place there, and attributes stand on a line of their own.
     Also shows what readers do not get: messages of open or rolled-back
     transactions, and rows that are damaged. Nothing is consumed.
     """
@@ -63,7 +65,7 @@ def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, a
 
 
 def _lines(seen: Seen, now: int) -> list[str]:
-    """Two lines: what is known of it, and what it is."""
+    """What is known of it, what it is, and then its request and its attributes, if it has any."""
     if seen.state == "damaged":
         return [f"{seen.id}  damaged", f"  {one_line(seen.detail)}"]
     expires = "" if seen.expires_ms is None else f"  expires in {show_length(max(0, seen.expires_ms - now))}"
@@ -71,7 +73,25 @@ def _lines(seen: Seen, now: int) -> list[str]:
     first = f"{seen.id}  {seen.state}{pointer}  {tables.show_bytes(seen.size)}{expires}"
     time = show_time(seen.publish_time_ms)
     shown = harmless(seen.payload[:1000].replace(b"\n", b" ").replace(b"\t", b" ")).decode("utf-8", "replace")
-    return [first, f"  {time}  {tables.cut(shown, tables.width() - len(time) - 4)}".rstrip()]
+    lines = [first, f"  {time}  {tables.cut(shown, tables.width() - len(time) - 4)}".rstrip()]
+    lines += [f"  {tables.cut(one_line(said), tables.width() - 2)}" for said in (_origin(seen), _strings(seen)) if said]
+    return lines
+
+
+def _origin(seen: Seen) -> str:
+    """Producer, sequence id and place in a batch, as far as it has them."""
+    parts = []
+    if seen.producer is not None:
+        parts.append(f"producer {seen.producer}")
+    if seen.sequence_id is not None:
+        parts.append(f"sequence id {seen.sequence_id}")
+    if seen.batch is not None:
+        parts.append(f"message {seen.batch.index + 1} of {seen.batch.count} in a batch")
+    return ", ".join(parts)
+
+
+def _strings(seen: Seen) -> str:
+    return "  ".join(f"{name}={text}" for name, text in seen.attributes.items())
 
 
 def _as_json(seen: Seen) -> dict[str, Any]:
@@ -86,5 +106,6 @@ def _as_json(seen: Seen) -> dict[str, Any]:
         "attributes": dict(seen.attributes),
         "producer": seen.producer,
         "sequenceId": seen.sequence_id,
+        "batch": None if seen.batch is None else seen.batch._asdict(),
         **({"detail": seen.detail} if seen.detail else {}),
     }

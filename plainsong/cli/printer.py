@@ -23,7 +23,7 @@ _OPTIONS = (
         "shape",
         type=ShapeType(),
         metavar="FORMAT",
-        help="How each is printed: %p payload, %t topic, %i id, %T time, %m the same in ms, %s size, %%, \\n \\t \\x00.",
+        help="How each is printed: %p payload, %t topic, %i id, %T time, %m the same in ms, %s size, %a attributes, %%, \\n \\t \\x00.",
     ),
     click.option(
         "-0", "--null", is_flag=True, help="End each with a NUL instead of a newline, as xargs -0 reads them."

@@ -85,7 +85,8 @@ def publish(
     knows.
 
     A line of --ndjson is a string, {"base64": "..."}, or an object
-    {"payload": ..., "ttlSeconds": ...}; what `poll --json` prints is such.
+    {"payload": ..., "ttlSeconds": ..., "attributes": {...}}; what `poll --json`
+    prints is such.
 
     With --tx all of it is one transaction: committed readers see all of it or
     nothing, and when the command fails nothing was published.
@@ -122,7 +123,7 @@ def publish(
         sending: Sending | SendingWhole
         if tx:
             sending = SendingWhole(client, topic, ttl_s, progress, tx_timeout_s)
-        elif extras.given:
+        elif extras.given or ndjson:  # whose lines may have attributes of their own
             sending = SendingWith(client, topic, ttl_s, progress, extras)
         else:
             sending = Sending(client, topic, ttl_s, progress)

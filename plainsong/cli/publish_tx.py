@@ -65,6 +65,8 @@ class SendingWhole:
         with self._client.transaction(timeout_s=self._timeout_s, client_id="plainsong publish") as transaction:
             self.transaction = transaction.transaction.id
             for piece in pieces:
+                if any(item.attributes for item in piece.items):
+                    raise CommandFailed("a line has attributes, and --tx sends none", code=Exit.USAGE)
                 values = [Outgoing(item.payload, item.ttl_s) if item.ttl_s else item.payload for item in piece.items]
                 transaction.publish(self._topic, values, ttl_s=self._ttl_s)
                 count += len(values)

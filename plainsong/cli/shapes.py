@@ -1,7 +1,7 @@
 """How messages are printed: format strings with ``%p``, JSON lines, and nothing that takes over a terminal.
 
 %p payload     %t topic     %s size in bytes     %T publish time (UTC)     \\n \\t \\r \\0 \\\\ and \\xHH
-%i id          %m publish time in milliseconds    %% a percent sign
+%i id          %m publish time in milliseconds    %a attributes (JSON)     %% a percent sign
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from plainsong.cli.times import show_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from plainsong.ids import MessageId
 
@@ -30,6 +30,8 @@ class Printable(Protocol):
     def id(self) -> MessageId: ...  # noqa: D102
     @property
     def payload(self) -> bytes: ...  # noqa: D102
+    @property
+    def attributes(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
 _FIELDS: dict[str, Callable[[Printable], bytes]] = {
@@ -39,6 +41,7 @@ _FIELDS: dict[str, Callable[[Printable], bytes]] = {
     "s": lambda message: b"%d" % len(message.payload),
     "T": lambda message: show_time(message.id.publish_time_ms).encode(),
     "m": lambda message: b"%d" % message.id.publish_time_ms,
+    "a": lambda message: _dumped(dict(message.attributes)),
 }
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PART = re.compile(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)", re.DOTALL)
@@ -73,7 +76,7 @@ def _part(found: re.Match[str]) -> bytes | Callable[[Printable], bytes]:
             return b"%"
         if field in _FIELDS:
             return _FIELDS[field]
-        raise ValueError(f"%{field} is no field; use %p %t %i %s %T %m or %%")
+        raise ValueError(f"%{field} is no field; use %p %t %i %s %T %m %a or %%")
     if escape in _ESCAPES:
         return _ESCAPES[escape]
     raise ValueError(f"\\{escape} is no escape; use \\n \\t \\r \\0 \\xHH or \\\\")
@@ -110,6 +113,12 @@ def json_line(message: Printable) -> bytes:
         "publishTimeMs": message.id.publish_time_ms,
         "payload": payload_json(message.payload),
     }
+    if message.attributes:
+        told["attributes"] = dict(message.attributes)
+    return _dumped(told)
+
+
+def _dumped(told: dict[str, Any]) -> bytes:
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 

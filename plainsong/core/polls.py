@@ -13,7 +13,7 @@ from plainsong.core.attempts import Call
 from plainsong.core.calls import as_json, json_of, namespace_path, topic_path
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
-from plainsong.messages import Held, Message, Origin, Page, Seen
+from plainsong.messages import BatchPlace, Held, Message, Origin, Page, Seen
 from protocol.codec import AVRO_2, JSON
 from protocol.errors import MalformedBody, PlainsongError
 from protocol.frames import FRAMES_TYPE, decode_frames
@@ -138,6 +138,7 @@ def look(
 def _seen(told: Mapping[str, Any]) -> Seen:
     message_id = MessageId(told["id"])
     payload = _payload(told["payload"]) if "payload" in told else b""
+    batch = told.get("batch")
     return Seen(
         id=message_id,
         state=told["state"],
@@ -149,5 +150,6 @@ def _seen(told: Mapping[str, Any]) -> Seen:
         attributes=told.get("attributes") or {},
         producer=told.get("producer"),
         sequence_id=told.get("sequenceId"),
+        batch=None if batch is None else BatchPlace(batch["index"], batch["count"]),
         detail=told.get("detail", ""),
     )

@@ -16,8 +16,8 @@ from plainsong.cli.shapes import Shape, harmless, json_line
 ID = "0000018bcfe56805000100000000000000000000"
 
 
-def message(payload=b"hello", topic="greetings"):
-    return SimpleNamespace(topic=topic, id=MessageId(ID), payload=payload)
+def message(payload=b"hello", topic="greetings", attributes=None):
+    return SimpleNamespace(topic=topic, id=MessageId(ID), payload=payload, attributes=attributes or {})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,13 @@ def test_a_format_names_the_parts_of_a_message(text, line):
     assert Shape(text)(message()) == line
 
 
+def test_attributes_are_printed_as_json_where_they_are_asked_for():
+    assert Shape("%p %a")(message(attributes={"key": "téxt"})) == 'hello {"key":"téxt"}'.encode()
+    assert Shape("%a")(message()) == b"{}"
+    assert json.loads(json_line(message(attributes={"key": "text"})))["attributes"] == {"key": "text"}
+    assert "attributes" not in json.loads(json_line(message()))
+
+
 @pytest.mark.parametrize("text", ["%q", "%", r"\q", "\\", r"\x1", r"%p\xzz"])
 def test_a_format_with_an_unknown_part_is_refused(text):
     with pytest.raises(ValueError, match="; use "):
@@ -49,7 +56,9 @@ def test_a_payload_is_printed_as_it_is(payload):
 
 @given(st.binary(max_size=50))
 def test_what_poll_prints_as_json_is_what_publish_reads(payload):
-    assert inputs.from_json(json_line(message(payload))) == (payload, None)
+    assert inputs.from_json(json_line(message(payload))) == (payload, None, {})
+    strings = {"key": "text"}
+    assert inputs.from_json(json_line(message(payload, attributes=strings))) == (payload, None, strings)
 
 
 def test_a_json_line_has_the_topic_the_id_the_time_and_the_payload():
