@@ -16,14 +16,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from plainsong.aio.client import AsyncClient
+    from plainsong.aio.lightweight import AsyncLightweightTransaction
+    from plainsong.aio.producer import AsyncProducer
     from plainsong.aio.transaction import AsyncTransactionContext
     from plainsong.core.outcomes import Counts, DroppedMessage
+    from plainsong.core.producing.receipts import MessageReceipt
     from plainsong.errors import PlainsongError
     from plainsong.ids import MessageId
     from plainsong.messages import Held, Message, Outgoing, Page, Receipt, Seen
     from plainsong.positions import FilePosition, ServerPosition
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.sync.client import Client
+    from plainsong.sync.lightweight import LightweightTransaction
+    from plainsong.sync.producer import Producer
     from plainsong.sync.transaction import TransactionContext
     from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
     from plainsong.transactions.values import Transaction, TransactionStatus
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 #: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
 _HOMES = {
     "AsyncClient": "plainsong.aio.client",
+    "AsyncLightweightTransaction": "plainsong.aio.lightweight",
+    "AsyncProducer": "plainsong.aio.producer",
     "AsyncTransactionAware": "plainsong.transactions.participants",
     "AsyncTransactionContext": "plainsong.aio.transaction",
     "BYTES": "plainsong.serializers",
@@ -40,11 +47,14 @@ _HOMES = {
     "FilePosition": "plainsong.positions",
     "Held": "plainsong.messages",
     "JSON": "plainsong.serializers",
+    "LightweightTransaction": "plainsong.sync.lightweight",
     "Message": "plainsong.messages",
     "MessageId": "plainsong.ids",
+    "MessageReceipt": "plainsong.core.producing.receipts",
     "Outgoing": "plainsong.messages",
     "Page": "plainsong.messages",
     "PlainsongError": "plainsong.errors",
+    "Producer": "plainsong.sync.producer",
     "Receipt": "plainsong.messages",
     "Seen": "plainsong.messages",
     "Serializer": "plainsong.serializers",
@@ -63,6 +73,8 @@ __all__ = [
     "JSON",
     "TEXT",
     "AsyncClient",
+    "AsyncLightweightTransaction",
+    "AsyncProducer",
     "AsyncTransactionAware",
     "AsyncTransactionContext",
     "Client",
@@ -70,11 +82,14 @@ __all__ = [
     "DroppedMessage",
     "FilePosition",
     "Held",
+    "LightweightTransaction",
     "Message",
     "MessageId",
+    "MessageReceipt",
     "Outgoing",
     "Page",
     "PlainsongError",
+    "Producer",
     "Receipt",
     "Seen",
     "Serializer",

@@ -17,6 +17,10 @@
     ├── TransactionTimedOut   it took longer than it may, and was not committed
     ├── TransactionInProgress a second one was begun where one is under way: nothing happened
     ├── NoTransaction         none is under way, or it has ended: nothing happened
+    ├── SequenceIdsMixed      some messages of a producer have sequence ids and some have none: nothing happened
+    ├── ProducerStopped       an earlier message of this producer was not delivered: nothing happened to this one
+    ├── MaxTransactionSizeExceeded    a write would pass the bound of a lightweight transaction: nothing happened
+    ├── TransactionOutcomeUnknown     nobody can know whether a lightweight transaction took
     └── Closed                the client, publisher or reader has been closed: nothing happened
 
 ``outcome`` is of the one call that raised: ``not-applied`` (change it or try again), ``applied``, or
@@ -32,6 +36,7 @@ from protocol.errors import (
     BadRequest,
     BodyTooLarge,
     Conflict,
+    DeduplicationDisabled,
     Forbidden,
     GenerationChanged,
     Gone,
@@ -40,6 +45,7 @@ from protocol.errors import (
     InvalidName,
     InvalidParameter,
     InvalidProperty,
+    InvalidSequenceIds,
     LowSpace,
     MalformedTransaction,
     MessageTooLarge,
@@ -48,14 +54,20 @@ from protocol.errors import (
     Outcome,
     OutcomeUnknown,
     Overloaded,
+    PartialDuplicate,
     PlainsongError,
     PositionChanged,
+    ProducerExpired,
+    ProducerFenced,
+    ProducerNotFound,
     QuotaExceeded,
     Recovering,
     RolledBack,
+    SequenceConsumed,
     ShuttingDown,
     StorageFailed,
     TooLarge,
+    TooManyProducers,
     TopicExists,
     TopicFull,
     TopicNotFound,
@@ -85,6 +97,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "DeadlineExceeded",
+    "DeduplicationDisabled",
     "Forbidden",
     "GenerationChanged",
     "Gone",
@@ -93,8 +106,10 @@ __all__ = [
     "InvalidName",
     "InvalidParameter",
     "InvalidProperty",
+    "InvalidSequenceIds",
     "LowSpace",
     "MalformedTransaction",
+    "MaxTransactionSizeExceeded",
     "MessageDropped",
     "MessageTooLarge",
     "NoMessages",
@@ -105,15 +120,23 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Overloaded",
+    "PartialDuplicate",
     "PlainsongError",
     "PositionChanged",
     "PositionNotSaved",
+    "ProducerExpired",
+    "ProducerFenced",
+    "ProducerNotFound",
+    "ProducerStopped",
     "QuotaExceeded",
     "Recovering",
     "RolledBack",
+    "SequenceConsumed",
+    "SequenceIdsMixed",
     "ShuttingDown",
     "StorageFailed",
     "TooLarge",
+    "TooManyProducers",
     "TopicExists",
     "TopicFull",
     "TopicNotFound",
@@ -124,6 +147,7 @@ __all__ = [
     "TransactionInProgress",
     "TransactionNotFound",
     "TransactionNotInProgress",
+    "TransactionOutcomeUnknown",
     "TransactionRefused",
     "TransactionRequired",
     "TransactionTimedOut",
@@ -282,3 +306,31 @@ class NoTransaction(PlainsongError):
 
     code = "no_transaction"
     title = "There is no transaction under way"
+
+
+class SequenceIdsMixed(InvalidSequenceIds, ValueError):
+    """Some messages of one producer have sequence ids and some have none. Nothing happened."""
+
+    title = "All messages have sequence ids, or none"
+
+
+class ProducerStopped(PlainsongError):
+    """An earlier message of this producer was not delivered, and this one must not overtake it: nothing happened to it.
+
+    ``__cause__`` is what became of the earlier one. Open the producer again, and go on after its ``last_sequence_id``.
+    """
+
+    code = "producer_stopped"
+    title = "The producer has stopped"
+
+
+class MaxTransactionSizeExceeded(TransactionTooLarge):
+    """This write would make the lightweight transaction larger than it may be: it is not part of it, and it is still open."""
+
+    title = "A lightweight transaction may not be as large"
+
+
+class TransactionOutcomeUnknown(OutcomeUnknown):
+    """Nobody can know whether a lightweight transaction took: whoever knew has been deleted. It was not sent again."""
+
+    title = "Nobody knows whether this transaction took"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 from plainsong.ids import MessageId
 from plainsong.serializers import BYTES, Serializer, Undecodable
@@ -13,10 +13,13 @@ from protocol.frames import NO_ATTRIBUTES
 from protocol.requests import MAX_TTL_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
     from protocol.page import End
+
+
+#: Attributes of a message, if it has any.
+Strings: TypeAlias = Mapping[str, str] | None
 
 
 def check_ttl(ttl_s: object) -> None:
@@ -32,14 +35,65 @@ class Outgoing:
     Args:
       value: what the serializer makes bytes of; bytes, where there is no serializer.
       ttl_s: seconds it lives, if that is shorter than the topic's ttl.
+      attributes: small strings that come back with it, at most 4 KiB of them.
+      routing_key: what it belongs to: the attribute ``routingKey``.
+      sequence_id: the producer's own number for it; only for producers.
     """
 
     value: Any
     ttl_s: int | None = None
+    attributes: Mapping[str, str] | None = None
+    routing_key: str | None = None
+    sequence_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.ttl_s is not None:
             check_ttl(self.ttl_s)
+        if self.attributes is not None or self.routing_key is not None:
+            attributes_of(self.attributes, self.routing_key)
+
+    @property
+    def strings(self) -> Mapping[str, str] | None:
+        """Its attributes, the routing key among them."""
+        return attributes_of(self.attributes, self.routing_key)
+
+
+def parts_of(message: Outgoing) -> tuple[Any, int | None, Mapping[str, str] | None]:
+    """Value, time to live and attributes of one that no producer sends. Raises InvalidParameter: it has a sequence id."""
+    if message.sequence_id is not None:
+        raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")
+    return message.value, message.ttl_s, message.strings
+
+
+def with_attributes(messages: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
+    """Messages with attributes and a routing key, besides their own, which win. Raises InvalidParameter."""
+    if attributes is None and routing_key is None:
+        return messages
+    if isinstance(messages, (list, tuple)):
+        return [with_attributes(each, attributes, routing_key) for each in messages]
+    if not isinstance(messages, Outgoing):
+        return Outgoing(messages, attributes=attributes, routing_key=routing_key)
+    return replace(
+        messages,
+        attributes={**(attributes or {}), **(messages.attributes or {})},
+        routing_key=routing_key if messages.routing_key is None else messages.routing_key,
+    )
+
+
+def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None) -> Mapping[str, str] | None:
+    """The attributes of a message, its routing key among them. Raises InvalidParameter."""
+    if routing_key is not None:
+        if attributes and attributes.get("routingKey", routing_key) != routing_key:
+            raise InvalidParameter("there are two routing keys", hint="give it once")
+        attributes = {**(attributes or {}), "routingKey": routing_key}
+    if attributes is None:
+        return None
+    strings = isinstance(attributes, Mapping) and all(
+        isinstance(text, str) for pair in attributes.items() for text in pair
+    )
+    if not strings:
+        raise InvalidParameter(f"{attributes!r} are no attributes", hint="use a dict of strings")
+    return attributes
 
 
 #: The generation in a receipt that does not say it: of a publish inside a transaction.
@@ -175,14 +229,6 @@ class Page(Sequence[Message]):
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
 
 
-class BatchPlace(NamedTuple):
-    """Which message of an atomic batch one is."""
-
-    index: int
-    """0 is the first."""
-    count: int
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A message as ``messages`` shows it: looked at, not consumed."""
@@ -197,7 +243,5 @@ class Seen:
     attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
     producer: str | None = None
     sequence_id: int | None = None
-    batch: BatchPlace | None = None
-    """None, too, where the first message of its batch is gone."""
     detail: str = ""
     """What is wrong with a damaged one."""

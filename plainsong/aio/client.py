@@ -10,6 +10,7 @@ import anyio
 
 from plainsong.aio.administration import AsyncAdministration
 from plainsong.aio.polling import AsyncPolling
+from plainsong.aio.producers import AsyncProducers
 from plainsong.aio.publishing import AsyncPublishing
 from plainsong.aio.shell import AsyncShell
 from plainsong.aio.transacting import AsyncTransacting
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class AsyncClient(AsyncPublishing, AsyncPolling, AsyncTransacting, AsyncAdministration):
+class AsyncClient(AsyncPublishing, AsyncProducers, AsyncPolling, AsyncTransacting, AsyncAdministration):
     """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
 
     For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.

@@ -13,7 +13,7 @@ from plainsong.core.batches import attempt_of, bug_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import BufferFull, Closed, InvalidParameter, MessageDropped, NotSent, PlainsongError
-from plainsong.messages import Outgoing
+from plainsong.messages import Outgoing, parts_of
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ class AsyncPublisher:
 
     def send_nowait(self, message: Any, *, topic: str | None = None) -> AsyncSent:
         """As ``send``, but a full buffer raises BufferFull, unless messages are to be dropped."""
-        ttl_s = None
+        ttl_s = attributes = None
         if type(message) is Outgoing:
-            message, ttl_s = message.value, message.ttl_s
+            message, ttl_s, attributes = parts_of(message)
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
@@ -140,7 +140,7 @@ class AsyncPublisher:
         if self._closed:
             raise Closed("the publisher is closed", hint="use it within its async with block")
         sent = AsyncSent()
-        lane = self._gathering.put(name, payload, ttl_s, sent, anyio.current_time())
+        lane = self._gathering.put(name, payload, ttl_s, sent, anyio.current_time(), attributes)
         if lane is None:
             return self._without_room(name, payload, sent)
         if self._gathering.wants_sender(lane):

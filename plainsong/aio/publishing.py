@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 from plainsong.aio.publisher import AsyncPublisher
 from plainsong.aio.transaction import AsyncTransactionContext, publish_in_one
 from plainsong.core import options
+from plainsong.messages import with_attributes
 from plainsong.transactions import current, requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from plainsong.aio.client import AsyncClient
     from plainsong.aio.shell import AsyncShell
@@ -37,6 +38,8 @@ class AsyncPublishing:
         messages: Any = (),
         *,
         ttl_s: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
         serializer: SerializerLike = None,
         retry_unknown: bool = False,
         deadline_s: float | None = None,
@@ -50,6 +53,7 @@ class AsyncPublishing:
             serializer takes (bytes, without one), or an ``Outgoing`` around it. With a ``transaction`` there may be
             none: then what was stored under it is published.
           ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          attributes, routing_key: of all that have none themselves (``Outgoing``).
           retry_unknown: also try again when an attempt may have taken: at least once, perhaps twice. Not in a
             transaction, which is undone as a whole instead.
           deadline_s: for this call.
@@ -62,6 +66,7 @@ class AsyncPublishing:
           TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
           with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
         """
+        messages = with_attributes(messages, attributes, routing_key)
         if transaction == "own":
             return await publish_in_one(cast("AsyncClient", self), topic, messages, ttl_s=ttl_s, serializer=serializer)
         if transaction is not None:

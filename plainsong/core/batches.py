@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 def attempt_of(operations: Operations, batch: Batch[Any], left_s: float) -> tuple[Send, Call[Receipt]]:
     """What to send; it takes no longer than the batch has time left."""
     ttls_s = calls.own_ttls([item.ttl_s for item in batch.items])
-    request = PublishRequest([item.payload for item in batch.items], message_ttls_s=ttls_s)
+    attributes = [dict(item.attributes or {}) for item in batch.items]
+    request = PublishRequest(
+        [item.payload for item in batch.items],
+        message_ttls_s=ttls_s,
+        attributes=attributes if any(attributes) else None,
+    )
     call = calls.publish(operations.namespace, batch.lane.topic, request)
     settings = operations.settings
     timeout_s = min(settings.request_timeout_s, left_s)

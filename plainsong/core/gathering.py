@@ -20,6 +20,8 @@ from protocol.errors import BadRequest, PlainsongError, TooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from plainsong.messages import Strings
+
 S = TypeVar("S")
 
 Mode = Literal["reliable", "best_effort"]
@@ -50,6 +52,7 @@ class Item(NamedTuple, Generic[S]):
     sent: S
     at_s: float
     """When it was put."""
+    attributes: Strings = None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,15 +102,17 @@ class Gathering(Generic[S]):
 
     # --- in ------------------------------------------------------------------------------------
 
-    def put(self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float) -> Lane[S] | None:
-        """Take a message; None when there is no room for it now."""
+    def put(
+        self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float, attributes: Strings = None
+    ) -> Lane[S] | None:
+        """Take a message; None when there is no room."""
         size = len(payload) + ITEM_BYTES
         if self.pending_bytes + size > self.bounds.max_pending_bytes:
             return None
         lane = self._lanes.get(topic)
         if lane is None:
             lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
-        lane.waiting.append(Item(payload, ttl_s, sent, now_s))
+        lane.waiting.append(Item(payload, ttl_s, sent, now_s, attributes))
         lane.waiting_bytes += size
         self.pending += 1
         self.pending_bytes += size
@@ -126,11 +131,8 @@ class Gathering(Generic[S]):
 
     def full(self, payload: bytes) -> BufferFull:
         """What to say when there is no room for a message."""
-        return BufferFull(
-            f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait already, "
-            f"this message has {len(payload)}",
-            hint="wait for messages to be delivered, or give the publisher a larger max_pending_bytes",
-        )
+        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {len(payload)}"
+        return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
 
     # --- out -----------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class Gathering(Generic[S]):
         return any(lane.under_way is None and self._ready_s(lane) <= now_s for lane in self._lanes.values())
 
     def next_s(self) -> float | None:
-        """When ``take`` or ``overdue`` will have something without another ``put``; None: not by itself."""
+        """When ``take`` or ``overdue`` will have something by itself."""
         free = (lane for lane in self._lanes.values() if lane.under_way is None)
         return min((min(self._ready_s(lane), self._overdue_s(lane)) for lane in free), default=None)
 

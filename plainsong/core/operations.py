@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core import calls, polls
 from plainsong.core.attempts import Call, Places, attempts
 from plainsong.core.plan import checked_isolation
 from plainsong.ids import MessageId
-from plainsong.messages import Origin, Outgoing, check_ttl
+from plainsong.messages import Origin, Outgoing, check_ttl, parts_of, with_attributes
 from plainsong.serializers import SerializerLike, encoded, serializer_for
 from plainsong.starts import NEWEST, as_bound, parse_start
 from protocol import ids
@@ -148,19 +149,36 @@ class Operations:
         return MessageId((int.from_bytes(MessageId(upto["end"]), "big") - 1).to_bytes(20, "big"))
 
 
-def outgoing_request(values: Sequence[Any], serializer: SerializerLike, ttl_s: int | None) -> PublishRequest:
-    """Values as they go out. Raises NotEncodable, InvalidParameter: nothing happened."""
+def outgoing_request(
+    values: Sequence[Any],
+    serializer: SerializerLike,
+    ttl_s: int | None,
+    given: Mapping[str, str] | None = None,
+    routing_key: str | None = None,
+    *,
+    numbered: bool = False,
+) -> PublishRequest:
+    """Values as they go out, with attributes besides their own; sequence ids only where others number them.
+
+    Raises NotEncodable, InvalidParameter: nothing happened.
+    """
     using = serializer_for(serializer)
     if ttl_s is not None:
         check_ttl(ttl_s)
-    payloads, ttls_s = [], []
-    for value in values:
-        own = None
+    payloads, ttls_s, attributes = [], [], []
+    for value in with_attributes(values, given, routing_key):
+        own, strings = None, None
         if isinstance(value, Outgoing):
-            value, own = value.value, value.ttl_s
+            value, own, strings = parts_of(replace(value, sequence_id=None) if numbered else value)
         payloads.append(value if type(value) is bytes and serializer is None else encoded(using, value))
         ttls_s.append(own)
-    return PublishRequest(payloads, ttl_s=ttl_s, message_ttls_s=calls.own_ttls(ttls_s))
+        attributes.append(dict(strings or {}))
+    return PublishRequest(
+        payloads,
+        ttl_s=ttl_s,
+        message_ttls_s=calls.own_ttls(ttls_s),
+        attributes=attributes if any(attributes) else None,
+    )
 
 
 def is_inclusive(position: bytes | int | None, asked: bool | None) -> bool:

@@ -14,6 +14,7 @@ from plainsong.settings import DEFAULT_URL, Settings, from_environment
 from plainsong.sync.administration import Administration
 from plainsong.sync.delivery import close_all
 from plainsong.sync.polling import Polling
+from plainsong.sync.producers import Producers
 from plainsong.sync.publishing import Publishing
 from plainsong.sync.shell import Shell
 from plainsong.sync.transacting import Transacting
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from plainsong.sync.publisher import Publisher
+    from plainsong.sync.delivery import Closing
 
 log = logging.getLogger("plainsong.client")
 
 
-class Client(Publishing, Polling, Transacting, Administration):
+class Client(Publishing, Producers, Polling, Transacting, Administration):
     """Talks to a daemon: topics, publishing, polling, reading.
 
     Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and
@@ -79,7 +80,7 @@ class Client(Publishing, Polling, Transacting, Administration):
         self._wire = Wire(self._settings)
         self._shell = Shell(self._wire.carry)
         self._operations = Operations(self._settings, random.random, lambda: time.time_ns() // 1_000_000)
-        self._publishers: WeakSet[Publisher] = WeakSet()
+        self._publishers: WeakSet[Closing] = WeakSet()
 
     @classmethod
     def from_environment(cls, **options: Any) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from plainsong.core.batches import attempt_of, bug_of, outcome_of
 from plainsong.errors import NotSent, PlainsongError
@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from plainsong.core.gathering import Batch
     from plainsong.core.operations import Operations
     from plainsong.messages import Receipt
-    from plainsong.sync.publisher import Publisher
     from plainsong.sync.sent import Sent
 
 log = logging.getLogger("plainsong.publisher")
+
+
+class Closing(Protocol):
+    """A publisher or a producer."""
+
+    exit_timeout_s: float
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, for so long at most."""
+        ...
 
 
 def attempt(
@@ -35,7 +44,7 @@ def attempt(
         return None, bug_of(bug)
 
 
-def close_all(publishers: Iterable[Publisher]) -> None:
+def close_all(publishers: Iterable[Closing]) -> None:
     """Close each with a limit of its ``exit_timeout_s``. Raises NotSent for all of them together, when all are closed."""
     left: list[NotSent] = []
     for publisher in publishers:

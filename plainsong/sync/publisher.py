@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lane, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import Closed, InvalidParameter, MessageDropped, NotSent
-from plainsong.messages import Outgoing
+from plainsong.messages import Outgoing, parts_of
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 from plainsong.sync.afterlife import watch
 from plainsong.sync.delivery import attempt
 from plainsong.sync.sent import Sent, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from plainsong.core.effects import Answer, Failure, Send
@@ -90,9 +90,9 @@ class Publisher:
         Raises:
           NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
         """
-        ttl_s = None
+        ttl_s = attributes = None
         if type(message) is Outgoing:
-            message, ttl_s = message.value, message.ttl_s
+            message, ttl_s, attributes = parts_of(message)
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
@@ -101,21 +101,23 @@ class Publisher:
         with self._lock:
             if self._closed:
                 raise Closed("the publisher is closed")
-            lane = self._gathering.put(name, payload, ttl_s, sent, self._clock())
+            lane = self._gathering.put(name, payload, ttl_s, sent, self._clock(), attributes)
             if lane is None and self._overflow == "wait":
-                lane = self._wait_for_room(name, payload, ttl_s, sent)
+                lane = self._wait_for_room(name, payload, ttl_s, attributes, sent)
             if lane is not None:
                 if self._gathering.wants_sender(lane):
                     self._call_sender()
                 return sent
         return self._without_room(name, payload, sent)
 
-    def _wait_for_room(self, topic: str, payload: bytes, ttl_s: int | None, sent: Sent) -> Lane[Sent] | None:
+    def _wait_for_room(
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: Sent
+    ) -> Lane[Sent] | None:
         while self._gathering.fits(payload):
             self._room.wait()
             if self._closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._gathering.put(topic, payload, ttl_s, sent, self._clock())
+            lane = self._gathering.put(topic, payload, ttl_s, sent, self._clock(), attributes)
             if lane is not None:
                 return lane
         return None

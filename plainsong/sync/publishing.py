@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from plainsong.core import options
+from plainsong.messages import with_attributes
 from plainsong.sync.publisher import Publisher
 from plainsong.sync.transaction import TransactionContext, publish_in_one
 from plainsong.transactions import current, requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from weakref import WeakSet
 
     from plainsong.core.gathering import Mode, Overflow
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Receipt
     from plainsong.serializers import SerializerLike
     from plainsong.sync.client import Client
+    from plainsong.sync.delivery import Closing
     from plainsong.sync.shell import Shell
     from plainsong.transactions.requests import Under
     from plainsong.transactions.values import Transaction
@@ -31,7 +33,7 @@ class Publishing:
     _shell: Shell
     _wire: Wire
     _operations: Operations
-    _publishers: WeakSet[Publisher]
+    _publishers: WeakSet[Closing]
 
     def publish(
         self,
@@ -39,6 +41,8 @@ class Publishing:
         messages: Any = (),
         *,
         ttl_s: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
         serializer: SerializerLike = None,
         retry_unknown: bool = False,
         deadline_s: float | None = None,
@@ -52,6 +56,7 @@ class Publishing:
             serializer takes (bytes, without one), or an ``Outgoing`` around it. With a ``transaction`` there may be
             none: then what was stored under it is published.
           ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          attributes, routing_key: of all that have none themselves (``Outgoing``).
           retry_unknown: also try again when an attempt may have taken: at least once, perhaps twice. Not in a
             transaction, which is undone as a whole instead.
           deadline_s: for this call.
@@ -64,6 +69,7 @@ class Publishing:
           TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
           with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
         """
+        messages = with_attributes(messages, attributes, routing_key)
         if transaction == "own":
             return publish_in_one(cast("Client", self), topic, messages, ttl_s=ttl_s, serializer=serializer)
         if transaction is not None:

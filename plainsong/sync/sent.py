@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core.outcomes import id_in
+from plainsong.core.producing.receipts import MessageReceipt
 from plainsong.ids import MessageId
+from plainsong.messages import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from threading import Condition
 
-    from plainsong.messages import Receipt
+    from plainsong.core.producing.receipts import Delivered
     from protocol.errors import PlainsongError
+
+T = TypeVar("T")
 
 
 class _ListOnDemand:
@@ -33,13 +37,8 @@ class _ListOnDemand:
         return made
 
 
-class Sent(Future[MessageId | None]):
-    """What becomes of a message.
-
-    ``result(timeout)`` is its id once it is durable; None when the daemon does not say it. It raises what went
-    wrong, whose ``outcome`` says whether the message is in the topic; ``TimeoutError`` when it is not settled
-    in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
-    """
+class Settled(Future[T]):
+    """What all of these futures have in common; what a result is, each of them says."""
 
     _state: str = PENDING
     _result: Any = None
@@ -53,7 +52,7 @@ class Sent(Future[MessageId | None]):
         self._condition = condition
 
     def __repr__(self) -> str:
-        return f"<Sent {self._state.lower()}>"
+        return f"<{type(self).__name__} {self._state.lower()}>"
 
     def cancel(self) -> bool:
         """Always False: what was sent may be on its way."""
@@ -63,20 +62,24 @@ class Sent(Future[MessageId | None]):
         """Whether it is settled."""
         return self._state == FINISHED
 
-    def result(self, timeout: float | None = None) -> MessageId | None:
-        """The id of the message, once it is durable."""
+    def result(self, timeout: float | None = None) -> T:
+        """What became of it, once it is settled."""
         self._wait(timeout)
         if self._exception is not None:
             raise self._exception
         receipt, index = self._result
-        return id_in(receipt, index)
+        return self._told(receipt, index)
+
+    def _told(self, receipt: Any, index: int) -> T:
+        """The result, in what was said of the whole request."""
+        raise NotImplementedError
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What went wrong, once it is settled; None: nothing."""
         self._wait(timeout)
         return self._exception
 
-    def add_done_callback(self, fn: Callable[[Future[MessageId | None]], object]) -> None:
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call ``fn`` when it is settled, in a thread of the publisher; at once, when it is already."""
         self.asked = True
         super().add_done_callback(fn)
@@ -90,7 +93,33 @@ class Sent(Future[MessageId | None]):
                 raise TimeoutError
 
 
-def settle(condition: Condition, sents: Iterable[Sent], outcome: Receipt | PlainsongError) -> None:
+class Sent(Settled[MessageId | None]):
+    """What becomes of a message.
+
+    ``result(timeout)`` is its id once it is durable; None when the daemon does not say it. It raises what went
+    wrong, whose ``outcome`` says whether the message is in the topic; ``TimeoutError`` when it is not settled
+    in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
+    """
+
+    def _told(self, receipt: Receipt, index: int) -> MessageId | None:
+        return id_in(receipt, index)
+
+
+class Produced(Settled[MessageReceipt]):
+    """What becomes of a message of a producer: as ``Sent``, but the result is a ``MessageReceipt``."""
+
+    def _told(self, receipt: Delivered, index: int) -> MessageReceipt:
+        return receipt.of(index)
+
+
+class ProducedWhole(Settled[Receipt]):
+    """What becomes of messages that a producer sends together."""
+
+    def _told(self, receipt: Delivered, index: int) -> Receipt:
+        return receipt.whole()
+
+
+def settle(condition: Condition, sents: Iterable[Settled[Any]], outcome: Receipt | Delivered | PlainsongError) -> None:
     """Settle the futures of one batch, in order, and tell whoever waits."""
     listened = []
     is_error = isinstance(outcome, BaseException)

@@ -24,7 +24,7 @@ from protocol.errors import InvalidParameter, OutcomeUnknown, PlainsongError, To
 from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from plainsong.core.effects import Steps
     from plainsong.core.operations import Operations
@@ -48,7 +48,7 @@ MIN_CALL_S = 1.0
 class Waiting:
     """The messages of one topic that are here, oldest first."""
 
-    messages: deque[tuple[bytes, int | None]] = field(default_factory=deque)
+    messages: deque[tuple[bytes, int | None, Mapping[str, str]]] = field(default_factory=deque)
     bytes: int = 0
     stored: int = 0
     """Messages that are with the daemon, not published yet."""
@@ -108,9 +108,10 @@ class TransactionMessages:
             waiting = self._topics[topic] = Waiting()
         taken = 0
         ttls_s = request.message_ttls_s or [None] * len(request.messages)
-        for payload, own_s in zip(request.messages, ttls_s, strict=True):
+        attributes = request.attributes or [{}] * len(request.messages)
+        for payload, own_s, strings in zip(request.messages, ttls_s, attributes, strict=True):
             ttl_s = own_s if request.ttl_s is None else request.ttl_s if own_s is None else min(own_s, request.ttl_s)
-            waiting.messages.append((payload, ttl_s))
+            waiting.messages.append((payload, ttl_s, strings))
             taken += len(payload) + ITEM_BYTES
         waiting.bytes += taken
         self._bytes += taken
@@ -132,7 +133,7 @@ class TransactionMessages:
         """The oldest messages here, as many as one request carries, into a segment that answers for them."""
         assert self._transaction is not None
         request = self._taken(waiting)
-        self._touch(topic)
+        self.touch(topic)
         try:
             segment = yield from self._stored(topic, request, left_s(self._operations, self._transaction))
         except BaseException as error:
@@ -170,23 +171,32 @@ class TransactionMessages:
         assert self._transaction is not None
         payloads: list[bytes] = []
         ttls_s: list[int | None] = []
+        attributes: list[Mapping[str, str]] = []
         taken = 0
         while waiting.messages and len(payloads) < REQUEST_MESSAGES:
             size = len(waiting.messages[0][0]) + ITEM_BYTES
             if payloads and taken + size > REQUEST_BYTES:
                 break
-            payload, ttl_s = waiting.messages.popleft()
+            payload, ttl_s, strings = waiting.messages.popleft()
             payloads.append(payload)
             ttls_s.append(ttl_s)
+            attributes.append(strings)
             taken += size
         waiting.bytes -= taken
         self._bytes -= taken
         self._messages -= len(payloads)
-        return PublishRequest(payloads, self._transaction.write_pointer, message_ttls_s=own_ttls(ttls_s))
+        request = PublishRequest(payloads, self._transaction.write_pointer, message_ttls_s=own_ttls(ttls_s))
+        request.attributes = attributes if any(attributes) else None
+        return request
 
-    def _touch(self, topic: str) -> None:
+    def touch(self, topic: str) -> None:
+        """Something is about to be sent there, by a producer perhaps: a rollback has to name the topic."""
         assert self._transaction is not None
         self._touched.setdefault(self._transaction.write_pointer, {})[topic] = None
+
+    def doubt(self) -> None:
+        """Nobody knows whether something that was sent took: the transaction can only be made invalid."""
+        self._in_doubt = True
 
     # --- the steps of a transaction --------------------------------------------------------------
 
@@ -226,7 +236,7 @@ class TransactionMessages:
         assert self._transaction is not None
         request = self._taken(waiting)
         request.segments = waiting.segments or None
-        self._touch(topic)
+        self.touch(topic)
         try:
             call = outlasting(calls.publish(self._operations.namespace, topic, request))
             receipt = yield from self._operations.call(call, left_s(self._operations, self._transaction))
