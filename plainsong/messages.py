@@ -229,6 +229,14 @@ class Page(Sequence[Message]):
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
 
 
+class BatchPlace(NamedTuple):
+    """Which message of an atomic batch one is."""
+
+    index: int
+    """0 is the first."""
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A message as ``messages`` shows it: looked at, not consumed."""
@@ -243,5 +251,7 @@ class Seen:
     attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
     producer: str | None = None
     sequence_id: int | None = None
+    batch: BatchPlace | None = None
+    """None, too, where the first message of its batch is gone."""
     detail: str = ""
     """What is wrong with a damaged one."""
