@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from protocol.effects import RollBack
 from protocol.errors import TransactionNotInProgress
 from protocol.ids import pack_position
-from protocol.topic.admission import check_pointer
+from protocol.topic.admission import check_pointer, too_old
 from protocol.topic.bookkeeping import touch, write_pointers
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
 
 def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     pending = state.pending.get(ask.pointer)
-    if pending is None and (not ask.by_client or state.authority.standing(ask.pointer) == "aborted"):
-        return  # there is nothing, and the authority refuses what could follow
+    if pending is None and (
+        not ask.by_client or too_old(state, ask.pointer) or state.authority.standing(ask.pointer) == "aborted"
+    ):
+        return  # there is nothing, and what could follow is refused anyway
     if pending is not None and pending.rolled_back:
         return
     write_pointers(state, step)

@@ -339,3 +339,9 @@ def test_items_begin_anew_behind_a_reference():
     roll.add([Run(5, 4, 1)], [b"d"], [60], Q)
     assert (len(roll), len(roll.items), roll.pointers, roll.expiries) == (5, 1, [(0, 1, Q)], {0: 60_005})
     assert roll.restart == pack_position(5, 4) + bytes(10)
+
+
+def test_rolling_back_a_pointer_past_its_life_that_has_nothing_keeps_nothing():
+    topic = Topic(max_lifetime_ms=1000)
+    topic.ask(RollBackPointer(1))
+    assert not topic.core.state.pending

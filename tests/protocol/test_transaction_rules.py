@@ -758,3 +758,14 @@ def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went
     at.pass_s(601)
     at.tick()
     assert at.state(one) == "invalid"
+
+
+def test_the_checkpoints_of_one_transaction_are_bounded():
+    at = AtWork(max_checkpoints=2)
+    one = at.new()
+    for _ in range(2):
+        at.checkpoint(one)
+    with pytest.raises(Overloaded):
+        at.checkpoint(one)
+    at.checkpoint(at.new())
+    assert at.commit(one) == "committed"

@@ -53,6 +53,11 @@ def checkpoint(ledger: Ledger, step: Step, ask: Checkpoint, now: Now) -> Begun:
     """Issue one more pointer to an open transaction; what it reads stays as it was."""
     record = in_progress(ledger, ask.transaction_id)
     _room(ledger)
+    if len(record.checkpoints) >= ledger.settings.max_checkpoints:
+        raise Overloaded(
+            f"transaction {record.transaction_id} has {len(record.checkpoints)} checkpoints",
+            hint="commit it, and go on in another one",
+        )
     snapshot = ask.transaction or _snapshot_of(ledger, record)
     pointer = ledger.next_pointer(now.wall_ms)
     ledger.add_checkpoint(record, pointer)

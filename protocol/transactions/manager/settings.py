@@ -18,6 +18,8 @@ class TransactionSettings:
     """Nothing is written under an older pointer. 0: no such end, and nothing is pruned by itself."""
     max_open: int = 20_000
     """Pointers in progress, those of checkpoints included."""
+    max_checkpoints: int = 1_000
+    """Checkpoints of one transaction."""
     max_invalid: int = 100_000
     """Invalid pointers at which nothing begins any more."""
     max_outcomes: int = 200_000
