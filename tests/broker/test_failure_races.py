@@ -47,6 +47,7 @@ async def test_a_commit_comes_after_the_publish_that_is_being_written(autojump_c
             nursery.start_soon(scene.decide, transaction, "commit")
             await wait_all_tasks_blocked()
             assert await refused(scene.publish, "a", 1, transaction) == "transaction_not_in_progress"
+            assert transaction.committed_s == inf, "it waits"
         assert transaction.committed_s < inf
 
 
@@ -115,6 +116,32 @@ async def test_a_rollback_that_is_being_written_shows_nothing_to_those_who_wait(
             await wait_all_tasks_blocked()
         assert [page.end for page in scene.pages[-4:]] == ["end"] * 4
         assert all(len(page.messages) == 1 for page in scene.pages[-4:])
+
+
+@pytest.mark.parametrize("held_up", NAMES)
+async def test_a_poll_of_both_topics_shows_a_transaction_in_both_or_in_none(autojump_clock, held_up):
+    """One topic is looked at early, the other late; the transaction goes on and is committed in between."""
+    early = next(topic for topic in NAMES if topic != held_up)
+    async with staged() as (scene, other):
+        await scene.decide(other, "abort")
+        transaction, _ = await scene.begin()
+        await scene.publish(held_up, 1, transaction)
+        body = {"topics": {topic: {} for topic in NAMES}, "isolation": "committed"}
+        answers = []
+
+        async def poll_both():
+            answers.append((await scene.post("/v1/namespaces/ns/poll", body)).json()["topics"])
+
+        async with scene.store.held(held_up, scene.publish, held_up, 1) as nursery:
+            nursery.start_soon(poll_both)
+            await wait_all_tasks_blocked()
+            await scene.publish(early, 1, transaction)
+            await scene.decide(transaction, "commit")
+        (topics,) = answers
+        mine = {each.payloads[0].decode() for each in scene.requests if each.transaction is transaction}
+        shown = {message["payload"] for one in topics.values() for message in one["messages"]}
+        assert len(mine) == 2
+        assert shown & mine in (set(), mine)
 
 
 # --- two clients, one pointer --------------------------------------------------------------------
