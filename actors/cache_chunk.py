@@ -65,9 +65,10 @@ class Chunk:
         self.size += added
         grown = added + ITEM_OVERHEAD_BYTES * len(items) + 100 * len(expiries)
         grown += RUN_BYTES * (len(self.runs) - had)
-        for index, strings in attributes.items():
-            self.attributes[base + index] = strings
-            grown += _cost(strings)
+        if attributes:
+            for index, strings in attributes.items():
+                self.attributes[base + index] = strings
+                grown += _cost(strings)
         self.cost += grown
         return grown
 

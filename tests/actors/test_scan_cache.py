@@ -379,7 +379,7 @@ def test_memory_is_bounded_by_the_budget(count, size, pointers, strings):
             attributes = {index: named(at + index, strings) for index in range(count)} if strings else {}
             cache.append(b"p", items(at, count, size), expiries, FIRST_BOUND, runs, attributes)
             at += count
-            written += count * (size + 60)
+            written += count * (size + 60 + 200 * strings)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
