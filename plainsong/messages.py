@@ -229,7 +229,8 @@ class Page(Sequence[Message]):
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
 
 
-class BatchPlace(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
     """Which message of an atomic batch one is."""
 
     index: int

@@ -106,6 +106,6 @@ def _as_json(seen: Seen) -> dict[str, Any]:
         "attributes": dict(seen.attributes),
         "producer": seen.producer,
         "sequenceId": seen.sequence_id,
-        "batch": None if seen.batch is None else seen.batch._asdict(),
+        "batch": None if seen.batch is None else {"index": seen.batch.index, "count": seen.batch.count},
         **({"detail": seen.detail} if seen.detail else {}),
     }
