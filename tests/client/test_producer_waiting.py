@@ -1,0 +1,405 @@
+"""What a producer holds, sends next and gives up, and what a lightweight transaction allows; driven by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from world import operations
+
+from plainsong import JSON, Outgoing
+from plainsong.core.producing.lightweight import MAX_BYTES, Lightweight
+from plainsong.core.producing.options import Prepared, prepared, producer_bounds
+from plainsong.core.producing.producing import Producing, atomic_request, whole_request
+from plainsong.core.producing.session import Session
+from plainsong.errors import (
+    ConnectionLost,
+    InvalidParameter,
+    InvalidSequenceIds,
+    MaxTransactionSizeExceeded,
+    MessageTooLarge,
+    NoMessages,
+    NotEncodable,
+    NoTransaction,
+    OutcomeUnknown,
+    ProducerFenced,
+    ProducerStopped,
+    SequenceIdsMixed,
+    TransactionInProgress,
+    TransactionOutcomeUnknown,
+    TransactionTimedOut,
+)
+from plainsong.messages import Receipt
+from plainsong.serializers import BYTES
+
+
+@dataclass(eq=False)
+class Fate:
+    asked: bool = False
+
+
+def producing(*, last: int = -1, initial: int | None = None, **bounds: Any) -> Producing[Fate]:
+    given = {
+        "linger_ms": 0,
+        "max_batch_messages": 4,
+        "max_batch_bytes": 1000,
+        "max_pending_bytes": 100_000,
+        "overflow": "wait",
+        "delivery_timeout_s": 120,
+    }
+    session = Session("t", "p", 1, 1, last, optional=False)
+    return Producing(operations(), session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
+
+
+def put(one: Producing[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
+    fates = [Fate() for _ in ids]
+    for given, fate in zip(ids, fates, strict=True):
+        one.take(Prepared(b"m", None, None, given), fate, now_s)
+    return fates
+
+
+def taken(one: Producing[Fate], now_s: float = 0.0) -> list[int]:
+    parcel, _ = one.work(now_s)
+    assert parcel is not None
+    return list(parcel.request.sequence_ids or [])
+
+
+def settle(one: Producing[Fate]) -> None:
+    assert one.waiting.under_way is not None
+    one.delivered(one.waiting.under_way)
+
+
+# --- numbers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("last", "initial", "first"), [(-1, None, 0), (7, None, 8), (-1, 5, 5), (7, 3, 3), (7, 0, 0)])
+def test_the_first_automatic_id_is_the_next_one_unless_it_is_said(last: int, initial: int | None, first: int):
+    one = producing(last=last, initial=initial)
+    put(one, None, None)
+    assert taken(one) == [first, first + 1]
+
+
+def test_explicit_and_automatic_ids_are_never_mixed():
+    one = producing()
+    put(one, 4)
+    with pytest.raises(ValueError, match="some have none"):
+        put(one, None)
+    with pytest.raises(SequenceIdsMixed):
+        one.take_whole(whole_request([b"x"], BYTES)[0], None, Fate(), 0)
+    other = producing()
+    put(other, None)
+    with pytest.raises(SequenceIdsMixed):
+        put(other, 9)
+    with pytest.raises(SequenceIdsMixed):
+        producing().take_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
+
+
+@pytest.mark.parametrize("ids", [[2, 2], [3, 1], [1], [-1, 4], [True, 2], [1, 1 << 63]])
+def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
+    one = producing()
+    with pytest.raises(InvalidSequenceIds):
+        one.take_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
+    assert one.waiting.pending == 0
+    put(one, None)
+    assert taken(one) == [0]
+
+
+# --- gathering ---------------------------------------------------------------------------------------
+
+
+def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
+    one = producing()
+    put(one, None)
+    assert taken(one) == [0]
+    put(one, None, None, None)
+    assert one.work(0) == (None, [])
+    settle(one)
+    assert taken(one) == [1, 2, 3]
+    assert one.waiting.pending == 3
+
+
+def test_ids_that_go_back_begin_another_request():
+    one = producing()
+    put(one, 5, 6, 6, 2, 9)
+    found = []
+    for _ in range(3):
+        found.append(taken(one))
+        settle(one)
+    assert found == [[5, 6], [6], [2, 9]]
+
+
+def test_messages_that_were_given_together_are_a_request_of_their_own():
+    one = producing()
+    put(one, None)
+    one.take_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
+    put(one, None)
+    found = []
+    for _ in range(3):
+        found.append(taken(one))
+        settle(one)
+    assert found == [[0], [1, 2, 3, 4, 5, 6], [7]]
+    assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
+
+
+def test_attributes_and_ttls_of_each_message_go_along():
+    one = producing()
+    one.take(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
+    put(one, None)
+    parcel, _ = one.work(0)
+    assert parcel is not None
+    assert parcel.request.attributes == [{"h": "1", "routingKey": "key"}, {}]
+    assert parcel.request.message_ttls_s == [5, None]
+
+
+def test_lingering_ends_with_a_full_request_or_a_flush():
+    one = producing(linger_ms=1000)
+    put(one, None)
+    assert one.next_s() == 1.0
+    put(one, None, None, None)
+    assert taken(one) == [0, 1, 2, 3]
+    settle(one)
+    put(one, None)
+    one.waiting.flushing = True
+    assert taken(one) == [4]
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+def failed(one: Producing[Fate], error: Any) -> list[Any]:
+    assert one.waiting.under_way is not None
+    return one.failed(one.waiting.under_way, error)
+
+
+def test_a_refused_message_with_an_automatic_id_fails_alone():
+    one = producing()
+    fates = put(one, None, None, None)
+    assert taken(one) == [0, 1, 2]
+    assert failed(one, MessageTooLarge()) == []
+    assert taken(one) == [0]
+    (ended,) = failed(one, MessageTooLarge())
+    assert ended.sents == [fates[0]]
+    assert taken(one) == [1, 2]
+    settle(one)
+    put(one, None)
+    assert taken(one) == [3]
+
+
+def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_overtakes_it():
+    one = producing()
+    fates = put(one, 1, 2, 3)
+    taken(one)
+    put_later = put(one, 7)
+    failed(one, MessageTooLarge())
+    assert taken(one) == [1]
+    settle(one)
+    assert taken(one) == [2, 3]
+    failed(one, MessageTooLarge())
+    assert taken(one) == [2]
+    ended = failed(one, MessageTooLarge())
+    assert [each.sents for each in ended] == [[fates[1]], [fates[2], put_later[0]]]
+    assert isinstance(ended[1].error, ProducerStopped)
+    assert ended[1].error.outcome == "not-applied"
+    with pytest.raises(ProducerStopped):
+        one.check_usable()
+
+
+def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
+    one = producing()
+    put(one, None)
+    taken(one)
+    failed(one, OutcomeUnknown())
+    put(one, None)
+    assert taken(one) == [1]
+    other = producing()
+    put(other, 4)
+    taken(other)
+    failed(other, OutcomeUnknown())
+    with pytest.raises(ProducerStopped):
+        other.check_usable()
+
+
+def test_whoever_waits_for_a_request_decides_himself_what_follows():
+    one = producing()
+    one.take_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
+    taken(one)
+    behind = put(one, 4)
+    ended = failed(one, OutcomeUnknown())
+    assert ended[1].sents == behind
+    one.check_usable()
+    put(one, 3)
+    assert taken(one) == [3]
+
+
+def test_who_was_fenced_off_is_told_so_for_all_that_waits():
+    one = producing()
+    put(one, None)
+    taken(one)
+    behind = put(one, None)
+    ended = failed(one, ProducerFenced())
+    assert isinstance(ended[1].error, ProducerFenced)
+    assert (ended[1].sents, ended[1].error.outcome) == (behind, "not-applied")
+    with pytest.raises(ProducerFenced):
+        one.check_usable()
+
+
+def test_what_waited_too_long_is_given_up():
+    one = producing()
+    fates = put(one, None, None)
+    parcel, ended = one.work(121)
+    assert parcel is None
+    assert [sent for each in ended for sent in each.sents] == fates
+    assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
+
+
+def test_dropping_is_not_for_producers():
+    with pytest.raises(InvalidParameter):
+        producing(overflow="drop")
+
+
+# --- lightweight transactions ------------------------------------------------------------------------
+
+
+def test_one_transaction_is_open_at_a_time():
+    one = producing()
+    first = one.begin("k", None, 0)
+    with pytest.raises(TransactionInProgress):
+        one.begin("k", None, 1)
+    first.abort()
+    second = one.begin("k", None, 2)
+    second.write(b"x", sequence_id=None, ttl_s=None, now_s=2)
+    second.committing(3)
+    with pytest.raises(TransactionInProgress):
+        one.begin("k", None, 100)
+    second.committed(Receipt(None, None, 1, 1))
+    one.begin("k", None, 101)
+
+
+def test_an_aborted_one_uses_up_no_id():
+    one = producing()
+    held = one.begin("k", None, 0)
+    held.write(b"x", sequence_id=None, ttl_s=None, now_s=0)
+    held.abort()
+    put(one, None)
+    assert taken(one) == [0]
+
+
+def open_one(timeout_s: float = 30.0, serializer: Any = BYTES) -> Lightweight:
+    return Lightweight("k", serializer, timeout_s, timeout_s)
+
+
+def write(held: Lightweight, value: Any, now_s: float = 0.0) -> None:
+    held.write(value, sequence_id=None, ttl_s=None, now_s=now_s)
+
+
+def test_exactly_16_mebibytes_of_serialized_bytes_fit_and_one_more_leaves_it_open():
+    held = open_one(serializer=JSON)
+    write(held, "x" * (MAX_BYTES - 2 - 10))
+    write(held, "12345678")
+    assert held.size == MAX_BYTES
+    with pytest.raises(MaxTransactionSizeExceeded):
+        write(held, 1)
+    assert (held.state, len(held)) == ("open", 2)
+    assert sum(map(len, held.committing(0).messages)) == MAX_BYTES
+
+
+def test_so_many_messages_fit_and_no_more():
+    held = open_one()
+    for _ in range(65_536):
+        write(held, b"")
+    with pytest.raises(MaxTransactionSizeExceeded):
+        write(held, b"")
+    assert held.state == "open"
+
+
+def test_what_is_no_message_of_it_is_refused_and_it_stays_open():
+    held = open_one()
+    with pytest.raises(NoMessages):
+        held.committing(0)
+    with pytest.raises(InvalidParameter):
+        write(held, None)
+    with pytest.raises(NotEncodable):
+        write(held, "text")
+    with pytest.raises(InvalidParameter):
+        write(held, Outgoing(b"x", routing_key="another"))
+    write(held, Outgoing(b"x", routing_key="k", attributes={"h": "1"}))
+    request = held.committing(0)
+    assert (request.atomic, request.routing_key, request.attributes) == (True, "k", [{"h": "1"}])
+    with pytest.raises(InvalidParameter):
+        Lightweight(5, BYTES, 1, 1)  # type: ignore[arg-type]
+
+
+def test_after_the_end_there_is_no_transaction():
+    held = open_one()
+    write(held, b"x")
+    held.abort()
+    held.abort()
+    for use in (lambda: write(held, b"y"), lambda: held.committing(0)):
+        with pytest.raises(NoTransaction):
+            use()
+    done = open_one()
+    write(done, b"x")
+    done.committing(0)
+    with pytest.raises(NoTransaction):
+        done.abort()
+    done.committed(Receipt(None, None, 1, 1))
+    for use in (done.abort, lambda: write(done, b"y"), lambda: done.committing(0)):
+        with pytest.raises(NoTransaction):
+            use()
+
+
+def test_its_time_counts_only_while_it_is_open():
+    held = open_one(timeout_s=10)
+    write(held, b"x" * 100, now_s=9.9)
+    with pytest.raises(TransactionTimedOut):
+        write(held, b"y", now_s=10)
+    assert (held.state, held.size, len(held)) == ("aborted", 0, 0)
+    with pytest.raises(TransactionTimedOut):
+        held.committing(11)
+    slow = open_one(timeout_s=10)
+    write(slow, b"x")
+    slow.committing(9)
+    assert not slow.expire(1000)
+    slow.committed(Receipt(None, None, 1, 1))
+    assert slow.state == "committed"
+
+
+def test_a_producer_frees_the_buffer_when_the_time_is_over():
+    one = producing()
+    held = one.begin("k", 10, 0)
+    write(held, b"x")
+    assert one.next_s() == 10
+    one.work(10)
+    assert (held.state, len(held), one.next_s()) == ("aborted", 0, None)
+
+
+def test_one_that_certainly_did_not_take_is_open_again_and_one_in_doubt_is_over():
+    held = open_one()
+    write(held, b"x")
+    held.committing(0)
+    refused = MessageTooLarge()
+    held.failed(refused, 1)
+    assert held.state == "open"
+    held.committing(2)
+    held.failed(TransactionOutcomeUnknown(), 3)
+    assert held.state == "unknown"
+    for use in (lambda: write(held, b"y"), lambda: held.committing(0)):
+        with pytest.raises(TransactionOutcomeUnknown):
+            use()
+    lost = open_one()
+    write(lost, b"x")
+    lost.committing(0)
+    lost.failed(ConnectionLost(), 3)
+    assert lost.state == "unknown"
+
+
+def test_an_atomic_request_has_one_routing_key_and_is_not_empty_or_too_large():
+    with pytest.raises(NoMessages):
+        atomic_request("k", [], BYTES)
+    with pytest.raises(InvalidParameter):
+        atomic_request("k", [Outgoing(b"x", routing_key="other")], BYTES)
+    with pytest.raises(MaxTransactionSizeExceeded):
+        atomic_request("k", [b"x" * MAX_BYTES, b"y"], BYTES)
+    request, _ = atomic_request("k", [b"x" * MAX_BYTES], BYTES)
+    assert (request.atomic, request.routing_key) == (True, "k")
