@@ -1,0 +1,207 @@
+"""Producers over HTTP when something goes wrong: failing and stalling stores, copies under way, bounds, damaged rows."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS, in_process
+
+from protocol.effects import Table, put_one
+from protocol.keys import PRODUCER, system_key
+from protocol.names import TopicName
+
+PRODUCERS = f"{TOPICS}/t/producers"
+PUBLISH = f"{TOPICS}/t/publish"
+POINTER = START_MS * 1_000_000
+NAME = TopicName("ns", "t")
+
+
+async def send(daemon, ids, *, producer="p", status=200, code=None, **more):
+    """A publish of one message for each id."""
+    body = {"messages": [f"m{number}" for number in ids], "producer": producer, "sequenceIds": list(ids), **more}
+    return await daemon.call("POST", PUBLISH, json=body, status=status, code=code)
+
+
+async def payloads(daemon):
+    return [message["payload"] for message in await daemon.poll()]
+
+
+async def until_asked(daemon, asks):
+    """Wait until so many requests wait for the topic, or have been taken by it."""
+    entry = daemon.service.directory.entry(NAME)
+    with trio.fail_after(5):
+        while len(entry.mailbox) < asks:
+            await trio.lowlevel.checkpoint()
+
+
+def event(daemon, word):
+    registry = daemon.service.metrics.registry
+    return registry.get_sample_value("plainsong_producer_events_total", {"event": word}) or 0
+
+
+# --- copies under way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pointer", [None, POINTER])
+async def test_copies_that_come_while_the_first_is_written_get_its_answer(daemon, pointer):
+    await daemon.create()
+    more = {} if pointer is None else {"transactionWritePointer": pointer}
+    answers = []
+
+    async def one():
+        answers.append((await send(daemon, [0, 1], **more)).json())
+
+    daemon.store.stall("write")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one)
+        await daemon.store.stalled("write")
+        for _ in range(4):
+            nursery.start_soon(one)
+        await until_asked(daemon, 1)
+        assert answers == []
+        daemon.store.release("write")
+    assert sorted(answer.pop("duplicate") for answer in answers) == [False, True, True, True, True]
+    assert all(answer == answers[0] for answer in answers)
+    assert await payloads(daemon) == ["m0", "m1"]
+
+
+async def test_the_last_sequence_id_is_told_only_when_it_is_durable(daemon):
+    await daemon.create()
+    await send(daemon, [0])
+    told = []
+
+    async def look():
+        told.append((await daemon.call("GET", f"{PRODUCERS}/p")).json()["lastSequenceId"])
+
+    daemon.store.stall("write")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, daemon, [1])
+        await daemon.store.stalled("write")
+        nursery.start_soon(look)
+        await until_asked(daemon, 1)
+        assert told == []
+        daemon.store.release("write")
+    assert told == [1]
+
+
+async def test_a_session_opened_while_an_older_publish_is_written_knows_what_became_of_it(daemon):
+    await daemon.create()
+    old = (await daemon.call("PUT", f"{PRODUCERS}/p")).json()
+    sessions = []
+
+    async def open_again():
+        sessions.append((await daemon.call("PUT", f"{PRODUCERS}/p")).json())
+
+    daemon.store.stall("write")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: send(daemon, [0], producerEpoch=old["epoch"]))
+        await daemon.store.stalled("write")
+        nursery.start_soon(open_again)
+        await until_asked(daemon, 1)
+        daemon.store.release("write")
+    assert sessions[0]["lastSequenceId"] == 0
+    await send(daemon, [1], producerEpoch=old["epoch"], status=409, code="producer_fenced")
+
+
+# --- a store that fails ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("applied", [0, 1, 2, 3, 100])
+async def test_after_a_write_that_failed_a_retry_completes_it_and_stores_nothing_twice(daemon, applied):
+    await daemon.create()
+    await send(daemon, [0])
+    daemon.store.fail_next("write", applied=applied)
+    await send(daemon, [1, 2], status=503, code="outcome_unknown")
+    again = await send(daemon, [1, 2])
+    assert again.json()["lastSequenceId"] == 2
+    assert await payloads(daemon) == ["m0", "m1", "m2"]
+
+
+@pytest.mark.parametrize("applied", [0, 1, 2, 3, 100])
+async def test_an_atomic_batch_whose_write_failed_is_there_whole_or_not_at_all(daemon, applied):
+    await daemon.create()
+    await send(daemon, [0])
+    daemon.store.fail_next("write", applied=applied)
+    await send(daemon, [1, 2, 3], status=503, code="outcome_unknown", atomic=True)
+    assert await payloads(daemon) in (["m0"], ["m0", "m1", "m2", "m3"])
+    await send(daemon, [1, 2, 3], atomic=True)
+    assert await payloads(daemon) == ["m0", "m1", "m2", "m3"]
+
+
+async def test_one_that_is_refused_leaves_those_of_its_group_alone(daemon):
+    await daemon.create()
+    await send(daemon, [5], producer="b")
+    daemon.store.stall("write")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, daemon, [0])
+        await daemon.store.stalled("write")
+        nursery.start_soon(lambda: send(daemon, [0], producer="a"))
+        refused = {"producer": "b", "atomic": True, "status": 409, "code": "partial_duplicate"}
+        nursery.start_soon(lambda: send(daemon, [5, 6], **refused))
+        nursery.start_soon(lambda: send(daemon, [0], producer="c"))
+        await until_asked(daemon, 3)
+        daemon.store.release("write")
+    assert len(await payloads(daemon)) == 4
+
+
+# --- bounds and memory -------------------------------------------------------------------------------
+
+
+async def test_the_longest_idle_producer_makes_room_for_a_new_one():
+    async with in_process(deduplication__max_producers=3) as daemon:
+        await daemon.create()
+        for number, name in enumerate("abc"):
+            daemon.clock.ms = START_MS + number
+            await send(daemon, [0], producer=name)
+        daemon.clock.ms = START_MS + 3_600_000
+        await send(daemon, [1], producer="a")
+        await send(daemon, [0], producer="d")
+        names = [each["producer"] for each in (await daemon.call("GET", PRODUCERS)).json()["producers"]]
+        assert "b" not in names
+        assert {"a", "d"} < {*names, "c"}
+        assert event(daemon, "evicted") == 1
+        assert (await send(daemon, [1], producer="a")).json()["duplicate"]
+
+
+async def test_long_memories_are_bounded():
+    async with in_process(deduplication__max_long_producers=1) as daemon:
+        await daemon.create()
+        month = {"retentionSeconds": 30 * 86_400}
+        await daemon.call("PUT", f"{PRODUCERS}/a", json=month)
+        await daemon.call("PUT", f"{PRODUCERS}/a", json=month)
+        await daemon.call("PUT", f"{PRODUCERS}/b", status=503, code="too_many_producers", json=month)
+        await daemon.call("PUT", f"{PRODUCERS}/b")
+
+
+async def test_where_it_is_off_many_producers_leave_nothing_behind():
+    async with in_process(deduplication__default=False, deduplication__max_producers=10) as daemon:
+        await daemon.create()
+        for number in range(50):
+            await send(daemon, [0], producer=f"p{number}")
+        assert (await daemon.call("GET", PRODUCERS)).json()["count"] == 0
+        assert not [key for key in daemon.store.inner.tables[Table.METADATA].rows if key.startswith(b"\x00" + PRODUCER)]
+
+
+async def test_a_producer_forgotten_for_idleness_stays_so_after_a_restart(daemon):
+    await daemon.create()
+    await send(daemon, [0])
+    daemon.clock.ms += daemon.service.config.deduplication.producer_retention_s * 1000 + 1
+    await daemon.call("GET", f"{PRODUCERS}/p", status=404, code="producer_not_found")
+    assert event(daemon, "expired") == 1
+    async with in_process(store=daemon.store) as again:
+        await again.call("GET", f"{PRODUCERS}/p", status=404, code="producer_not_found")
+
+
+async def test_a_damaged_row_stops_its_own_producer_until_somebody_deletes_it(daemon):
+    await daemon.create()
+    for name in ("p", "q"):
+        await daemon.call("PUT", f"{PRODUCERS}/{name}")
+    daemon.store.inner.apply([put_one(Table.METADATA, system_key(PRODUCER, NAME, 1, b"p"), b"\xff?")])
+    async with in_process(store=daemon.store) as again:
+        refused = await send(again, [0], status=503, code="storage_failed")
+        assert "delete" in refused.json()["hint"]
+        await send(again, [0], producer="q")
+        listed = (await again.call("GET", PRODUCERS)).json()["producers"]
+        assert [(each["producer"], each["damaged"]) for each in listed] == [("p", True), ("q", False)]
+        await again.call("DELETE", f"{PRODUCERS}/p")
+        await send(again, [0])
