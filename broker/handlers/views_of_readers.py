@@ -19,8 +19,8 @@ MAX_SNAPSHOT_BYTES = 16 << 20
 def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
     """What the reader may see; None: everything, undecided and rolled back.
 
-    A committed reader's view has to be taken *after* its span: then nothing below the span's end can have been
-    begun after the view. One from ``transaction`` bytes may be made at any time.
+    A committed reader's view has to be taken *before* its span: then of a transaction that it shows nothing can stand
+    behind the span's end. One from ``transaction`` bytes may be made at any time.
 
     Raises:
       InvalidParameter: both are given.
