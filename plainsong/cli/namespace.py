@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli import tables
+from plainsong.cli.producer import asked, show_effective
 from plainsong.cli.say import echo_json
 from plainsong.cli.verb import VerbGroup, json_option
 from plainsong.cli.where import where_options
@@ -31,7 +32,7 @@ def namespace() -> None:
 def list_namespaces(as_json: bool, where: Where) -> None:
     """List the namespaces that have topics or properties."""
     with where.client() as client:
-        names = client._shell.run(client._operations.call(producer_calls.list_namespaces()))
+        names = asked(client, producer_calls.list_namespaces())
     if as_json:
         echo_json(names)
     else:
@@ -45,8 +46,8 @@ def list_namespaces(as_json: bool, where: Where) -> None:
 def show(name: str | None, as_json: bool, where: Where) -> None:
     """Show a namespace's properties; --namespace's own by default."""
     with where.client() as client:
-        call = producer_calls.show_namespace(client.namespace if name is None else name)
-        _say(client._shell.run(client._operations.call(call)), as_json=as_json)
+        told = asked(client, producer_calls.show_namespace(client.namespace if name is None else name))
+    _say(told, as_json=as_json)
 
 
 @namespace.command(
@@ -68,9 +69,9 @@ def set_properties(name: str, properties: tuple[str, ...], as_json: bool, where:
     """
     changes = _parsed(properties)
     with where.client() as client:
-        now = client._shell.run(client._operations.call(producer_calls.show_namespace(name)))["properties"]
-        call = producer_calls.set_namespace(name, {**now, **changes})
-        _say(client._shell.run(client._operations.call(call)), as_json=as_json)
+        now = asked(client, producer_calls.show_namespace(name))["properties"]
+        told = asked(client, producer_calls.set_namespace(name, {**now, **changes}))
+    _say(told, as_json=as_json)
 
 
 def _parsed(texts: tuple[str, ...]) -> dict[str, str]:
@@ -90,7 +91,5 @@ def _say(told: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         echo_json(told)
         return
-    effective = told["deduplication"]
-    state = f"{'on' if effective['enabled'] else 'off'}, as the {effective['level']} says"
-    pairs = [("namespace", told["name"]), *sorted(told["properties"].items()), ("in force", state)]
+    pairs = [("namespace", told["name"]), *sorted(told["properties"].items()), ("in force", show_effective(told))]
     tables.echo_lines(tables.facts(pairs))

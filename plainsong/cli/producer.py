@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,9 @@ from protocol.errors import ProducerNotFound, nearest
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
+    from plainsong.core.attempts import Call
+
+T = TypeVar("T")
 
 #: Shown unless somebody wants more. The daemon gives so many at once, at most.
 DEFAULT_LIMIT = 100
@@ -46,8 +49,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     being written, EPOCH counts the sessions of the name.
     """
     with where.client(topic) as client:
-        call = producer_calls.list_producers(client.namespace, topic, after, limit)
-        found = client._shell.run(client._operations.call(call))
+        found = asked(client, producer_calls.list_producers(client.namespace, topic, after, limit))
     if as_json:
         echo_json(found)
         return
@@ -74,7 +76,7 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     snapshot, replay = found["snapshot"], found["lastReplay"]
     age = "none yet" if snapshot["ageMs"] is None else f"{show_length(snapshot['ageMs'])} old"
     return [
-        ("deduplication", _effective(found["deduplication"])),
+        ("deduplication", show_effective(found)),
         ("producers", f"{tables.show_count(found['count'])} of {topic}"),
         ("snapshot", f"{age}, {tables.show_count(snapshot['entriesSince'])} requests since"),
         (
@@ -84,8 +86,15 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _effective(told: dict[str, Any]) -> str:
-    return f"{'on' if told['enabled'] else 'off'}, as the {told['level']} says"
+def show_effective(told: dict[str, Any]) -> str:
+    """``on, as the service says``: of what the daemon answers about a topic's producers, or a namespace."""
+    effective = told["deduplication"]
+    return f"{'on' if effective['enabled'] else 'off'}, as the {effective['level']} says"
+
+
+def asked(client: Client, call: Call[T]) -> T:
+    """The answer to a call that the client has no method for. Raises PlainsongError."""
+    return client._shell.run(client._operations.call(call))
 
 
 @producer.command(
@@ -136,8 +145,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
     with where.client(topic) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
         confirmed(f"Forget {producer} of {topic}? What it sends again is stored again.", yes=yes)
-        call = producer_calls.delete_producer(client.namespace, topic, producer)
-        client._shell.run(client._operations.call(call))
+        asked(client, producer_calls.delete_producer(client.namespace, topic, producer))
     if as_json:
         echo_json({"deleted": producer, "lastSequenceId": last})
     else:
@@ -147,10 +155,9 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
 def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
     """The producer. Raises CommandFailed naming the nearest one."""
     try:
-        call = producer_calls.show_producer(client.namespace, topic, name, generation)
-        return client._shell.run(client._operations.call(call))
+        return asked(client, producer_calls.show_producer(client.namespace, topic, name, generation))
     except ProducerNotFound as error:
-        page = producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT)
-        names = [each["producer"] for each in client._shell.run(client._operations.call(page))["producers"]]
+        page = asked(client, producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
+        names = [each["producer"] for each in page["producers"]]
         near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} shows those there are"
         raise CommandFailed(f"topic {topic} has no producer {name!r}", hint=near, code=Exit.NOT_FOUND) from error

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.inputs import Piece
+from plainsong.cli.producer import asked
 from plainsong.cli.sending import Sending, messages_told
-from plainsong.core import calls, producer_calls
+from plainsong.core import calls
+from plainsong.core.producing.calls import open_session
+from plainsong.core.producing.lightweight import MAX_BYTES, MAX_MESSAGES
 from plainsong.messages import check_ttl
 from protocol.requests import PublishRequest
 
@@ -19,11 +23,7 @@ if TYPE_CHECKING:
     from plainsong import Client, Receipt
     from plainsong.cli.inputs import Item
     from plainsong.cli.progress import Progress
-    from plainsong.core.attempts import Call
-
-#: What one atomic request may have; the daemon says the same.
-MAX_ATOMIC_BYTES = 16 << 20
-MAX_ATOMIC_MESSAGES = 1 << 16
+    from plainsong.core.producing.calls import Known
 
 
 class Extras(NamedTuple):
@@ -61,7 +61,7 @@ class SendingWith(Sending):
         if ttl_s is not None:
             check_ttl(ttl_s)
         self._extras = extras
-        self._session: dict[str, Any] | None = None
+        self._session: Known | None = None
         self._next_id = 0
         self._already = 0
 
@@ -79,23 +79,26 @@ class SendingWith(Sending):
         if extras.producer is not None:
             self._put_producer(request, extras.producer)
         once = extras.producer is not None
-        receipt: Receipt = self._call(calls.publish(self.client.namespace, self.topic, request, retry_unknown=once))
+        receipt: Receipt = asked(
+            self.client, calls.publish(self.client.namespace, self.topic, request, retry_unknown=once)
+        )
+        if self._session is not None:
+            # As of the opening: what an attempt of this very run has stored was not stored before.
+            self._already += min(len(items), max(0, self._session.last_sequence_id + 1 - self._next_id))
         self._next_id += len(items)
-        self._already += len(items) if receipt.duplicate else len(receipt.dropped or ())
         return receipt
 
     def _put_producer(self, request: PublishRequest, name: str) -> None:
         if self._session is None:
-            self._session = self._call(producer_calls.open_session(self.client.namespace, self.topic, name))
-            asked = self._extras.sequence_id
-            self._next_id = self._session["lastSequenceId"] + 1 if asked is None else asked
+            opening = open_session(self.client.namespace, self.topic, name)
+            # Opened twice it has another epoch, and this is the last one.
+            self._session = asked(self.client, replace(opening, repeat="harmless"))
+            first = self._extras.sequence_id
+            self._next_id = self._session.last_sequence_id + 1 if first is None else first
         request.producer = name
-        request.producer_epoch = self._session["epoch"]
-        request.generation = self._session["generation"]
+        request.producer_epoch = self._session.epoch
+        request.generation = self._session.generation
         request.sequence_ids = range(self._next_id, self._next_id + len(request.messages))
-
-    def _call(self, call: Call[Any]) -> Any:
-        return self.client._shell.run(self.client._operations.call(call))
 
     @property
     def how(self) -> str:
@@ -119,9 +122,9 @@ def _as_one(pieces: Iterable[Piece]) -> Iterable[Piece]:
         items += piece.items
         size += sum(len(item.payload) for item in piece.items)
         read = piece.read_bytes
-        if size > MAX_ATOMIC_BYTES or len(items) > MAX_ATOMIC_MESSAGES:
+        if size > MAX_BYTES or len(items) > MAX_MESSAGES:
             raise CommandFailed(
-                f"this is more than {MAX_ATOMIC_BYTES >> 20} MiB or {MAX_ATOMIC_MESSAGES} messages, too much for --atomic",
+                f"this is more than {MAX_BYTES >> 20} MiB or {MAX_MESSAGES} messages, too much for --atomic",
                 hint="--tx takes any number",
                 code=Exit.USAGE,
             )

@@ -9,11 +9,13 @@ import click
 from plainsong.cli import tables
 from plainsong.cli.apply import apply
 from plainsong.cli.patterns import chosen
+from plainsong.cli.producer import asked, show_effective
 from plainsong.cli.properties import merged, parse_assignments, show_property
 from plainsong.cli.say import confirmed, echo_json, named
 from plainsong.cli.times import Length, show_length, show_time
 from plainsong.cli.verb import VerbGroup, json_option
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.core.producer_calls import list_producers
 from protocol.errors import TopicExists
 
 if TYPE_CHECKING:
@@ -101,8 +103,11 @@ def show(topic: str, as_json: bool, where: Where) -> None:
     """Show a topic's properties, how much is in it, and its readers."""
     with where.client(topic) as client:
         properties, stats, readers = client.properties(topic), client.stats(topic), client.readers(topic)
+        producers = asked(client, list_producers(client.namespace, topic, None, 1))
     if as_json:
-        echo_json({"name": topic, "properties": properties, "stats": stats, "readers": readers})
+        effective = producers["deduplication"]
+        told = {"name": topic, "properties": properties, "deduplication": effective, "stats": stats, "readers": readers}
+        echo_json(told)
         return
     newest = stats["newestId"]
     lines = [("topic", topic), *((name, show_property(name, value)) for name, value in sorted(properties.items()))]
@@ -111,6 +116,7 @@ def show(topic: str, as_json: bool, where: Where) -> None:
         ("size", tables.show_bytes(stats["bytes"])),
         ("oldest", show_length(stats["oldestAgeMs"])),
         ("newest", "-" if newest is None else show_time(int(newest[:16], 16))),
+        ("producers", f"{tables.show_count(producers['count'])}, deduplication is {show_effective(producers)}"),
         ("readers", named([each["name"] for each in readers]) if readers else "none"),
     ]
     tables.echo_lines(tables.facts(lines))

@@ -32,13 +32,6 @@ def list_producers(namespace: str, topic: str, after: str | None, limit: int) ->
     return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _record)
 
 
-def open_session(namespace: str, topic: str, producer: str, *, generation: int | None = None) -> Call[dict[str, Any]]:
-    """``PUT /{t}/producers/{name}``; opened twice, only the epoch is another."""
-    body = {} if generation is None else {"generation": generation}
-    path = producer_path(namespace, topic, producer)
-    return Call(Request("PUT", path, _JSON, as_json(body)), _record, "harmless")
-
-
 def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[dict[str, Any]]:
     """``GET /{t}/producers/{name}``; with a generation also of one that is gone."""
     query = "" if generation is None else f"?generation={generation}"
