@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plainsong.aio.client import AsyncClient
     from plainsong.aio.lightweight import AsyncLightweightTransaction
     from plainsong.aio.producer import AsyncProducer
+    from plainsong.aio.stream import AsyncStream
     from plainsong.aio.transaction import AsyncTransactionContext
     from plainsong.core.outcomes import Counts, DroppedMessage
     from plainsong.core.producing.receipts import MessageReceipt
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from plainsong.sync.client import Client
     from plainsong.sync.lightweight import LightweightTransaction
     from plainsong.sync.producer import Producer
+    from plainsong.sync.stream import Stream
     from plainsong.sync.transaction import TransactionContext
     from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
     from plainsong.transactions.values import Transaction, TransactionStatus
@@ -38,6 +40,7 @@ _HOMES = {
     "AsyncClient": "plainsong.aio.client",
     "AsyncLightweightTransaction": "plainsong.aio.lightweight",
     "AsyncProducer": "plainsong.aio.producer",
+    "AsyncStream": "plainsong.aio.stream",
     "AsyncTransactionAware": "plainsong.transactions.participants",
     "AsyncTransactionContext": "plainsong.aio.transaction",
     "BYTES": "plainsong.serializers",
@@ -59,6 +62,7 @@ _HOMES = {
     "Seen": "plainsong.messages",
     "Serializer": "plainsong.serializers",
     "ServerPosition": "plainsong.positions",
+    "Stream": "plainsong.sync.stream",
     "TEXT": "plainsong.serializers",
     "Transaction": "plainsong.transactions.values",
     "TransactionAware": "plainsong.transactions.participants",
@@ -75,6 +79,7 @@ __all__ = [
     "AsyncClient",
     "AsyncLightweightTransaction",
     "AsyncProducer",
+    "AsyncStream",
     "AsyncTransactionAware",
     "AsyncTransactionContext",
     "Client",
@@ -94,6 +99,7 @@ __all__ = [
     "Seen",
     "Serializer",
     "ServerPosition",
+    "Stream",
     "Transaction",
     "TransactionAware",
     "TransactionContext",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -9,6 +10,8 @@ import trio
 from protocol.errors import OutcomeUnknown, PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from broker.service import Service
     from protocol.names import TopicName
     from protocol.requests import ProducerVerdict, PublishRequest
@@ -29,10 +32,15 @@ async def asked(service: Service, name: TopicName, request: PublishRequest, ask:
     """
     if request.producer is None:
         return await service.directory.ask(name, ask)
+    return await patiently(service, name, partial(service.directory.ask, name, ask))
+
+
+async def patiently(service: Service, name: TopicName, answer: Callable[[], Awaitable[A]]) -> A:
+    """The answer to something that a producer asked; raises as ``asked`` does."""
     timeout_s = service.config.deduplication.answer_timeout_s
     try:
         with trio.move_on_after(timeout_s):
-            return await service.directory.ask(name, ask)
+            return await answer()
     except _REFUSALS as error:
         service.metrics.producer_refused(error.code)
         raise

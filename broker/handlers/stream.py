@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.handlers.later import refuse_later
+from broker.handlers.producing import patiently
 from broker.handlers.publish import LOOP_BYTES
 from broker.http.status import only_plain, problem_of, status_of
 from protocol.checks import check_publish
@@ -61,6 +62,7 @@ class _Taken:
     """What it holds."""
     put: Ticket[Any] | PlainsongError
     """The ticket, or why there is none."""
+    of_producer: bool
     begun_s: float
 
 
@@ -138,7 +140,8 @@ class PublishStream:
         if isinstance(put, PlainsongError):
             self._held.shrink(self._held.held_bytes - held_bytes)
             size = 0
-        self._taken.append(_Taken(numbers, len(payloads), size, put, perf_counter()))
+        of_producer = isinstance(part, codec.Whole) and part.request.producer is not None
+        self._taken.append(_Taken(numbers, len(payloads), size, put, of_producer, perf_counter()))
         self._requests += len(numbers)
         self._arrived.set()
 
@@ -197,7 +200,8 @@ class PublishStream:
         outcome: Any = taken.put
         if not isinstance(outcome, PlainsongError):
             try:
-                outcome = await taken.put.wait(_nobody_waits)  # type: ignore[union-attr]
+                waiting = partial(outcome.wait, _nobody_waits)
+                outcome = await (patiently(self._service, self._name, waiting) if taken.of_producer else waiting())
             except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
                 outcome = self._plain(error)
         self._taken.popleft()

@@ -13,6 +13,7 @@ from plainsong.aio.polling import AsyncPolling
 from plainsong.aio.producers import AsyncProducers
 from plainsong.aio.publishing import AsyncPublishing
 from plainsong.aio.shell import AsyncShell
+from plainsong.aio.streams import AsyncStreams
 from plainsong.aio.transacting import AsyncTransacting
 from plainsong.core.operations import Operations
 from plainsong.settings import DEFAULT_URL, Settings, from_environment
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class AsyncClient(AsyncPublishing, AsyncProducers, AsyncPolling, AsyncTransacting, AsyncAdministration):
+class AsyncClient(AsyncPublishing, AsyncProducers, AsyncStreams, AsyncPolling, AsyncTransacting, AsyncAdministration):
     """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
 
     For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from plainsong.aio.client import AsyncClient
     from plainsong.aio.publisher import AsyncPublisher
     from plainsong.aio.reader import AsyncReader
+    from plainsong.aio.stream import AsyncStream
     from plainsong.ids import MessageId
     from plainsong.messages import Page, Receipt, Seen
     from plainsong.starts import Start
@@ -45,6 +46,10 @@ class AsyncTopic:
     def publisher(self, **options: Any) -> AsyncPublisher:
         """``AsyncClient.publisher``."""
         return self._client.publisher(self.name, **options)
+
+    def stream(self, **options: Any) -> AsyncStream:
+        """``AsyncClient.stream``."""
+        return self._client.stream(self.name, **options)
 
     async def poll(self, start: Start = OLDEST, **options: Any) -> Page:
         """``AsyncClient.poll``."""

@@ -17,6 +17,7 @@ from plainsong.sync.polling import Polling
 from plainsong.sync.producers import Producers
 from plainsong.sync.publishing import Publishing
 from plainsong.sync.shell import Shell
+from plainsong.sync.streams import Streams
 from plainsong.sync.transacting import Transacting
 from plainsong.transport.blocking import Wire
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("plainsong.client")
 
 
-class Client(Publishing, Producers, Polling, Transacting, Administration):
+class Client(Publishing, Producers, Streams, Polling, Transacting, Administration):
     """Talks to a daemon: topics, publishing, polling, reading.
 
     Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and

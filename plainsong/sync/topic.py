@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plainsong.sync.client import Client
     from plainsong.sync.publisher import Publisher
     from plainsong.sync.reader import Reader
+    from plainsong.sync.stream import Stream
     from plainsong.transactions.values import Transaction
 
 
@@ -45,6 +46,10 @@ class Topic:
     def publisher(self, **options: Any) -> Publisher:
         """``Client.publisher``."""
         return self._client.publisher(self.name, **options)
+
+    def stream(self, **options: Any) -> Stream:
+        """``Client.stream``."""
+        return self._client.stream(self.name, **options)
 
     def poll(self, start: Start = OLDEST, **options: Any) -> Page:
         """``Client.poll``."""

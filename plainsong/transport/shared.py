@@ -27,7 +27,7 @@ BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 
 
 @lru_cache(maxsize=64)
-def _place(url: str) -> tuple[bytes, bytes, int | None, bytes, bytes]:
+def place_of(url: str) -> tuple[bytes, bytes, int | None, bytes, bytes]:
     """Scheme, host, port, path prefix and Host header of a daemon's URL."""
     parts = urlsplit(url)
     assert parts.hostname is not None  # checked with the settings
@@ -36,7 +36,7 @@ def _place(url: str) -> tuple[bytes, bytes, int | None, bytes, bytes]:
 
 def http_request(send: Send, token: str | None, timeout_s: float) -> httpcore2.Request:
     """The request as httpcore takes it. httpcore's own limits are for each step; the wires limit the whole."""
-    scheme, host, port, prefix, netloc = _place(send.url)
+    scheme, host, port, prefix, netloc = place_of(send.url)
     request = send.request
     headers = [(b"Host", netloc), (b"Content-Length", b"%d" % len(request.body))]
     headers += [(name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers]

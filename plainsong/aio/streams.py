@@ -1,0 +1,34 @@
+"""Opening streams: one WebSocket to a topic, for many small publishes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plainsong.aio.stream import AsyncStream
+from plainsong.core.streaming import DEFAULT_PENDING_BYTES
+
+if TYPE_CHECKING:
+    from plainsong.core.operations import Operations
+    from plainsong.serializers import SerializerLike
+
+
+class AsyncStreams:
+    """What ``AsyncClient`` streams."""
+
+    _operations: Operations
+
+    def stream(
+        self, topic: str, *, max_pending_bytes: int = DEFAULT_PENDING_BYTES, serializer: SerializerLike = None
+    ) -> AsyncStream:
+        """A connection on which publishes go ahead of their answers; use it in an ``async with`` block.
+
+        For loops of single publishes, each with its own receipt. A ``publisher`` outlives its connections and tries
+        again; a stream does neither: its tickets say what became of each request. Outside of transactions.
+
+        Args:
+          max_pending_bytes: that requests without an answer may occupy, about 300 bytes for each beside its
+            messages; ``publish`` waits when they do.
+        Raises:
+          InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.
+        """
+        return AsyncStream(self._operations, topic, max_pending_bytes=max_pending_bytes, serializer=serializer)

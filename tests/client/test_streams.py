@@ -1,0 +1,276 @@
+"""Streams of publishes, from threads and event loops: order, receipts, bounds, and every way to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import pytest
+from conftest import url_of
+from harness import Daemon
+from proxy import Proxy
+
+from plainsong import TEXT, AsyncClient, Client, Outgoing
+from plainsong.errors import (
+    BadRequest,
+    BufferFull,
+    Closed,
+    ConnectFailed,
+    InvalidName,
+    NotSent,
+    OutcomeUnknown,
+    PlainsongError,
+    TopicNotFound,
+)
+from protocol.requests import PublishRequest, PublishResponse
+
+COUNT = 5_000
+
+
+def test_each_call_gets_its_own_receipt_in_the_order_of_the_calls(client: Client, topic: str):
+    with client.stream(topic) as stream:
+        tickets = [stream.publish(b"%d" % n) for n in range(COUNT)]
+    ids = [ticket.result().first_id for ticket in tickets]
+    found = [(message.id, message.payload) for message in client.read(topic)]
+    assert found == [(each, b"%d" % n) for n, each in enumerate(ids)]
+
+
+def test_what_publish_takes_a_stream_takes(client: Client, topic: str):
+    with client.topic(topic).stream(serializer=TEXT) as stream:
+        many = stream.publish(["a", "b", Outgoing("c", ttl_s=60)], ttl_s=600)
+        empty = stream.publish("")
+    assert many.result().count == 3
+    assert [message.payload for message in client.read(topic)] == [b"a", b"b", b"c", b""]
+    assert many.result().first_id < many.result().last_id < empty.result().first_id
+
+
+def test_a_producers_requests_are_deduplicated_over_a_stream(client: Client, topic: str):
+    def again(stream):
+        return [stream.send(PublishRequest([b"%d" % n], producer="p", sequence_ids=[n])) for n in range(10)]
+
+    with client.stream(topic) as stream:
+        first, second = again(stream), again(stream)
+    assert [ticket.result().duplicate for ticket in first + second] == [False] * 10 + [True] * 10
+    ids = [ticket.result().first_id for ticket in first]
+    assert [ticket.result().first_id for ticket in second][-5:] == ids[-5:]  # the last results are remembered
+    assert len(list(client.read(topic))) == 10
+
+
+def test_a_write_pointer_gets_its_publish_response(client: Client, topic: str):
+    transaction = client.transactions.begin()
+    with client.stream(topic) as stream:
+        answer = stream.send(PublishRequest([b"x"], write_pointer=transaction.write_pointer)).result(10)
+    assert isinstance(answer, PublishResponse)
+    assert answer.write_pointer == transaction.write_pointer
+    client.transactions.abort(transaction)
+
+
+def test_a_refused_request_says_why_and_the_others_are_there(client: Client, topic: str):
+    stream = client.stream(topic)
+    good, bad, more = (
+        stream.publish(b"a"),
+        stream.send(PublishRequest([b"x"], generation=-1)),
+        stream.publish(b"b"),
+    )
+    assert isinstance(bad.exception(10), BadRequest)
+    assert bad.exception().outcome == "not-applied"
+    assert good.result(10).first_id < more.result(10).first_id
+    stream.close()
+
+
+def test_failures_nobody_asked_about_are_told_by_flush_and_close(client: Client):
+    stream = client.stream("no-such-topic")
+    stream.publish(b"a")
+    with pytest.raises(NotSent):
+        stream.flush()
+    asked = stream.publish(b"b")
+    assert isinstance(asked.exception(10), TopicNotFound)
+    stream.close()
+
+
+def test_a_full_buffer_makes_publish_wait_and_never_grows(client: Client, topic: str):
+    with client.stream(topic, max_pending_bytes=10_000) as stream:
+        most = 0
+        for n in range(COUNT):
+            stream.publish(b"%d" % n)
+            most = max(most, stream._streaming.pending_bytes)
+        with pytest.raises(BufferFull):
+            stream.publish(b"x" * 20_000)
+    assert most <= 10_000
+    assert [int(message.payload) for message in client.read(topic)] == list(range(COUNT))
+
+
+def test_threads_may_share_a_stream(client: Client, topic: str):
+    with client.stream(topic) as stream:
+
+        def send(which: int) -> None:
+            for n in range(500):
+                stream.publish(b"%d %d" % (which, n))
+
+        threads = [threading.Thread(target=send, args=(which,)) for which in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = [tuple(map(int, message.payload.split())) for message in client.read(topic)]
+    for which in range(4):
+        assert [n for each, n in found if each == which] == list(range(500))
+
+
+def test_a_closed_stream_takes_nothing(client: Client, topic: str):
+    stream = client.stream(topic)
+    stream.close()
+    stream.close()
+    with pytest.raises(Closed):
+        stream.publish(b"x")
+
+
+def test_closing_the_client_closes_its_streams(shared_url: str, topic: str):
+    with Client(shared_url) as client:
+        ticket = client.stream(topic).publish(b"x")
+    assert ticket.result(0).count == 1
+
+
+def test_what_cannot_be_opened_says_so(shared_url: str):
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ConnectFailed):
+        client.stream("t")
+    with Client(shared_url) as client, pytest.raises(InvalidName):
+        client.stream("no topic")
+
+
+# --- the connection breaks ---------------------------------------------------------------------------
+
+
+def test_a_cut_leaves_each_unanswered_request_unknown_and_ends_the_stream(
+    client: Client, topic: str, shared_address: tuple[str, int]
+):
+    with Proxy(shared_address) as proxy, Client(proxy.url) as through:
+        stream = through.stream(topic)
+        stream.publish(b"answered").result(10)
+        proxy.mode = "lose"
+        lost = stream.publish(b"lost")
+        with pytest.raises(OutcomeUnknown) as caught:
+            lost.result(10)
+        assert caught.value.outcome == "unknown"
+        with pytest.raises(Closed):
+            stream.publish(b"more")
+        stream.close()
+    assert [message.payload for message in client.read(topic)] == [b"answered", b"lost"]
+
+
+def test_an_answer_that_does_not_come_in_time_is_unknown(topic: str, shared_address: tuple[str, int]):
+    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=0.2) as through:
+        stream = through.stream(topic)
+        proxy.mode = "swallow"
+        with pytest.raises(OutcomeUnknown):
+            stream.publish(b"x").result(10)
+        stream.close()
+
+
+def publish_until_closed(stream, tickets, form, after_each=lambda sent: None) -> None:
+    """Publish the numbers of tickets until the stream is over."""
+    with suppress(Closed):
+        while True:
+            tickets.append(stream.publish(form % len(tickets)))
+            after_each(len(tickets))
+
+
+def test_a_daemon_that_leaves_answers_what_it_took_and_the_rest_did_not_happen(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+        stream = client.stream("t")
+        tickets = [stream.publish(b"0")]
+        tickets[0].result(10)
+        running.signal(signal.SIGTERM)
+        publish_until_closed(stream, tickets, b"%d")
+        assert running.wait() == 0
+        stored = 0
+        for ticket in tickets:
+            error = ticket.exception(10)
+            stored += error is None
+            assert error is None or error.outcome == "not-applied"
+        with suppress(NotSent):  # of very many failures not every ticket is kept to see whether it was asked
+            stream.close()
+        running.start()
+        with Client(url_of(running)) as again:
+            assert [int(message.payload) for message in again.read("t")] == list(range(stored))
+
+
+def test_acknowledged_requests_survive_sigkill_in_order(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client:
+        client.create_topic("t")
+    for turn in range(3):
+        with Client(url_of(running)) as client:
+            stream = client.stream("t")
+            tickets = []
+            publish_until_closed(stream, tickets, b"%d %%d" % turn, lambda sent: sent == 20_000 and running.kill())
+            outcomes = [ticket.exception(10) for ticket in tickets]
+            with suppress(NotSent):
+                stream.close()
+        promised = sum(error is None for error in outcomes)
+        assert all(error is None for error in outcomes[:promised]), "answers come in order"
+        assert all(error.outcome in ("unknown", "not-applied") for error in outcomes[promised:])
+        running.start()
+        with Client(url_of(running)) as client:
+            found = [(message.id, message.payload.split()) for message in client.read("t")]
+        mine = [(each, int(number)) for each, (which, number) in found if int(which) == turn]
+        assert [n for _, n in mine] == list(range(len(mine))), "a prefix of what was sent, in order"
+        assert len(mine) >= promised
+        assert [tickets[n].result().first_id for n in range(promised)] == [each for each, _ in mine[:promised]]
+
+
+# --- event loops -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_event_loop_streams_too(shared_url: str, client: Client, topic: str, backend: str):
+    async def main() -> None:
+        async with AsyncClient(shared_url) as own, own.stream(topic, max_pending_bytes=100_000) as stream:
+            tickets = [await stream.publish(b"%d" % n) for n in range(COUNT)]
+            bad = await stream.send(PublishRequest([b"x"], generation=-1))
+            with pytest.raises(BadRequest):
+                await bad
+            assert (await tickets[0]).count == 1
+            await stream.flush()
+            assert all(ticket.done() for ticket in tickets)
+            await stream.aclose()
+            with pytest.raises(Closed):
+                await stream.publish(b"x")
+
+    anyio.run(main, backend=backend)
+    assert [int(message.payload) for message in client.read(topic)] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_event_loop_learns_of_a_cut(shared_address: tuple[str, int], topic: str, backend: str):
+    async def main() -> None:
+        async with AsyncClient(proxy.url) as own, own.stream(topic) as stream:
+            await (await stream.publish(b"x"))
+            proxy.mode = "lose"
+            lost = await stream.publish(b"y")
+            with pytest.raises(OutcomeUnknown):
+                await lost
+            with pytest.raises(Closed):
+                await stream.publish(b"z")
+
+    with Proxy(shared_address) as proxy:
+        anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_block_left_by_an_error_leaves_the_stream_at_once(shared_url: str, topic: str, backend: str):
+    async def main() -> None:
+        async with AsyncClient(shared_url) as own:
+            with suppress(ZeroDivisionError):
+                async with own.stream(topic) as stream:
+                    ticket = await stream.publish(b"x")
+                    raise ZeroDivisionError
+            with pytest.raises(PlainsongError):
+                await ticket
+
+    anyio.run(main, backend=backend)
