@@ -1,0 +1,96 @@
+"""The failure matrix of producers: whichever write fails, and however, each message is there once and batches are whole."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from producer_course import SETTINGS, InDoubt, Stage
+from whole_course import Killed, life
+
+#: Far more writes than the course makes.
+ENOUGH = 40
+#: How many it makes at least, without and with sessions: those are durable before they are told.
+WRITES = {False: 8, True: 10}
+
+
+def course(stage):
+    """What two producers do, step by step; each names the client that has to find out if the step fails."""
+    a, b = stage.clients
+    yield a, lambda: stage.open(a)
+    yield a, lambda: stage.send(a, [0])
+    yield b, lambda: stage.open(b)
+    yield b, lambda: stage.send(b, [0, 1, 2], atomic=True)
+    yield a, lambda: stage.send(a, [1, 2, 3])
+    yield a, lambda: stage.send(a, [1, 2, 3])  # a copy
+    yield b, lambda: stage.send(b, [10, 11])  # behind a hole
+    yield a, lambda: stage.send(a, [4, 5, 6], atomic=True)
+    yield b, lambda: stage.send(b, [11, 12, 13])  # straddles
+    yield a, lambda: stage.send(a, [7])
+    yield b, lambda: stage.send(b, [14])
+
+
+async def run_until_it_fails(stage, *, killed):
+    """Whether the daemon is to be killed now."""
+    for client, step in course(stage):
+        with suppress(InDoubt):
+            await step()
+        if stage.has_failed and killed:
+            return True
+        await stage.find_out(client)
+        await stage.look()
+    return False
+
+
+async def afterwards(stage):
+    """Whoever was cut off comes back, finds out, and goes on; so do the others."""
+    await stage.look()
+    for client in stage.clients:
+        await stage.find_out(client)
+        await stage.open(client)
+        await stage.send(client, [20])
+        await stage.look()
+    await stage.check()
+
+
+async def one_case(session, number, applied, *, killed):
+    """Whether there were so many writes to fail."""
+    stage = Stage(session=session)
+    async with life(stage.store, **SETTINGS) as stage.daemon:
+        await stage.daemon.create()
+        stage.fail_write(number, applied)
+        if not await run_until_it_fails(stage, killed=killed):
+            hit = stage.has_failed
+            stage.store.fail_no_more()
+            await afterwards(stage)
+            return hit
+        raise Killed
+    async with life(stage.store, **SETTINGS) as stage.daemon:
+        await afterwards(stage)
+        raise Killed
+    # What was written in the end tells the next daemon the same as the rows did.
+    async with life(stage.store, **SETTINGS) as stage.daemon:
+        await stage.check()
+    return True
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        pytest.param(False, id="nothing written"),
+        pytest.param(1, id="one row written"),
+        pytest.param(2, id="two rows written", marks=pytest.mark.torture),
+        pytest.param(3, id="three rows written", marks=pytest.mark.torture),
+        pytest.param(4, id="four rows written", marks=pytest.mark.torture),
+        pytest.param(True, id="all written"),
+    ],
+)
+@pytest.mark.parametrize("killed", [False, True], ids=["falls", "killed"])
+@pytest.mark.parametrize("session", [False, True], ids=["by name", "with sessions"])
+async def test_each_message_is_stored_once_whichever_write_of_its_producers_fails(
+    autojump_clock, session, killed, applied
+):
+    for number in range(ENOUGH):
+        if not await one_case(session, number, applied, killed=killed):
+            break
+    assert WRITES[session] <= number < ENOUGH
