@@ -1,6 +1,6 @@
 """``python -m bench``: measure, print ratios and verdicts, write the report.
 
-    python -m bench [--quick] [--only publish,poll,wake,transactions,delivery,cleaning,memory] [--report DIR] [--scratch DIR]
+    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory] [--report DIR] [--scratch DIR]
 
 The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a few seconds, for seeing that it works. It
 exits 0 whether or not the targets are reached: what they say is in the report.
@@ -21,6 +21,7 @@ from bench.polling import measure_polling
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
 from bench.report import machine, verdict_line, write_report
+from bench.streaming import measure_streaming
 from bench.targets import judge
 from bench.transactions import measure_transactions
 from bench.waking import measure_waking
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section]] = {
     "memory": measure_memory,
     "publish": measure_publishing,
+    "stream": measure_streaming,
     "poll": measure_polling,
     "wake": measure_waking,
     "transactions": measure_transactions,

@@ -94,6 +94,14 @@ TARGETS = (
         lambda what: what["messages"] == 1000 and what["bytes"] == 100 and what["connections"] >= 16,
     ),
     Target(
+        "single publishes of 100 B over one stream from one Python client, messages/s",
+        "stream",
+        "messages/s",
+        ">=",
+        100_000,
+        lambda what: what["what"] == "stream",
+    ),
+    Target(
         "cached polls of 10 000 messages, messages/s",
         "poll",
         "messages/s",

@@ -15,7 +15,7 @@ from bench.rounds import Row, Section, Spread, in_turns
 from bench.targets import TARGETS, judge
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("memory", "publish", "poll", "wake", "transactions", "delivery", "cleaning")
+SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "cleaning")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,13 @@ def test_publishing_covers_its_matrix(report):
     assert cells == wanted
     for row in rows:
         assert {"÷ bare", "÷ lane", "÷ raw request", "÷ raw group"} <= row["values"].keys()
+
+
+def test_a_stream_is_measured_beside_single_requests_and_large_ones(report):
+    rows = {row["what"]["what"]: row["values"] for row in results(report)["sections"]["stream"]["rows"]}
+    assert set(rows) == {"stream", "stream, asyncio", "thousands", "singles"}
+    for values in rows.values():
+        assert {"messages/s", "÷ singles", "÷ thousands", "daemon µs", "client µs"} == values.keys()
 
 
 def test_all_expired_rows_are_cleaned_and_their_space_comes_back(report):
