@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from broker.config import every_setting
@@ -50,6 +51,12 @@ def test_every_file_of_the_floors_fits_a_reader():
 
 def test_no_module_is_called_manager_helper_or_util():
     assert not [named(path) for path in SOURCES if re.search(r"manager|helper|util", path.stem)]
+
+
+def test_no_two_test_files_have_one_name():
+    """They are imported by it, from whatever folder."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_the_example_file_says_exactly_the_defaults():
