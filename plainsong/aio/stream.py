@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from plainsong.core import calls
+from plainsong.core.attempts import is_elsewhere
 from plainsong.core.operations import outgoing_request
 from plainsong.core.outcomes import Tally
 from plainsong.core.streaming import MESSAGE_BYTES, Streaming, receipt_of
@@ -115,11 +116,24 @@ class AsyncStream:
         return f"<AsyncStream to {self._topic}: {len(self._streaming)} without an answer>"
 
     async def __aenter__(self) -> Self:
-        self._socket = await opened(self._operations.places.current, self._path, self._operations.settings)
+        self._socket = await self._opened()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._socket.carry, self)
         return self
+
+    async def _opened(self) -> Socket:
+        """Connected to the first daemon that can be reached."""
+        places, settings = self._operations.places, self._operations.settings
+        for _ in places.urls[1:]:
+            url = places.current
+            try:
+                return await opened(url, self._path, settings)
+            except PlainsongError as error:
+                if not is_elsewhere(error):
+                    raise
+                places.leave(url)
+        return await opened(places.current, self._path, settings)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         assert self._tasks is not None

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from plainsong.core import calls
+from plainsong.core.attempts import is_elsewhere
 from plainsong.core.operations import outgoing_request
 from plainsong.core.options import EXIT_TIMEOUT_S
 from plainsong.core.outcomes import Tally
@@ -102,10 +103,26 @@ class Stream:
         self._streaming: Streaming[Ticket] = Streaming(max_pending_bytes)
         self._tally: Tally[Ticket] = Tally()
         self._start_afresh()
-        path = calls.topic_path(operations.namespace, topic, "/stream")
-        self._thread = SocketThread(path, operations.settings, _Talk(self))
-        self._thread.open(operations.places.current)
+        self._thread = self._opened(operations, calls.topic_path(operations.namespace, topic, "/stream"))
         watch(self)
+
+    def _opened(self, operations: Operations, path: str) -> SocketThread:
+        """Connected to the first daemon that can be reached."""
+        places = operations.places
+        for _ in places.urls[1:]:
+            url = places.current
+            try:
+                return self._opened_at(url, path, operations)
+            except PlainsongError as error:
+                if not is_elsewhere(error):
+                    raise
+                places.leave(url)
+        return self._opened_at(places.current, path, operations)
+
+    def _opened_at(self, url: str, path: str, operations: Operations) -> SocketThread:
+        thread = SocketThread(path, operations.settings, _Talk(self))
+        thread.open(url)
+        return thread
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
@@ -182,6 +199,7 @@ class Stream:
         self._thread.join(timeout_s)
         with self._lock:
             lost = self._streaming.end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
+        self._thread.wake()  # so that it ends, if it still waits for what was given up
         self._lose(lost)
         self._tally.raise_if_unheard(0)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
+import subprocess
 from types import SimpleNamespace
 
 import trio
 from broker_in_process import in_process
 from doors import running
-from stream_talk import open_stream, request
+from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import wait_all_tasks_blocked
-from wsproto.events import BytesMessage, Ping
+from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
 
 from broker.handlers.stream import REQUEST_BYTES, PublishStream, StreamBounds
 from broker.http.bodies import BodyBudget
@@ -131,6 +133,24 @@ async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
         assert await stream.event() is None
         with trio.fail_after(1):
             await door.ended.wait()
+
+
+async def test_a_stream_over_tls(tmp_path):
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    make += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=server", "-days", "2"]
+    subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=certificate)
+    async with running(begin=Echo, tls=serving) as door:
+        secure = trio.SSLStream(await door.connect(), trusting, server_hostname="127.0.0.1", https_compatible=True)
+        stream = Stream(secure)
+        await stream.say(Request(host="127.0.0.1", target=TARGET.format(topic="t")))
+        assert isinstance(await stream.event(), AcceptConnection)
+        await stream.send(b"whispered")
+        assert (await stream.event()).data == b"whispered"
+        await secure.aclose()
 
 
 # --- the requests ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -139,6 +140,34 @@ def test_what_cannot_be_opened_says_so(shared_url: str):
         client.stream("t")
     with Client(shared_url) as client, pytest.raises(InvalidName):
         client.stream("no topic")
+
+
+def test_a_stream_is_opened_at_the_first_daemon_that_answers(shared_url: str, topic: str):
+    urls = ["http://127.0.0.1:1", shared_url]
+    with Client(urls) as client, client.stream(topic) as stream:
+        stream.publish(b"x").result(10)
+
+    async def main() -> None:
+        async with AsyncClient(urls) as own, own.stream(topic) as stream:
+            await (await stream.publish(b"y"))
+
+    anyio.run(main)
+
+
+def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
+    stream = client.stream(topic)
+    stream.publish(b"before").result(10)
+    if not (child := os.fork()):  # nothing of pytest may run on in the child
+        try:
+            stream.publish(b"child")
+        except Closed:
+            stream.close()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    stream.publish(b"after").result(10)
+    stream.close()
+    assert [message.payload for message in client.read(topic)] == [b"before", b"after"]
 
 
 # --- the connection breaks ---------------------------------------------------------------------------
