@@ -143,6 +143,8 @@ def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
     wanted = messages or 1
     if len(sequence_ids) != wanted:
         raise InvalidSequenceIds(f"{len(sequence_ids)} sequence ids for {messages} messages", hint=f"give {wanted}")
+    if type(sequence_ids) is range and sequence_ids.step == 1 and sequence_ids.start >= 0:
+        return
     last = -1
     for index, sequence_id in enumerate(sequence_ids):
         if sequence_id < 0:

@@ -18,6 +18,7 @@ from protocol.codec.avro import (
 )
 from protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
 from protocol.codec.cursor import NO_BOUND, Cursor
+from protocol.codec.runs import read_run
 from protocol.page import ITEM_HEAD_BYTES, read_varint, varint
 from protocol.requests import Isolation, PollRequest, PublishRequest, PublishResponse, Receipt
 
@@ -46,7 +47,7 @@ class Avro2Codec:
         request.producer = null_or(cursor.string)
         request.producer_epoch = null_or(cursor.long)
         request.generation = null_or(cursor.int32)
-        request.sequence_ids = null_or(lambda: cursor.array(cursor.long))
+        request.sequence_ids = null_or(lambda: read_run(cursor) or cursor.array(cursor.long))
         request.atomic = cursor.boolean()
         request.routing_key = null_or(cursor.string)
         request.segment = null_or(cursor.string)

@@ -141,7 +141,7 @@ class Cursor:
             count, stop = self.block()
             if not count:
                 return found
-            self._take_room(count)
+            self.take_room(count)
             found.extend(read() for _ in range(count))
             self.end_block(stop)
 
@@ -156,13 +156,14 @@ class Cursor:
             count, stop = self.block()
             if not count:
                 return found
-            self._take_room(count)
+            self.take_room(count)
             if len(found) + count > MAX_MESSAGES:
                 raise RequestTooLarge(f"{len(found) + count} messages", hint=f"send at most {MAX_MESSAGES} at a time")
             self.at = _equal_items(self.data, self.at, count, found) or _walk(self.data, self.at, count, found)
             self.end_block(stop)
 
-    def _take_room(self, count: int) -> None:
+    def take_room(self, count: int) -> None:
+        """Count the items of a block. Raises RequestTooLarge."""
         self.room -= count
         if self.room < 0:
             raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")

@@ -186,6 +186,18 @@ async def test_avro_of_version_two_is_answered_in_kind(daemon):
     assert said(answer) == ("false", "4")
 
 
+async def test_long_runs_of_ids_in_avro_are_judged_like_any(daemon):
+    await daemon.create()
+    headers = {"Content-Type": AVRO_2.content_type}
+    for first in (0, 0, 60):
+        request = PublishRequest([b"x"] * 100, producer="p", sequence_ids=range(first, first + 100))
+        answer = await daemon.call("POST", PUBLISH, content=AVRO_2.encode_publish(request), headers=headers)
+    receipt = AVRO_2.decode_receipt(answer.content)
+    assert (list(receipt.stored), list(receipt.dropped)) == (list(range(100, 160)), list(range(60, 100)))
+    assert said(answer) == ("partial", "159")
+    assert len(await payloads(daemon)) == 160
+
+
 async def test_avro_of_version_one_knows_no_producers(daemon):
     await daemon.create()
     answer = await daemon.call(
