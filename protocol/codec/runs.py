@@ -22,7 +22,7 @@ _MIN_RUN = 8
 
 def consecutive(first: int, count: int) -> bytes:
     """The varints of ``count`` numbers from ``first`` on, which is 0 or more."""
-    out = []
+    out: list[bytes] = []
     number, stop = first, first + count
     while number < stop:
         end = min(stop, (number | _BLOCK - 1) + 1)
