@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 import subprocess
 from types import SimpleNamespace
@@ -122,6 +123,30 @@ async def test_a_reader_that_stopped_reading_is_cut():
             pass
         await wait_all_tasks_blocked(0.01)
         assert door.budget.held_bytes == 0
+
+
+async def test_any_bytes_end_a_stream_in_good_order(caplog):
+    async with running(begin=Echo, keep_alive_s=0.05, body_timeout_s=0.05) as door:
+        for seed in range(60):
+            dice = random.Random(seed)
+            async with open_stream(reach(door)) as stream:
+                data = bytearray(dice.randbytes(dice.randrange(1, 300)))
+                if seed % 2:  # more of these look like frames of a client
+                    data[0] = dice.choice([0x82, 0x02, 0x80, 0x00, 0x88, 0x89, 0x8A])
+                    data[1:2] = bytes([0x80 | dice.randrange(128)])
+                with trio.fail_after(5):
+                    try:
+                        await stream.socket.send_all(data)
+                        while await stream.socket.receive_some(65536):
+                            pass
+                    except trio.BrokenResourceError:
+                        pass
+        async with open_stream(reach(door)) as stream:
+            await stream.send(b"well")
+            assert (await stream.event()).data == b"well"
+        await wait_all_tasks_blocked(0.01)
+        assert door.budget.held_bytes == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
