@@ -65,19 +65,24 @@ def parts_of(message: Outgoing) -> tuple[Any, int | None, Mapping[str, str] | No
     return message.value, message.ttl_s, message.strings
 
 
-def with_attributes(messages: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
-    """Messages with attributes and a routing key, besides their own, which win. Raises InvalidParameter."""
+def with_attributes(message: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
+    """A message with attributes and a routing key, besides its own, which win. Raises InvalidParameter."""
     if attributes is None and routing_key is None:
-        return messages
+        return message
+    if not isinstance(message, Outgoing):
+        return Outgoing(message, attributes=attributes, routing_key=routing_key)
+    return replace(
+        message,
+        attributes={**(attributes or {}), **(message.attributes or {})},
+        routing_key=routing_key if message.routing_key is None else message.routing_key,
+    )
+
+
+def all_with_attributes(messages: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
+    """Each message of a list or tuple, or the one that it is. Raises InvalidParameter."""
     if isinstance(messages, (list, tuple)):
         return [with_attributes(each, attributes, routing_key) for each in messages]
-    if not isinstance(messages, Outgoing):
-        return Outgoing(messages, attributes=attributes, routing_key=routing_key)
-    return replace(
-        messages,
-        attributes={**(attributes or {}), **(messages.attributes or {})},
-        routing_key=routing_key if messages.routing_key is None else messages.routing_key,
-    )
+    return with_attributes(messages, attributes, routing_key)
 
 
 def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None) -> Mapping[str, str] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from plainsong.aio.publisher import AsyncPublisher
 from plainsong.aio.transaction import AsyncTransactionContext, publish_in_one
 from plainsong.core import options
-from plainsong.messages import with_attributes
+from plainsong.messages import all_with_attributes
 from plainsong.transactions import current, requests
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class AsyncPublishing:
           TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
           with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
         """
-        messages = with_attributes(messages, attributes, routing_key)
+        messages = all_with_attributes(messages, attributes, routing_key)
         if transaction == "own":
             return await publish_in_one(cast("AsyncClient", self), topic, messages, ttl_s=ttl_s, serializer=serializer)
         if transaction is not None:

@@ -10,7 +10,7 @@ from plainsong.core import calls, polls
 from plainsong.core.attempts import Call, Places, attempts
 from plainsong.core.plan import checked_isolation
 from plainsong.ids import MessageId
-from plainsong.messages import Origin, Outgoing, check_ttl, parts_of, with_attributes
+from plainsong.messages import Origin, Outgoing, all_with_attributes, check_ttl, parts_of
 from plainsong.serializers import SerializerLike, encoded, serializer_for
 from plainsong.starts import NEWEST, as_bound, parse_start
 from protocol import ids
@@ -166,7 +166,7 @@ def outgoing_request(
     if ttl_s is not None:
         check_ttl(ttl_s)
     payloads, ttls_s, attributes = [], [], []
-    for value in with_attributes(values, given, routing_key):
+    for value in all_with_attributes(list(values), given, routing_key):
         own, strings = None, None
         if isinstance(value, Outgoing):
             value, own, strings = parts_of(replace(value, sequence_id=None) if numbered else value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from plainsong.core import options
-from plainsong.messages import with_attributes
+from plainsong.messages import all_with_attributes
 from plainsong.sync.publisher import Publisher
 from plainsong.sync.transaction import TransactionContext, publish_in_one
 from plainsong.transactions import current, requests
@@ -69,7 +69,7 @@ class Publishing:
           TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
           with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
         """
-        messages = with_attributes(messages, attributes, routing_key)
+        messages = all_with_attributes(messages, attributes, routing_key)
         if transaction == "own":
             return publish_in_one(cast("Client", self), topic, messages, ttl_s=ttl_s, serializer=serializer)
         if transaction is not None:

@@ -11,7 +11,7 @@ from plainsong.core.producing.lightweight import Lightweight, check_routing_key,
 from plainsong.core.producing.numbering import Numbering
 from plainsong.core.producing.waiting import Single, Waiting
 from plainsong.errors import Closed, SequenceIdsMixed, TransactionInProgress
-from plainsong.messages import Outgoing, with_attributes
+from plainsong.messages import Outgoing, all_with_attributes
 from protocol.errors import InvalidParameter, NoMessages
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def whole_request(
     many = messages if isinstance(messages, (list, tuple)) else [messages]
     if not many:
         raise NoMessages("the list is empty")
-    many = with_attributes(many, attributes, routing_key)
+    many = all_with_attributes(many, attributes, routing_key)
     request = outgoing_request(many, serializer, ttl_s, numbered=True)
     return request, [each.sequence_id if isinstance(each, Outgoing) else None for each in many]
 
@@ -193,7 +193,7 @@ def unnumbered_atomic_request(
     attributes: Mapping[str, str] | None,
 ) -> PublishRequest:
     """The same of no producer. Raises InvalidParameter: a message has a sequence id."""
-    request, ids = atomic_request(routing_key, with_attributes(messages, attributes, None), serializer, ttl_s=ttl_s)
+    request, ids = atomic_request(routing_key, all_with_attributes(messages, attributes, None), serializer, ttl_s=ttl_s)
     if any(each is not None for each in ids):
         raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")
     return request

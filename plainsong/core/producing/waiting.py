@@ -74,6 +74,8 @@ class Waiting(Generic[S]):
     _queue: deque[Single[S] | Parcel[S]] = field(default_factory=deque)
     _again: deque[Parcel[S]] = field(default_factory=deque)
     _waiting_bytes: int = 0
+    _parcels: int = 0
+    """Of the queue, how many somebody waits for: then nothing lingers."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ class Waiting(Generic[S]):
     def put_whole(self, request: PublishRequest, sent: S, at_s: float, limit_s: float | None = None) -> None:
         """Take messages that go in one request."""
         size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
+        self._parcels += 1
         self._queue.append(Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s))
         self._waiting_bytes += size
         self.pending += len(request.messages)
@@ -119,6 +122,7 @@ class Waiting(Generic[S]):
             self.under_way = self._again.popleft()
         elif isinstance(self._queue[0], Parcel):
             self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
+            self._parcels -= 1
             self._waiting_bytes -= self.under_way.bytes  # type: ignore[union-attr]
         else:
             self.under_way = self._gathered()
@@ -129,11 +133,10 @@ class Waiting(Generic[S]):
         """When there is something to deliver; None: not before another ``put``, or an end of what is under way."""
         if self.under_way is not None or not (self._again or self._queue):
             return None
-        if self._again or self.flushing:
+        if self._again or self.flushing or self._parcels:
             return 0.0
-        first = self._queue[0]
         full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
-        return 0.0 if isinstance(first, Parcel) or full else first.at_s + self.bounds.linger_s
+        return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
 
     def until_s(self, parcel: Parcel[S]) -> float:
         """When its time is over."""
@@ -200,6 +203,7 @@ class Waiting(Generic[S]):
         while self.under_way is None and not self._again and self._queue and self._queue[0].at_s <= late_s:
             head = self._queue.popleft()
             parcel = head if isinstance(head, Parcel) else gathered([head])
+            self._parcels -= isinstance(head, Parcel)
             self._waiting_bytes -= parcel.bytes
             limit = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
             ended += self.failed(
@@ -220,7 +224,7 @@ class Waiting(Generic[S]):
         left = [*self._again, *(each if isinstance(each, Parcel) else gathered([each]) for each in self._queue)]
         self._again.clear()
         self._queue.clear()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._parcels = 0
         for parcel in left:
             self._release(parcel)
         return [Ended([sent for parcel in left for sent in parcel.sents], error)] if left else []
