@@ -1,0 +1,165 @@
+"""Producers and kill -9, of the client and of the daemon: every message once, in order, at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from conftest import url_of
+from harness import Daemon, eventually
+from test_processes import program, result_of
+
+from plainsong import Client
+from plainsong.errors import ProducerStopped
+
+#: Publishes the lines of a file, each under its offset; run again, it goes on where the topic says it is.
+FROM_A_FILE = """
+    import sys
+    from plainsong import Client
+    url, topic, path, batch = sys.argv[1:]
+    with Client(url) as client, open(path, "rb") as lines:
+        with client.producer(topic, "file", max_batch_messages=int(batch)) as producer:
+            if producer.last_sequence_id >= 0:
+                lines.seek(producer.last_sequence_id)
+                lines.readline()
+            offset = lines.tell()
+            for line in lines:
+                producer.send(line.rstrip(b"\\n"), sequence_id=offset)
+                offset += len(line)
+"""
+
+
+def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon], tmp_path: Path):
+    lines = [f"line {n} {'x' * (n % 50)}" for n in range(4000)]
+    (tmp_path / "input").write_text("\n".join(lines) + "\n")
+    one = daemon(bind="127.0.0.1:0")
+    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
+    url = url_of(one)
+    with Client(url, deadline_s=20) as client:
+        client.create_topic("t")
+
+        def count() -> int:
+            return int(client.stats("t")["messages"])
+
+        for _ in range(3):
+            before = count()
+            process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
+            eventually("a part is there", lambda before=before: count() > before + 100)
+            process.kill()
+            process.communicate()
+        process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
+        before = count()
+        eventually("a part is there", lambda: count() > before + 100 or process.poll() is not None)
+        one.kill()
+        one.start()
+        code, _, err = result_of(process)
+        assert (code, err) == (0, "")
+        assert [message.payload.decode() for message in client.read("t")] == lines
+
+
+def test_a_producer_outlives_its_daemon(daemon: Callable[..., Daemon]):
+    one = daemon(bind="127.0.0.1:0")
+    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
+    with Client(url_of(one), deadline_s=20) as client:
+        client.create_topic("t")
+        with client.producer("t", "p", max_batch_messages=10) as producer:
+            stop = threading.Event()
+            sents = []
+
+            def work() -> None:
+                while not stop.is_set() or len(sents) < 1000:
+                    if len(sents) % 50 == 0:
+                        producer.publish_atomic("key", [b"a%d" % len(sents), b"b%d" % len(sents)])
+                    sents.append(producer.send(b"%d" % len(sents)))
+                    sents[-1].result(30)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            for _ in range(3):
+                before = len(sents)
+                eventually("it goes on", lambda before=before: len(sents) > before + 20)
+                one.kill()
+                one.start()
+            stop.set()
+            thread.join()
+        found = [message.payload.decode() for message in client.read("t")]
+    expected = []
+    for n in range(len(sents)):
+        expected += [f"a{n}", f"b{n}"] if n % 50 == 0 else []
+        expected.append(str(n))
+    assert found == expected
+    assert all(not sent.result().duplicate for sent in sents)
+
+
+def test_a_transaction_that_died_with_its_program_is_there_once_or_not_at_all(
+    client: Client, topic: str, shared_url: str
+):
+    text = """
+        import os, sys, threading
+        from plainsong import Client
+        url, topic = sys.argv[1:]
+        with Client(url) as client, client.producer(topic, "p") as producer:
+            n = (producer.last_sequence_id + 1) // 3
+            while True:
+                with producer.begin("key") as tx:
+                    for part in range(3):
+                        tx.write(b"%d.%d" % (n, part))
+                    tx.commit()
+                n += 1
+    """
+    for _ in range(3):
+        before = client.stats(topic)["messages"]
+        process = program(text, shared_url, topic)
+        eventually("some are there", lambda before=before: client.stats(topic)["messages"] > before + 30)
+        process.kill()
+        process.communicate()
+    found = [message.payload for message in client.read(topic)]
+    assert found == [b"%d.%d" % (n, part) for n in range(len(found) // 3) for part in range(3)]
+
+
+def test_in_a_forked_child_the_name_is_the_parents(shared_url: str, client: Client, topic: str):
+    text = """
+        import os, sys
+        from plainsong import Client
+        from plainsong.errors import Closed, MessageDropped
+        client = Client(sys.argv[1])
+        producer = client.producer(sys.argv[2], "p", linger_ms=60_000)
+        sent = producer.send(b"parent's")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                assert isinstance(sent.exception(0), MessageDropped)
+                try:
+                    producer.send(b"child's")
+                except Closed:
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        producer.close()
+        print(sent.result().sequence_id)
+    """
+    assert result_of(program(text, shared_url, topic)) == (0, "0\n", "")
+    assert [message.payload for message in client.read(topic)] == [b"parent's"]
+
+
+def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon: Callable[..., Daemon]):
+    one = daemon(bind="127.0.0.1:0")
+    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
+    with Client(url_of(one), deadline_s=20) as client:
+        client.create_topic("t")
+        producer = client.producer("t", "p", delivery_timeout_s=0.5, linger_ms=0)
+        one.kill()
+        first = producer.send(b"1", sequence_id=1)
+        error = first.exception(20)
+        assert getattr(error, "outcome", None) == "not-applied"
+        one.start()
+        eventually("it has stopped", lambda: producer._waiting.stopped is not None)
+        try:
+            producer.send(b"2", sequence_id=2)
+        except ProducerStopped as stopped:
+            assert stopped.__cause__ is error
+        producer.close()
+        with client.producer("t", "p") as again:
+            assert again.last_sequence_id == -1
