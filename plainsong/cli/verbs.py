@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "producer": Listed("plainsong.cli.producer:producer", "Producers: whose sequence ids a topic remembers."),
         "reader": Listed("plainsong.cli.reader:reader", "Positions that the daemon keeps for readers."),
         "tx": Listed("plainsong.cli.tx:tx", "Transactions: who holds a topic up, and what to do about it."),
+        "outbox": Listed("plainsong.cli.outbox:outbox", "Publish what waits in the outbox of a database."),
         "stats": Listed("plainsong.cli.stats:stats", "How many messages, how large, how old, how fast."),
         "top": Listed("plainsong.cli.top:top", "Watch the topics live."),
     },

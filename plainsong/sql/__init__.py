@@ -1,8 +1,9 @@
-"""PostgreSQL rows and messages in one transaction, through SQLAlchemy 2 and psycopg 3 (``plainsong[sql]``).
+"""Rows and messages, both or neither, through SQLAlchemy 2 and for PostgreSQL psycopg 3 (``plainsong[sql]``).
 
 SqlParticipant   enlists a session in ``client.transaction(participants=[…])``
 SqlPosition      keeps a reader's position in the transaction of its effects
 recover          finishes what a crash left in doubt
+Outbox, Relay    messages that wait beside the rows, for databases that cannot prepare, SQLite among them
 """
 
 from __future__ import annotations
@@ -16,21 +17,42 @@ except ModuleNotFoundError as _missing:
     ) from _missing
 
 from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnavailable, SqlUnusable
+from plainsong.sql.outbox import Outbox
+from plainsong.sql.outbox_engine import outbox_engine
+from plainsong.sql.outbox_errors import OutboxBusy, OutboxInDoubt, OutboxMissing, OutboxUnavailable, OutboxUnusable
+from plainsong.sql.outbox_status import OutboxStatus, TopicStatus, outbox_status
+from plainsong.sql.outbox_tables import OutboxTables, create_outbox, outbox_tables
 from plainsong.sql.participant import SqlParticipant
 from plainsong.sql.positions import SqlPosition, positions_table
 from plainsong.sql.recovery import Found, Recovery, recover
+from plainsong.sql.relay import Relay, Relayed
 
 del psycopg, sqlalchemy
 
 __all__ = [
     "Found",
+    "Outbox",
+    "OutboxBusy",
+    "OutboxInDoubt",
+    "OutboxMissing",
+    "OutboxStatus",
+    "OutboxTables",
+    "OutboxUnavailable",
+    "OutboxUnusable",
     "Recovery",
+    "Relay",
+    "Relayed",
     "SqlInDoubt",
     "SqlMisused",
     "SqlParticipant",
     "SqlPosition",
     "SqlUnavailable",
     "SqlUnusable",
+    "TopicStatus",
+    "create_outbox",
+    "outbox_engine",
+    "outbox_status",
+    "outbox_tables",
     "positions_table",
     "recover",
 ]

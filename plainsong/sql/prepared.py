@@ -44,7 +44,8 @@ def check_kind(engine: Engine) -> None:
     if engine.dialect.name != "postgresql":
         why = "has no two-phase commit" if engine.dialect.name == "sqlite" else "is not one that this has been made for"
         detail = f"{engine.dialect.name} {why}, without which rows and messages cannot become visible together"
-        hint = "use PostgreSQL; SqlPosition alone works with any database"
+        fits = "plainsong.sql.Outbox fits here, or use " if engine.dialect.name == "sqlite" else "use "
+        hint = f"{fits}PostgreSQL; SqlPosition alone works with any database"
         raise SqlUnusable(detail, hint=hint)
     if engine.dialect.driver != "psycopg":
         hint = "create_engine('postgresql+psycopg://…'), of the package psycopg"
@@ -58,7 +59,8 @@ def check_allowed(engine: Engine) -> None:
     if int(allowed) == 0:
         raise SqlUnusable(
             "max_prepared_transactions of this PostgreSQL server is 0",
-            hint="ALTER SYSTEM SET max_prepared_transactions = 64; then restart the server; as many as its connections",
+            hint="ALTER SYSTEM SET max_prepared_transactions = 64, as many as its connections, then restart the server;"
+            " where that cannot be, plainsong.sql.Outbox fits",
         )
 
 

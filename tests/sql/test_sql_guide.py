@@ -15,16 +15,18 @@ from tests.documents import DOCUMENTS
 
 GUIDE = DOCUMENTS["docs/sql.md"]
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
+FILE = "sqlite:////var/lib/shop/shop.db"
 
 
 def test_the_examples_of_the_guide_do_what_they_show(
     database: str, look: Callable[[], tuple[list[int], list[str]]], tmp_path: Path
 ):
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     assert DATABASE in examples[0]
-    code = "\n".join(examples).replace(DATABASE, database).replace("Client()", "Client.from_environment()")
-    code += "\nengine.dispose()\n"
+    assert FILE in examples[3]
+    code = "\nengine.dispose()\n".join([*examples, ""]).replace("Client()", "Client.from_environment()")
+    code = code.replace(DATABASE, database).replace(FILE, f"sqlite:///{tmp_path}/shop.db")
     with Daemon(tmp_path / "data") as daemon:
         url = f"http://{daemon.address[0]}:{daemon.address[1]}"
         done = subprocess.run(
@@ -38,7 +40,7 @@ def test_the_examples_of_the_guide_do_what_they_show(
         )
         assert (done.returncode, done.stderr) == (0, "")
         with Client(url) as client:
-            for topic in ("orders", "paid"):
-                (message,) = client.read(topic, isolation="committed")
-                assert message.payload == b'{"order": 17}'
+            for topic, orders in (("orders", (17, 18)), ("paid", (17,))):
+                payloads = [message.payload for message in client.read(topic, isolation="committed")]
+                assert payloads == [b'{"order": %d}' % order for order in orders]
     assert look() == ([17], [])

@@ -1,0 +1,220 @@
+"""``plainsong outbox``: publishes what programs left in the outbox of their database, and shows what waits there."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed
+from plainsong.cli.say import confirmed, echo_json, note
+from plainsong.cli.times import Length, show_length
+from plainsong.cli.verb import VerbGroup, json_option, one_line
+from plainsong.cli.where import where_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from plainsong.cli.where import Where
+    from plainsong.sql import OutboxStatus, OutboxTables, TopicStatus
+    from protocol.errors import PlainsongError
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_OPTIONS = (
+    click.option(
+        "--database", required=True, metavar="URL", help="Of PostgreSQL (PGPASSWORD and ~/.pgpass work) or SQLite."
+    ),
+    click.option(
+        "--table", default="plainsong_outbox", metavar="NAME", help="Of the messages; `plainsong_outbox` by default."
+    ),
+)
+
+
+def database_options(command: F) -> F:
+    """Adds ``--database`` and ``--table``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def with_sql(command: F) -> F:
+    """Calls it with the module ``plainsong.sql`` first, which is an extra of the package."""
+
+    @wraps(command)
+    def loaded(*args: Any, **named: Any) -> Any:
+        try:
+            from plainsong import sql  # here, so that help needs no SQLAlchemy
+        except ModuleNotFoundError as missing:
+            raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong[sql]'") from missing
+        return command(sql, *args, **named)
+
+    return loaded  # type: ignore[return-value] # it takes what the command takes, without the module
+
+
+@contextmanager
+def _opened(sql: ModuleType, database: str, table: str, **options: Any) -> Iterator[tuple[Any, OutboxTables]]:
+    engine = sql.outbox_engine(database, **options)
+    try:
+        yield engine, sql.outbox_tables(name=table)
+    finally:
+        engine.dispose()
+
+
+@click.group(cls=VerbGroup)
+def outbox() -> None:
+    """Publish what waits in the outbox of a database.
+
+    For programs that leave messages beside their rows (plainsong.sql.Outbox),
+    in databases that keep no prepared transactions: PostgreSQL as it is
+    delivered, and SQLite.
+    """
+
+
+@outbox.command(
+    examples=[
+        "plainsong outbox run --database postgresql://shop@db.example/shop",
+        "plainsong outbox run --database sqlite:////var/lib/shop/shop.db --once",
+    ]
+)
+@database_options
+@click.option("--once", is_flag=True, help="End when nothing waits any more.")
+@click.option("--keep", type=Length(), metavar="TIME", help="Keep sent messages in the table so long; default: not.")
+@json_option
+@where_options
+@with_sql
+def run(
+    sql: ModuleType, database: str, table: str, once: bool, keep: float | None, as_json: bool, where: Where
+) -> None:
+    """Publish each message once, in each topic in the order of commits.
+
+    Goes on until SIGTERM or Ctrl-C, and may be killed at any moment. One runs
+    at a time; a second waits for its turn. A topic that cannot go on is told
+    on standard error and tried again; the others go on. With --json a line for
+    each request: topic, and messages that the daemon has taken.
+    """
+
+    def sent(topic: str, messages: int) -> None:
+        if as_json:
+            echo_json({"topic": topic, "messages": messages})
+
+    with _opened(sql, database, table) as (engine, both), where.client(retry=True) as client:
+        relay = sql.Relay(
+            engine, client, tables=both, keep_s=keep or 0.0, on_sent=sent, on_failure=None if once else _told
+        )
+        if once:
+            done = relay.once()
+            note(f"{tables.show_count(done.messages)} messages published")
+            return
+        before = signal.signal(signal.SIGTERM, lambda *_: relay.stop())
+        try:
+            note("publishing what waits, and what will; Ctrl-C ends")
+            relay.run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _told(topic: str, error: PlainsongError) -> None:
+    hint = f" ({one_line(error.hint)})" if error.hint else ""
+    click.echo(f"{topic or 'the outbox'}: {error.code}: {one_line(error.detail or error.title)}{hint}", err=True)
+
+
+@outbox.command(examples=["plainsong outbox status --database postgresql://shop@db.example/shop --json"])
+@database_options
+@json_option
+@with_sql
+def status(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
+    """Show what waits, since when, and whether a relay is at work.
+
+    For monitoring: `waiting` and `oldestAgeS` grow when nothing is published.
+    """
+    with _opened(sql, database, table) as (engine, both):
+        found: OutboxStatus = sql.outbox_status(engine, tables=both)
+    if as_json:
+        echo_json(_as_json(found))
+        return
+    note("a relay is at work" if found.is_relayed else "no relay is at work")
+    if found.topics:
+        rows = [_row(each) for each in found.topics]
+        tables.echo_lines(tables.table(("TOPIC", ">WAITING", ">OLDEST", ">SENT UP TO", ">KEPT"), rows))
+
+
+def _row(each: TopicStatus) -> tuple[str, ...]:
+    oldest = "-" if each.oldest_age_s is None else show_length(each.oldest_age_s * 1000)
+    last = "-" if each.last_sent < 0 else str(each.last_sent)
+    return each.topic, tables.show_count(each.waiting), oldest, last, tables.show_count(each.kept)
+
+
+def _as_json(found: OutboxStatus) -> dict[str, Any]:
+    ages = [each.oldest_age_s for each in found.topics if each.oldest_age_s is not None]
+    return {
+        "relay": found.is_relayed,
+        "waiting": found.waiting,
+        "oldestAgeS": round(max(ages), 3) if ages else None,
+        "topics": [
+            {
+                "topic": each.topic,
+                "waiting": each.waiting,
+                "oldestAgeS": None if each.oldest_age_s is None else round(each.oldest_age_s, 3),
+                "kept": each.kept,
+                "producer": each.producer,
+                "nextNumber": each.next_number,
+                "lastSent": each.last_sent,
+            }
+            for each in found.topics
+        ],
+    }
+
+
+@outbox.command(examples=["plainsong outbox create --database sqlite:////var/lib/shop/shop.db"])
+@database_options
+@json_option
+@with_sql
+def create(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
+    """Make the outbox's tables, if they are not there."""
+    with _opened(sql, database, table, create=True) as (engine, _):
+        made = sql.create_outbox(engine, table)
+    if as_json:
+        echo_json({"tables": [each.name for each in made]})
+    note(f"{table} and {table}_topics are there")
+
+
+@outbox.command(examples=["plainsong outbox decide orders --resend --database sqlite:///shop.db"])
+@click.argument("topic")
+@database_options
+@click.option("--resend/--forget", default=None, help="Publish them, perhaps again; or take them as published.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@where_options
+@with_sql
+def decide(
+    sql: ModuleType,
+    topic: str,
+    database: str,
+    table: str,
+    resend: bool | None,
+    yes: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Let a topic go on whose last messages are in doubt.
+
+    For `outbox_in_doubt`: messages were on the way when the topic was deleted
+    and made anew, the daemon forgot the relay, or the database came back from
+    a backup. Nobody can know whether the topic has them: look, and say. Stop
+    the relay first.
+    """
+    if resend is None:
+        raise click.UsageError("say --resend, or --forget")
+    question = "publish them, perhaps a second time" if resend else "drop them, perhaps though the topic has them not"
+    confirmed(f"Messages of {topic} that are in doubt: {question}?", yes=yes)
+    with _opened(sql, database, table) as (engine, both), where.client() as client:
+        count = sql.Relay(engine, client, tables=both).decide(topic, resend=resend)
+    if as_json:
+        echo_json({"topic": topic, "messages": count, "resend": resend})
+    note(f"{tables.show_count(count)} messages {'wait again' if resend else 'are taken as published'}")

@@ -1,0 +1,61 @@
+"""A program that writes rows and leaves messages in the outbox, in several threads, until it is killed.
+
+    outbox_writer.py DATABASE_URL FIRST
+
+Each transaction has a row of ``orders`` and one or two messages that name it: ``17 0``. FIRST and the ids after it
+are nobody else's. It prints, when a transaction has committed: its id, and the moments (nanoseconds of the machine's
+clock that only goes forward) before its commit was called and after it had returned.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from plainsong.sql import Outbox
+
+THREADS = 3
+
+
+def work(database: str, first: int, thread: int) -> None:
+    chance = random.Random(first + thread)
+    is_sqlite = database.startswith("sqlite")
+    options = {"timeout": 30} if is_sqlite else {"connect_timeout": 2}
+    engine = create_engine(database, connect_args=options, pool_pre_ping=True)
+    number = first + thread
+    while True:
+        number += THREADS
+        try:
+            with Session(engine) as session:
+                outbox = Outbox(session)
+                outbox.publish("orders", b"%d 0" % number)
+                session.execute(text("INSERT INTO orders (id, state) VALUES (:id, 'new')"), {"id": number})
+                if chance.random() < 0.5:
+                    outbox.publish("orders", b"%d 1" % number)
+                if chance.random() < 0.2:
+                    session.rollback()
+                    continue
+                called = time.monotonic_ns()
+                session.commit()
+                sys.stdout.write(f"{number} {called} {time.monotonic_ns()}\n")
+                sys.stdout.flush()
+        except SQLAlchemyError:
+            continue  # the database was killed, or is starting
+
+
+def main(database: str, first: str) -> None:
+    threads = [threading.Thread(target=work, args=(database, int(first), each), daemon=True) for each in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

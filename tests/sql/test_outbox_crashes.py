@@ -1,0 +1,166 @@
+"""Each message once, in the order of commits: writer, relay, daemon and database killed at any moment."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from plainsong import Client
+from plainsong.sql import create_outbox, outbox_status
+from tests.daemon.harness import PATIENCE_S, ROOT, Daemon, clean_environ, eventually, free_port
+from tests.sql.conftest import Base
+from tests.sql.server import Postgres
+
+WRITER = Path(__file__).with_name("outbox_writer.py")
+PROGRAM = "from plainsong.cli.main import main; main()"
+
+
+class Writer(NamedTuple):
+    process: subprocess.Popen[bytes]
+    said: Path
+    """What it has printed; a pipe that nobody reads would hold it up."""
+
+
+class World:
+    """Writers, a database, relays and a daemon; all of them are started again after they were killed."""
+
+    def __init__(self, home: Path, server: Postgres | None, database: str) -> None:
+        self.home = home
+        self.server = server
+        self.database = database
+        options = {} if server is not None else {"timeout": 30}
+        self.engine = create_engine(database, poolclass=NullPool, connect_args=options)
+        Base.metadata.create_all(self.engine)
+        create_outbox(self.engine)
+        self.daemon = Daemon(home / "data", bind=f"127.0.0.1:{free_port()}").start()
+        self.url = f"http://{self.daemon.address[0]}:{self.daemon.address[1]}"
+        self.client = Client(self.url, namespace="sql")
+        self.client.create_topic("orders")
+        self.times: dict[int, tuple[int, int]] = {}
+        self._first = 0
+        self.relays = [self._relay(), self._relay()]
+
+    def close(self) -> None:
+        for relay in self.relays:
+            relay.kill()
+            relay.wait()
+        self.client.close()
+        self.daemon.end()
+
+    def _spawn(self, *command: str | Path, out: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        environ = {**clean_environ(), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen([sys.executable, *command], env=environ, stdout=out, stderr=subprocess.DEVNULL)
+
+    def _relay(self) -> subprocess.Popen[bytes]:
+        return self._spawn("-c", PROGRAM, "outbox", "run", "--database", self.database, "--url", self.url, "-n", "sql")
+
+    def writer(self) -> Writer:
+        """A program at work: it has committed something."""
+        self._first += 1_000_000
+        said = self.home / f"writer{self._first}"
+        with said.open("wb") as out:
+            process = self._spawn(WRITER, self.database, str(self._first), out=out)
+        eventually("it has committed", lambda: b"\n" in said.read_bytes())
+        return Writer(process, said)
+
+    def kill(self, victim: str, writer: Writer) -> None:
+        """SIGKILL; the other relay goes on where one of two is killed."""
+        if victim == "writer":
+            writer.process.kill()
+        elif victim == "relay":
+            self.relays[0].kill()
+            self.relays[0].wait()
+            self.relays = [self.relays[1], self._relay()]
+        elif victim == "daemon":
+            self.daemon.kill()
+            self.daemon.end()
+            self.daemon.start()
+        else:
+            assert self.server is not None
+            self.server.restart()
+
+    def end(self, writer: Writer) -> None:
+        """Kill a writer, and hear all that it has said."""
+        writer.process.kill()
+        writer.process.wait()
+        for line in writer.said.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                number, called, returned = map(int, line.split())
+                self.times[number] = (called, returned)
+
+    def settled(self) -> tuple[set[int], list[list[int]]]:
+        """Ids of rows, and all messages in the topic's order, once nothing waits."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while outbox_status(self.engine).waiting:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        with self.engine.connect() as connection:
+            rows = set(connection.execute(text("SELECT id FROM orders")).scalars())
+        return rows, [list(map(int, message.payload.split())) for message in self.client.read("orders")]
+
+
+@pytest.fixture(scope="module", params=["postgresql", "sqlite"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    home = tmp_path_factory.mktemp("outbox")
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("server")
+        world = World(home, server, server.emptied("outbox", Base.metadata))
+    else:
+        world = World(home, None, f"sqlite:///{home}/shop.db")
+    yield world
+    world.close()
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1, 40))]
+
+
+@pytest.mark.parametrize("victim", ["writer", "relay", "daemon", "database"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(world: World, victim: str, seed: int):
+    if victim == "database" and world.server is None:
+        pytest.skip("SQLite has no process of its own: it dies with the writer and with the relay")
+    chance = random.Random(f"{victim} {seed}")
+    writers = [world.writer(), world.writer()]
+    for _ in range(2):
+        time.sleep(chance.uniform(0.0, 0.2))  # the moment is what is being tested
+        world.kill(victim, writers[0])
+        if victim == "writer":
+            world.end(writers[0])
+            writers[0] = world.writer()
+    for writer in writers:
+        world.end(writer)
+    rows, messages = world.settled()
+    assert len(set(map(tuple, messages))) == len(messages)
+    assert {number for number, _ in messages} == rows
+    assert world.times.keys() <= rows
+    check_order(world, messages)
+
+
+def check_order(world: World, messages: list[list[int]]) -> None:
+    """Who had committed before another's commit was called stands before it; a transaction's messages in their order."""
+    latest_call = 0
+    for number, _ in messages:
+        if number in world.times:
+            called, returned = world.times[number]
+            assert returned > latest_call, f"{number} had been committed before one that stands before it"
+            latest_call = max(latest_call, called)
+    last_part: dict[int, int] = {}
+    for number, part in messages:
+        assert last_part.get(number, -1) < part
+        last_part[number] = part
+
+
+def test_both_relays_end_when_they_are_asked_to(world: World):
+    for relay in world.relays:
+        relay.terminate()
+    assert [relay.wait(PATIENCE_S) for relay in world.relays] == [0, 0]
+    eventually("nobody is at work", lambda: not outbox_status(world.engine).is_relayed)

@@ -1,0 +1,391 @@
+"""Numbers of the outbox: without holes, in the order of commits, none skipped however late its commit is seen."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, event, insert, select, text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.orm import Session
+
+from plainsong.sql import Outbox, OutboxInDoubt, OutboxUnusable, create_outbox, outbox_tables
+from plainsong.sql.relay_doubt import Opened, Standing, check_doubt, check_remembered
+from plainsong.sql.relay_lock import RelayLock
+from plainsong.sql.relay_rows import SWEEP_ROWS, Numbered, RelayRows
+from tests.sql.conftest import Order
+
+TABLES = outbox_tables()
+MESSAGES, TOPICS = TABLES
+PATIENCE_S = 60
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An engine of a database with an outbox; of SQLite without the table of orders."""
+    url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(url, connect_args={"timeout": PATIENCE_S} if request.param == "sqlite" else {})
+    create_outbox(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def relay(db: Engine) -> Iterator[Connection]:
+    with db.connect() as connection:
+        yield connection
+
+
+def publish(engine: Engine, *payloads: bytes, topic: str = "orders") -> None:
+    with Session(engine) as session:
+        Outbox(session).publish(topic, list(payloads))
+        session.commit()
+
+
+def begun_at(relay: Connection, topic: str = "orders", *, generation: int = 1) -> RelayRows:
+    """Rows whose topic has a standing, as after the first opening."""
+    rows = RelayRows(TABLES)
+    rows.standing(relay, topic, "default")
+    rows.believe(relay, topic, Opened(1, generation, -1), None)
+    return rows
+
+
+def taken(rows: RelayRows, relay: Connection, most: int = 100, most_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
+    return [(each.number, each.payload) for each in rows.take(relay, "orders", most, most_bytes)]
+
+
+def left(engine: Engine) -> list[bytes]:
+    with engine.connect() as connection:
+        return [bytes(each) for each in connection.scalars(select(MESSAGES.c.payload).order_by(MESSAGES.c.id))]
+
+
+def test_what_is_committed_gets_numbers_from_0_without_holes(db: Engine, relay: Connection):
+    with Session(db) as session:
+        Outbox(session).publish("orders", b"never")
+        session.flush()
+        session.execute(insert(MESSAGES), [{"topic": "orders", "payload": b"undone"}])
+        session.rollback()
+    publish(db, b"a", b"b")
+    publish(db, b"elsewhere", topic="other")
+    publish(db, b"c")
+    rows = begun_at(relay)
+    assert taken(rows, relay) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    rows.sent(relay, "orders", 2, keep=False)
+    publish(db, b"d")
+    assert taken(rows, relay) == [(3, b"d")]
+
+
+def test_a_message_whose_transaction_commits_late_is_not_skipped(engine: Engine):
+    """Of PostgreSQL: SQLite lets nobody write beside another."""
+    create_outbox(engine)
+    with engine.connect() as relay, engine.connect() as slow:
+        rows = begun_at(relay)
+        slow.execute(insert(MESSAGES), [{"topic": "orders", "payload": b"slow"}])  # the smaller id
+        publish(engine, b"quick")
+        assert taken(rows, relay) == [(0, b"quick")]
+        rows.sent(relay, "orders", 0, keep=False)
+        assert taken(rows, relay) == []
+        slow.commit()
+        assert taken(rows, relay) == [(1, b"slow")]
+
+
+def test_who_commits_after_another_comes_after_it_though_it_began_and_published_before(engine: Engine):
+    create_outbox(engine)
+    with engine.connect() as relay:
+        rows = begun_at(relay)
+        with Session(engine) as first, Session(engine) as second:
+            second.add(Order(id=2))
+            second.flush()
+            Outbox(second).publish("orders", b"second")
+            first.add(Order(id=1))
+            Outbox(first).publish("orders", b"first")
+            first.commit()
+            second.commit()
+        assert taken(rows, relay) == [(0, b"first"), (1, b"second")]
+
+
+def test_a_batch_has_so_many_messages_and_bytes_and_at_least_one(db: Engine, relay: Connection):
+    publish(db, b"1234", b"567", b"89", b"large large", b"0")
+    rows = begun_at(relay)
+    batches = []
+    while batch := taken(rows, relay, most=3, most_bytes=7):
+        batches.append([payload for _, payload in batch])
+        rows.sent(relay, "orders", batch[-1][0], keep=False)
+    assert batches == [[b"1234", b"567"], [b"89"], [b"large large"], [b"0"]]
+
+
+def test_what_is_not_known_to_be_sent_comes_again_with_the_same_number(db: Engine, relay: Connection):
+    publish(db, b"a", b"b")
+    rows = begun_at(relay)
+    assert taken(rows, relay) == taken(rows, relay) == [(0, b"a"), (1, b"b")]
+    publish(db, b"c")
+    assert taken(rows, relay) == [(0, b"a"), (1, b"b")]  # no new ones before these are done with
+
+
+def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: Engine):
+    publish(db, b"a", b"b", b"c")
+    with db.connect() as relay:
+        begun_at(relay)
+    for statement in range(20):
+
+        def dies(_: object, cursor: object, *__: object, budget: list[int] = [statement]) -> None:  # noqa: B006
+            if not budget[0]:
+                raise ConnectionError("as if it had been killed here")
+            budget[0] -= 1
+
+        event.listen(db, "before_cursor_execute", dies)
+        try:
+            with db.connect() as relay:
+                rows = RelayRows(TABLES)
+                assert taken(rows, relay) == [(0, b"a"), (1, b"b"), (2, b"c")]
+                rows.sent(relay, "orders", 2, keep=False)
+            break
+        except ConnectionError:
+            pass
+        finally:
+            event.remove(db, "before_cursor_execute", dies)
+    assert statement > 5
+    assert left(db) == []
+    publish(db, b"d")
+    with db.connect() as relay:
+        assert taken(RelayRows(TABLES), relay) == [(3, b"d")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_message_is_skipped_or_numbered_twice_beside_many_writers(db: Engine, seed: int):
+    """Writers that take their time between drawing an id and committing, some of them undone, and two relays."""
+    writers, commits = (4, 25) if db.dialect.name == "postgresql" else (3, 8)  # those of SQLite queue up
+    is_over, committed = threading.Event(), [0] * writers
+
+    def write(writer: int) -> None:
+        chance = random.Random(f"{seed} {writer}")
+        with Session(db) as session:
+            for number in range(commits):
+                messages = [b"%d %d %d" % (writer, number, part) for part in range(chance.randint(1, 3))]
+                Outbox(session).publish("orders", messages)
+                session.connection()
+                if chance.random() < 0.2:
+                    session.flush()
+                    session.execute(insert(MESSAGES), [{"topic": "orders", "payload": b"undone"}])
+                    session.rollback()
+                    continue
+                session.commit()
+                committed[writer] += len(messages)
+
+    given: dict[int, bytes] = {}
+    orders: list[list[int]] = []
+
+    def relay() -> None:
+        own: list[int] = []
+        orders.append(own)
+        with db.connect() as connection:
+            rows = RelayRows(TABLES)
+            while True:
+                last_look = is_over.is_set()
+                batch = rows.take(connection, "orders", 7, 1 << 20) if rows.topics_that_wait(connection) else []
+                for each in batch:
+                    assert given.setdefault(each.number, each.payload) == each.payload
+                    own.append(each.number)
+                if batch:
+                    rows.sent(connection, "orders", batch[-1].number, keep=False)
+                elif last_look:
+                    return
+
+    with db.connect() as connection:
+        begun_at(connection)
+    failures: list[BaseException] = []
+
+    def told(work: object, *arguments: object) -> None:
+        try:
+            work(*arguments)  # type: ignore[operator] # it is one of both above
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    relays = [threading.Thread(target=told, args=(relay,)) for _ in range(2)]
+    threads = [threading.Thread(target=told, args=(write, writer)) for writer in range(writers)]
+    for thread in (*relays, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    is_over.set()
+    for thread in relays:
+        thread.join(PATIENCE_S)
+    assert not failures
+    assert sorted(given) == list(range(sum(committed)))
+    assert len(set(given.values())) == len(given)
+    assert b"undone" not in given.values()
+    assert all(own == sorted(own) for own in orders)
+    by_writer = defaultdict(list)
+    for number in sorted(given):
+        writer, *place = map(int, given[number].split())
+        by_writer[writer].append(place)
+    assert all(places == sorted(places) for places in by_writer.values())
+    assert left(db) == []
+
+
+def test_two_relays_that_number_at_the_same_moment_wait_for_each_other(engine: Engine):
+    create_outbox(engine)
+    publish(engine, b"a")
+    with engine.connect() as first, engine.connect() as second:
+        begun_at(first)
+        first.execute(text("UPDATE plainsong_outbox_topics SET topic = topic"))  # as it is while the first numbers
+        second.execute(text("SET lock_timeout = 1"))
+        second.commit()
+        with pytest.raises(Exception, match="lock timeout"):
+            RelayRows(TABLES).take(second, "orders", 10, 100)
+        first.commit()
+        assert taken(RelayRows(TABLES), second) == [(0, b"a")]
+
+
+def test_sent_messages_are_kept_for_as_long_as_they_shall_be(db: Engine, relay: Connection):
+    publish(db, *(b"%d" % number for number in range(SWEEP_ROWS + 1)))
+    rows = begun_at(relay)
+    batch = rows.take(relay, "orders", 5_000, 1 << 20)
+    assert batch[-1].number == SWEEP_ROWS
+    rows.sent(relay, "orders", SWEEP_ROWS, keep=True)
+    assert rows.topics_that_wait(relay) == []
+    assert len(left(db)) == SWEEP_ROWS + 1
+    assert rows.sweep(relay, keep_s=3600) == 0
+    assert rows.sweep(relay, keep_s=-1) == SWEEP_ROWS
+    assert rows.sweep(relay, keep_s=-1) == 1
+    assert left(db) == []
+
+
+def test_topics_that_wait_are_told_by_name_without_those_that_rest(db: Engine, relay: Connection):
+    rows = RelayRows(TABLES)
+    assert rows.topics_that_wait(relay) == []
+    for topic in ("b", "a", "c", "b"):
+        publish(db, b"1", topic=topic)
+    assert rows.topics_that_wait(relay) == ["a", "b", "c"]
+    assert rows.topics_that_wait(relay, {"b": None}) == ["a", "c"]
+
+
+def test_an_outbox_does_not_change_its_namespace(relay: Connection):
+    rows = RelayRows(TABLES)
+    assert rows.standing(relay, "orders", "shop") == rows.standing(relay, "orders", "shop")
+    with pytest.raises(OutboxUnusable, match="namespace shop"):
+        rows.standing(relay, "orders", "default")
+
+
+# --- what the daemon says when it is asked again ------------------------------------------------------
+
+
+def test_what_the_daemon_has_is_done_with_and_what_it_has_not_is_sent(db: Engine, relay: Connection):
+    publish(db, b"a", b"b", b"c")
+    rows = begun_at(relay)
+    assert len(taken(rows, relay)) == 3
+    rows.believe(relay, "orders", Opened(2, 1, 1), None)
+    assert taken(rows, relay) == [(2, b"c")]
+    rows.believe(relay, "orders", Opened(3, 1, 2), None)
+    assert taken(rows, relay) == []
+
+
+STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10, last_sent=6)
+
+
+@pytest.mark.parametrize(
+    ("opened", "before", "on_the_way", "match"),
+    [
+        (Opened(5, 1, 6), None, 3, None),  # none of them has arrived
+        (Opened(5, 1, 8), None, 3, None),
+        (Opened(5, 1, 9), None, 3, None),
+        (Opened(5, 1, 10), None, 3, "from a backup"),
+        (Opened(5, 1, 10), None, 0, "from a backup"),
+        (Opened(1, 1, -1), None, 3, "knows less"),
+        (Opened(1, 1, -1), None, 0, None),
+        (Opened(5, 1, 5), None, 3, "knows less"),  # the daemon's own data came from a backup
+        (Opened(1, 2, -1), None, 3, "made anew"),
+        (Opened(1, 2, -1), None, 0, None),
+        (Opened(1, 2, -1), 7, 3, None),  # the old generation's producer is still known
+        (Opened(1, 2, -1), 10, 0, "from a backup"),
+    ],
+)
+def test_whether_messages_on_the_way_have_arrived_is_believed_only_where_it_can_be_known(
+    opened: Opened, before: int | None, on_the_way: int, match: str | None
+):
+    if match is None:
+        check_doubt("orders", STANDING, opened, before, on_the_way)
+    else:
+        with pytest.raises(OutboxInDoubt, match=match) as caught:
+            check_doubt("orders", STANDING, opened, before, on_the_way)
+        assert caught.value.topic == "orders"
+        assert "plainsong outbox decide" in caught.value.hint
+
+
+def test_a_producer_that_the_daemon_has_forgotten_leaves_messages_on_the_way_in_doubt():
+    check_remembered("orders", STANDING, 8, 3)
+    check_remembered("orders", STANDING, None, 0)
+    check_remembered("orders", STANDING._replace(generation=None), None, 3)
+    with pytest.raises(OutboxInDoubt, match="has forgotten"):
+        check_remembered("orders", STANDING, None, 3)
+
+
+def test_a_topic_made_anew_gets_what_the_old_one_had_not(db: Engine, relay: Connection):
+    publish(db, b"a", b"b", b"c")
+    rows = begun_at(relay, generation=1)
+    taken(rows, relay)
+    rows.believe(relay, "orders", Opened(1, 2, -1), 0)
+    assert taken(rows, relay) == [(1, b"b"), (2, b"c")]
+    rows.believe(relay, "orders", Opened(2, 2, 1), None)
+    assert taken(rows, relay) == [(2, b"c")]
+
+
+@pytest.mark.parametrize("resend", [True, False])
+def test_a_person_decides_about_messages_in_doubt(db: Engine, relay: Connection, resend: bool):
+    publish(db, b"a", b"b")
+    rows = begun_at(relay)
+    producer = rows.standing(relay, "orders", "default").producer
+    taken(rows, relay)
+    publish(db, b"c")
+    with pytest.raises(OutboxInDoubt, match="2 messages"):
+        rows.believe(relay, "orders", Opened(1, 1, -1), None)
+    assert rows.decide(relay, "orders", resend=resend) == 2
+    standing = rows.standing(relay, "orders", "default")
+    assert standing.producer != producer
+    rows.believe(relay, "orders", Opened(1, 1, -1), None)
+    assert taken(rows, relay) == ([(2, b"a"), (3, b"b"), (4, b"c")] if resend else [(2, b"c")])
+
+
+# --- one relay at a time ------------------------------------------------------------------------------
+
+
+def test_the_lock_is_of_one_and_goes_with_its_connection(db: Engine):
+    first, second = RelayLock(db, "plainsong_outbox"), RelayLock(db, "plainsong_outbox")
+    with db.connect() as one, db.connect() as other:
+        assert not second.is_held(other)
+        assert first.take(one)
+        assert second.is_held(other)
+        assert not second.take(other)
+        letters = RelayLock(db, "letters")
+        assert letters.take(other)
+        letters.let_go(other)
+        first.let_go(one)
+        assert second.take(other)
+        assert not first.take(one)
+        if db.dialect.name == "postgresql":
+            other.invalidate()
+        else:
+            second.let_go(other)
+        assert first.take(one)
+        first.let_go(one)
+
+
+def test_a_database_in_memory_is_of_one_process_and_needs_no_lock():
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        lock = RelayLock(engine, "plainsong_outbox")
+        assert lock.take(connection)
+        lock.let_go(connection)
+    engine.dispose()
+
+
+def test_numbered_messages_carry_their_life_and_attributes(db: Engine, relay: Connection):
+    with Session(db) as session:
+        Outbox(session).publish("orders", b"1", ttl_s=9, attributes={"a": "b"})
+        session.commit()
+    assert begun_at(relay).take(relay, "orders", 10, 100) == [Numbered(0, b"1", 9, '{"a": "b"}')]

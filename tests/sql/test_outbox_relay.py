@@ -1,0 +1,392 @@
+"""The relay and a real daemon: each message once, in the order of commits, whoever fails, is in the way or comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, insert
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from plainsong import Client
+from plainsong.errors import ConnectionLost, DeduplicationDisabled, MessageTooLarge, PlainsongError, TopicNotFound
+from plainsong.sql import (
+    Outbox,
+    OutboxBusy,
+    OutboxInDoubt,
+    OutboxMissing,
+    OutboxUnavailable,
+    OutboxUnusable,
+    Relay,
+    create_outbox,
+    outbox_engine,
+    outbox_status,
+    outbox_tables,
+)
+from plainsong.sql.relay_lane import Lane
+from protocol.errors import InvalidParameter, ProducerFenced
+from tests.daemon.harness import Daemon, eventually, free_port
+from tests.sql.server import Postgres
+
+MESSAGES, TOPICS = outbox_tables()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("relay")
+    with Daemon(home / "data", bind=f"127.0.0.1:{free_port()}") as daemon:
+        yield daemon
+
+
+_namespaces = iter(range(1_000))
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    """Of a namespace of its own."""
+    url = f"http://{daemon.address[0]}:{daemon.address[1]}"
+    with Client(url, namespace=f"relay{next(_namespaces)}", deadline_s=10) as client:
+        yield client
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An engine of a database with an outbox."""
+    url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(url)
+    create_outbox(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_outbox(engine)
+    yield engine
+    engine.dispose()
+
+
+def publish(engine: Engine, *payloads: bytes, topic: str = "orders") -> None:
+    with Session(engine) as session:
+        Outbox(session).publish(topic, list(payloads))
+        session.commit()
+
+
+def read(client: Client, topic: str = "orders") -> list[bytes]:
+    return [message.payload for message in client.read(topic)]
+
+
+@contextmanager
+def running(relay: Relay) -> Iterator[threading.Thread]:
+    """``run`` in a thread, stopped at the end."""
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        relay.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
+    """The next publish raises: its request never arrived, or its answer was lost."""
+    real = Lane.publish
+
+    def publish(lane: Lane, messages: Any) -> None:
+        monkeypatch.setattr(Lane, "publish", real)
+        if arrives:
+            real(lane, messages)
+        raise ConnectionLost("as if the wire had been cut")
+
+    monkeypatch.setattr(Lane, "publish", publish)
+
+
+def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client: Client):
+    client.create_topic("orders")
+    client.create_topic("audit")
+    publish(db, b"1", b"2")
+    publish(db, b"a", topic="audit")
+    publish(db, b"3")
+    relay = Relay(db, client, max_batch_messages=2)
+    assert relay.once().messages == 4
+    assert relay.once().requests == 3
+    assert (read(client), read(client, "audit")) == ([b"1", b"2", b"3"], [b"a"])
+    status = outbox_status(db)
+    assert (status.waiting, status.is_relayed) == (0, False)
+    assert [(each.topic, each.next_number, each.last_sent) for each in status.topics] == [
+        ("audit", 1, 0),
+        ("orders", 3, 2),
+    ]
+    publish(db, b"4")
+    Relay(db, client).once()
+    assert read(client) == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_request_whose_fate_is_unknown_is_asked_for_and_its_messages_come_once(
+    db: Engine, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(db, b"1", b"2")
+    losing(monkeypatch, arrives=arrives)
+    with pytest.raises(ConnectionLost):
+        Relay(db, client).once()
+    assert outbox_status(db).waiting == 2
+    publish(db, b"3")
+    done = Relay(db, client).once()
+    assert done.messages == (1 if arrives else 3)
+    assert read(client) == [b"1", b"2", b"3"]
+    assert outbox_status(db).waiting == 0
+
+
+def test_a_topic_that_cannot_go_on_waits_and_the_others_go_on(lite: Engine, client: Client):
+    client.create_topic("orders")
+    publish(lite, b"1", topic="later")
+    publish(lite, b"2")
+    relay = Relay(lite, client)
+    with pytest.raises(TopicNotFound):
+        relay.once()
+    assert read(client) == [b"2"]
+    assert [(each.topic, each.waiting) for each in outbox_status(lite).topics] == [("later", 1), ("orders", 0)]
+    client.create_topic("later")
+    relay.once()
+    assert read(client, "later") == [b"1"]
+
+
+def test_a_message_that_the_daemon_refuses_keeps_its_place_until_somebody_helps(lite: Engine, client: Client):
+    client.create_topic("orders")
+    with Session(lite) as session:
+        session.execute(insert(MESSAGES), [{"topic": "orders", "payload": bytes(9 << 20)}])
+        session.commit()
+    publish(lite, b"after")
+    with pytest.raises(MessageTooLarge):
+        Relay(lite, client).once()
+    assert read(client) == []
+    with lite.begin() as connection:
+        connection.execute(MESSAGES.update().where(MESSAGES.c.id == 1).values(payload=b"smaller"))
+    Relay(lite, client).once()
+    assert read(client) == [b"smaller", b"after"]
+
+
+def test_where_deduplication_is_switched_off_nothing_is_published(lite: Engine, client: Client):
+    client.create_topic("orders", deduplication="disabled")
+    publish(lite, b"1")
+    with pytest.raises(DeduplicationDisabled):
+        Relay(lite, client).once()
+    assert read(client) == []
+
+
+def test_of_two_relays_the_second_says_that_it_waits_and_goes_on_when_the_first_has_ended(db: Engine, client: Client):
+    client.create_topic("orders")
+    told: list[str] = []
+    first, second = Relay(db, client), Relay(db, client, on_failure=lambda _, error: told.append(error.code))
+    with running(first):
+        eventually("the first is at work", lambda: outbox_status(db).is_relayed)
+        with pytest.raises(OutboxBusy):
+            Relay(db, client).once()
+        with pytest.raises(OutboxBusy):
+            Relay(db, client).decide("orders", resend=True)
+        with running(second):
+            eventually("the second has said so", lambda: told == ["outbox_busy"])
+            publish(db, b"1")
+            eventually("the first has published", lambda: read(client) == [b"1"])
+            first.stop()
+            publish(db, b"2")
+            eventually("one of them has published", lambda: read(client) == [b"1", b"2"])
+            publish(db, b"3")
+            eventually("the second has published", lambda: read(client) == [b"1", b"2", b"3"])
+            assert second.relayed.messages
+    assert told == ["outbox_busy"]
+
+
+def test_one_that_waits_for_its_turn_can_be_stopped(lite: Engine, client: Client):
+    with running(Relay(lite, client)):
+        eventually("it is at work", lambda: outbox_status(lite).is_relayed)
+        with running(Relay(lite, client)):
+            pass
+
+
+def test_a_relay_that_has_lost_its_turn_without_knowing_can_store_nothing(
+    lite: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(lite, b"1", b"2")
+    late: list[Callable[[], None]] = []
+    real = Lane.publish
+
+    def hold(lane: Lane, messages: Any) -> None:
+        late.append(lambda: real(lane, messages))
+        raise ConnectionLost("under way for a long time")
+
+    monkeypatch.setattr(Lane, "publish", hold)
+    with pytest.raises(ConnectionLost):
+        Relay(lite, client, max_batch_messages=1).once()
+    monkeypatch.undo()
+    Relay(lite, client).once()
+    with pytest.raises(ProducerFenced):
+        late[0]()
+    assert read(client) == [b"1", b"2"]
+
+
+def test_run_goes_on_through_restarts_of_the_daemon(db: Engine, client: Client, daemon: Daemon):
+    client.create_topic("orders")
+    relay = Relay(db, client, pause_s=0.05)
+    with running(relay):
+        publish(db, b"1")
+        eventually("it is published", lambda: read(client) == [b"1"])
+        daemon.kill()
+        daemon.end()
+        publish(db, b"2")
+        daemon.start()
+        eventually("so is the next", lambda: read(client) == [b"1", b"2"])
+    assert outbox_status(db).waiting == 0
+
+
+def test_run_goes_on_through_restarts_of_the_database(engine: Engine, client: Client, server: Postgres):
+    create_outbox(engine)
+    client.create_topic("orders")
+    told: list[tuple[str, str]] = []
+    relay = Relay(engine, client, pause_s=0.05, on_failure=lambda topic, error: told.append((topic, error.code)))
+    with running(relay):
+        publish(engine, b"1")
+        eventually("it is published", lambda: read(client) == [b"1"])
+        server.kill()
+        eventually("it has noticed", lambda: ("", "outbox_unavailable") in told)
+        server.start()
+        engine.dispose()
+        publish(engine, b"2")
+        eventually("so is the next", lambda: read(client) == [b"1", b"2"])
+
+
+def test_a_database_that_does_not_answer_and_one_without_the_tables_are_told_apart(client: Client, tmp_path: Path):
+    gone = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    for ask in (Relay(gone, client).once, lambda: outbox_status(gone)):
+        with pytest.raises(OutboxUnavailable):
+            ask()
+    bare = create_engine(f"sqlite:///{tmp_path}/bare.db")
+    for ask in (Relay(bare, client).once, Relay(bare, client).run, lambda: outbox_status(bare)):
+        with pytest.raises(OutboxMissing):
+            ask()
+    bare.dispose()
+
+
+def test_options_that_make_no_sense_are_refused(lite: Engine, client: Client):
+    for options in ({"max_batch_messages": 0}, {"max_batch_bytes": 0}, {"keep_s": -1}, {"pause_s": 0}):
+        with pytest.raises(InvalidParameter):
+            Relay(lite, client, **options)  # type: ignore[arg-type] # one after the other
+    for url in ("nonsense", "mysql://x@y/z", "sqlite:////no/such/file.db", "sqlite://"):
+        with pytest.raises(OutboxUnusable):
+            outbox_engine(url)
+
+
+def test_lives_and_attributes_come_with_the_messages(lite: Engine, client: Client):
+    client.create_topic("orders")
+    with Session(lite) as session:
+        Outbox(session).publish("orders", b"1", ttl_s=3600, attributes={"a": "b"}, routing_key="k")
+        Outbox(session).publish("orders", b"2")
+        session.commit()
+    Relay(lite, client).once()
+    first, second = client.read("orders")
+    assert dict(first.attributes) == {"a": "b", "routingKey": "k"}
+    assert dict(second.attributes) == {}
+    seen = client.messages("orders")[0]
+    assert seen.expires_ms - seen.publish_time_ms == 3_600_000
+
+
+def test_kept_messages_are_counted_and_deleted_when_their_time_has_come(lite: Engine, client: Client):
+    client.create_topic("orders")
+    publish(lite, b"1", b"2")
+    Relay(lite, client, keep_s=3600).once()
+    (status,) = outbox_status(lite).topics
+    assert (status.waiting, status.kept) == (0, 2)
+    Relay(lite, client).once()
+    (status,) = outbox_status(lite).topics
+    assert (status.waiting, status.kept) == (0, 0)
+    assert read(client) == [b"1", b"2"]
+
+
+# --- what nobody can know, and what somebody can -------------------------------------------------------
+
+
+def test_of_a_topic_made_anew_the_daemon_still_tells_what_the_old_one_had(
+    lite: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(lite, b"1")
+    losing(monkeypatch, arrives=True)
+    with pytest.raises(ConnectionLost):
+        Relay(lite, client).once()
+    client.delete_topic("orders")
+    client.create_topic("orders")
+    publish(lite, b"2")
+    Relay(lite, client).once()
+    assert read(client) == [b"2"]
+
+
+@pytest.mark.parametrize("resend", [True, False])
+def test_when_the_daemon_has_forgotten_the_producer_nothing_is_sent_until_a_person_decides(
+    lite: Engine, client: Client, resend: bool, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(lite, b"1")
+    losing(monkeypatch, arrives=True)
+    with pytest.raises(ConnectionLost):
+        Relay(lite, client).once()
+    (status,) = outbox_status(lite).topics
+    assert status.producer is not None
+    forget(client, "orders", status.producer)
+    publish(lite, b"2")
+    for _ in range(2):
+        with pytest.raises(OutboxInDoubt, match="1 messages were on the way"):
+            Relay(lite, client).once()
+    assert Relay(lite, client).decide("orders", resend=resend) == 1
+    Relay(lite, client).once()
+    assert read(client) == ([b"1", b"1", b"2"] if resend else [b"1", b"2"])
+
+
+def test_a_database_from_a_backup_publishes_nothing_until_a_person_decides(client: Client, tmp_path: Path):
+    client.create_topic("orders")
+    path = tmp_path / "shop.db"
+    engine = create_engine(f"sqlite:///{path}")
+    create_outbox(engine)
+    publish(engine, b"1")
+    Relay(engine, client).once()
+    engine.dispose()
+    backup = path.read_bytes()
+    publish(engine, b"2")
+    Relay(engine, client).once()
+    engine.dispose()
+    path.write_bytes(backup)
+    publish(engine, b"3")  # would get the number that 2 had, and be taken for a duplicate
+    with pytest.raises(OutboxInDoubt, match="backup"):
+        Relay(engine, client).once()
+    Relay(engine, client).decide("orders", resend=True)
+    Relay(engine, client).once()
+    assert read(client) == [b"1", b"2", b"3"]
+    engine.dispose()
+
+
+def forget(client: Client, topic: str, producer: str) -> None:
+    """As the daemon does by itself after a while."""
+    url = f"{client._operations.places.current}/v1/namespaces/{client.namespace}/topics/{topic}/producers/{producer}"
+    import httpx
+
+    assert httpx.delete(url).is_success
+
+
+def test_failures_are_told_once_for_each_reason(lite: Engine, client: Client):
+    publish(lite, b"1")
+    told: list[PlainsongError] = []
+    relay = Relay(lite, client, pause_s=0.01, on_failure=lambda _, error: told.append(error))
+    with running(relay):
+        eventually("it has failed more than once", lambda: relay.relayed.failures > 1)
+        client.create_topic("orders")
+        eventually("it went on", lambda: read(client) == [b"1"])
+    assert [error.code for error in told] == ["topic_not_found"]
