@@ -36,6 +36,10 @@ SAYS = {
     "somebody slow": "held 1 somebody slow",
     "ServerPosition": "[b'3', b'5']",
     "client.store": "committed",
+    "meter-7": "0 False 4",
+    "producer.begin": "committed 2 ['account-12', 'account-12', 'account-13', 'account-13', 'account-14', 'account-14']",
+    "publish_file": "[b'one', b'two', b'three']",
+    "add_up": "42 42",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }
 

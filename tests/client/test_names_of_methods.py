@@ -42,8 +42,13 @@ def test_all_that_can_be_done_with_a_topic_is_listed():
 
 
 def test_names_of_the_second_table_are_there():
-    for name in ("TransactionAware", "TransactionContext", "AsyncTransactionAware", "AsyncTransactionContext"):
+    names = ["TransactionAware", "TransactionContext", "LightweightTransaction"]
+    for name in [*names, *(f"Async{name}" for name in names)]:
         kind = getattr(plainsong, name)
-        row = next(line for line in TABLE.splitlines() if line.startswith(f"| `{name.removeprefix('Async')}`"))
+        row = next(
+            line
+            for line in TABLE.splitlines()
+            if f"| `{name.removeprefix('Async')}`:" in line or line.startswith(f"| `{name.removeprefix('Async')}`")
+        )
         for method in re.findall(r"`(\w+)`", row.split("|")[2]):
             assert method == name.removeprefix("Async") or hasattr(kind, method), method
