@@ -2,7 +2,9 @@
 
 Rows of one request stand at consecutive positions, and of a commit that was cut off the last ones are missing. So
 only the last request can be in parts: of a producer's the rows that are there count, and the positions of the others
-are passed over, so that no later row is taken for one of them; an atomic one has to be taken away.
+are passed over, so that no later row is taken for one of them; an atomic one has to be taken away. Where the mark was
+lost the topic is read from its first row, and rows may also be missing because they expired: what they said is in the
+producers' rows, and nothing is taken away.
 """
 
 from __future__ import annotations
@@ -85,14 +87,14 @@ class Replay:
         if request is None:
             return
         state = self._state
-        cut_off = request.seen < request.rows and state.marked
+        cut_off = request.seen < request.rows
         if cut_off:
             state.sequence.saw(*divmod(request.first + request.rows - 1, SEQUENCES_PER_MS))
-        if cut_off and request.atomic:
+        if cut_off and request.atomic and state.marked:
             state.torn = request.keys[::-1]
             state.torn_bytes = request.size
         elif request.stamp is not None:
-            self._apply(request, request.stamp, request.seen if state.marked else request.rows)
+            self._apply(request, request.stamp, request.seen)
 
     def _apply(self, request: _Request, stamp: Stamp, seen: int) -> None:
         """Take in the stamp, of which so many rows are there."""

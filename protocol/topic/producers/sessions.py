@@ -126,6 +126,7 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
     """Forget a producer. Raises TopicNotFound, ProducerNotFound."""
     del now
     state.living()
+    forget_expired(state, step)
     book = state.producers
     if ask.name not in book.known and ask.name not in book.damaged:
         raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
