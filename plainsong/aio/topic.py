@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong.aio.client import AsyncClient
+    from plainsong.aio.producer import AsyncProducer
     from plainsong.aio.publisher import AsyncPublisher
     from plainsong.aio.reader import AsyncReader
     from plainsong.aio.stream import AsyncStream
@@ -50,6 +51,18 @@ class AsyncTopic:
     def stream(self, **options: Any) -> AsyncStream:
         """``AsyncClient.stream``."""
         return self._client.stream(self.name, **options)
+
+    def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
+        """``AsyncClient.producer``."""
+        return self._client.producer(self.name, name, **options)
+
+    async def publish_atomic(self, routing_key: str, messages: Any, **options: Any) -> Receipt:
+        """``AsyncClient.publish_atomic``."""
+        return await self._client.publish_atomic(self.name, routing_key, messages, **options)
+
+    async def producers(self, **options: Any) -> dict[str, Any]:
+        """``AsyncClient.producers``."""
+        return await self._client.producers(self.name, **options)
 
     async def poll(self, start: Start = OLDEST, **options: Any) -> Page:
         """``AsyncClient.poll``."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Page, Receipt, Seen
     from plainsong.starts import Start
     from plainsong.sync.client import Client
+    from plainsong.sync.producer import Producer
     from plainsong.sync.publisher import Publisher
     from plainsong.sync.reader import Reader
     from plainsong.sync.stream import Stream
@@ -50,6 +51,18 @@ class Topic:
     def stream(self, **options: Any) -> Stream:
         """``Client.stream``."""
         return self._client.stream(self.name, **options)
+
+    def producer(self, name: str | None = None, **options: Any) -> Producer:
+        """``Client.producer``."""
+        return self._client.producer(self.name, name, **options)
+
+    def publish_atomic(self, routing_key: str, messages: Any, **options: Any) -> Receipt:
+        """``Client.publish_atomic``."""
+        return self._client.publish_atomic(self.name, routing_key, messages, **options)
+
+    def producers(self, **options: Any) -> dict[str, Any]:
+        """``Client.producers``."""
+        return self._client.producers(self.name, **options)
 
     def poll(self, start: Start = OLDEST, **options: Any) -> Page:
         """``Client.poll``."""

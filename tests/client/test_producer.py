@@ -434,7 +434,7 @@ def test_16_mebibytes_go_together_and_no_more(client: Client, topic: str):
 
 
 def test_a_batch_without_a_producer(client: Client, topic: str):
-    receipt = client.publish_atomic(topic, "key", ["a", "b"], serializer=str)
+    receipt = client.topic(topic).publish_atomic("key", ["a", "b"], serializer=str)
     assert (receipt.count, receipt.deduplicated) == (2, False)
     assert [message.attributes["routingKey"] for message in client.read(topic)] == ["key", "key"]
 
@@ -485,6 +485,7 @@ def test_producers_and_namespaces_can_be_looked_after(client: Client, topic: str
     page = client.producers(topic)
     assert [each["producer"] for each in page["producers"]] == ["a/b c"]
     assert client.producer_state(topic, "a/b c")["lastSequenceId"] == 1
+    assert client.topic(topic).producers()["count"] == 1
     client.delete_producer(topic, "a/b c")
     assert client.producers(topic)["producers"] == []
     assert client.namespace in client.namespaces.list()

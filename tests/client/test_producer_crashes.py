@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from conftest import url_of
@@ -163,3 +165,46 @@ def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon
         producer.close()
         with client.producer("t", "p") as again:
             assert again.last_sequence_id == -1
+
+
+#: Adds up what it reads, and keeps the id with the sum; run again, it goes on.
+INTO_A_DATABASE = """
+    import sqlite3, sys
+    from plainsong import Client
+    url, topic, path = sys.argv[1:]
+    database = sqlite3.connect(path, isolation_level=None, timeout=20)
+    database.execute("CREATE TABLE IF NOT EXISTS totals (topic TEXT PRIMARY KEY, total INTEGER, last_id TEXT)")
+    total, last_id = database.execute("SELECT total, last_id FROM totals").fetchone() or (0, "oldest")
+    with Client(url) as client:
+        for message in client.read(topic, last_id, follow=True):
+            total += int(message.payload)
+            database.execute("REPLACE INTO totals VALUES (?, ?, ?)", (topic, total, str(message.id)))
+"""
+
+
+def test_what_is_kept_with_its_message_id_counts_each_message_once(
+    client: Client, topic: str, shared_url: str, tmp_path: Path
+):
+    path = tmp_path / "totals.db"
+
+    def total() -> int:
+        try:
+            with closing(sqlite3.connect(path, timeout=20)) as database:
+                return int((database.execute("SELECT total FROM totals").fetchone() or (0,))[0])
+        except sqlite3.OperationalError:
+            return 0  # the table is not there yet
+
+    sent = 0
+    for _ in range(3):
+        client.publish(topic, [b"1"] * 1000)
+        sent += 1000
+        process = program(INTO_A_DATABASE, shared_url, topic, str(path))
+        before = total()
+        eventually("a part is added up", lambda before=before: total() > before + 20)
+        process.kill()
+        process.communicate()
+    process = program(INTO_A_DATABASE, shared_url, topic, str(path))
+    eventually("all is added up", lambda sent=sent: total() >= sent)
+    process.kill()
+    process.communicate()
+    assert total() == sent
