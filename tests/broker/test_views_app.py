@@ -45,7 +45,21 @@ async def test_head_has_the_head_of_get(daemon, path):
     assert head.headers["content-type"] == got.headers["content-type"]
 
 
-@pytest.mark.parametrize("path", [*PATHS, "", "/v1", "/v1/namespaces", "/static/x", TOPICS.replace("v1", "v2")])
+#: A producer may be called ``x/``.
+ANY_NAME = f"{TOPICS}/x/producers/x"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(path for path in PATHS if path != ANY_NAME),
+        "",
+        "/v1",
+        "/v1/namespaces",
+        "/static/x",
+        TOPICS.replace("v1", "v2"),
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 async def test_a_trailing_slash_and_unknown_paths_are_not_found_and_never_redirected(daemon, method, path):
     answer = await daemon.call(method, path + "/", status=404, code="not_found", headers={"Accept": "text/html"})

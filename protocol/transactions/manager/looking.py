@@ -52,8 +52,8 @@ def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
 
 def _status(ledger: Ledger, record: Record, now: Now) -> TransactionStatus:
     expires_ms = record.expires_ms
-    if record.state == "in_progress":
-        # The deadline counts: after a restart with the clock set back the time that was noted is too far away.
+    if record.state == "in_progress" and now.wall_ms < record.started_ms:
+        # The clock was set back, so what was noted is too far away; the deadline counts.
         expires_ms = min(expires_ms, now.wall_ms + max(0, round((record.deadline_s - now.mono_s) * 1000)))
     kept = record.transaction_id in ledger.outcomes
     return TransactionStatus(
