@@ -18,6 +18,7 @@ from bench.cleaning import measure_cleaning
 from bench.delivery import measure_delivery
 from bench.memory import measure_memory
 from bench.polling import measure_polling
+from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
 from bench.report import machine, verdict_line, write_report
@@ -40,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "wake": measure_waking,
     "transactions": measure_transactions,
     "delivery": measure_delivery,
+    "producers": measure_producers,
     "cleaning": measure_cleaning,
 }
 

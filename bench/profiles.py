@@ -41,6 +41,10 @@ class Profile:
     """Messages of one stored transaction."""
     committed_s: float
     """How long a committed reader's latencies are measured."""
+    stamped_requests: int
+    """Requests of producers that a load has to replay."""
+    producers: int
+    """Producers whose memory is weighed."""
 
 
 FULL = Profile(
@@ -63,6 +67,8 @@ FULL = Profile(
     transactions=10_000,
     stored_messages=1_000_000,
     committed_s=20.0,
+    stamped_requests=200_000,
+    producers=10_000,
 )
 
 QUICK = Profile(
@@ -85,4 +91,6 @@ QUICK = Profile(
     transactions=100,
     stored_messages=50_000,
     committed_s=1.0,
+    stamped_requests=3_000,
+    producers=320,
 )

@@ -152,6 +152,22 @@ TARGETS = (
         lambda what: what["stored beside"] != 0,
     ),
     Target(
+        "publishes of producers ÷ plain ones",
+        "producers",
+        "÷ plain",
+        ">=",
+        0.9,
+        lambda what: str(what["what"]).startswith("deduplicated"),
+    ),
+    Target(
+        "atomic batches of 10 and 100 ÷ plain requests of the same size",
+        "producers",
+        "÷ plain",
+        ">=",
+        0.9,
+        lambda what: str(what["what"]).startswith("atomic"),
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(

@@ -15,7 +15,7 @@ from bench.rounds import Row, Section, Spread, in_turns
 from bench.targets import TARGETS, judge
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "cleaning")
+SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,131 @@
+"""Publishing with deduplication beside publishing without, atomic batches beside plain requests, and what it weighs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from bench import bodies
+from bench.daemon import daemon
+from bench.rounds import Row, Section, Spread, in_turns
+from bench.sequenced import FIRST_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bench.daemon import Daemon
+    from bench.profiles import Profile
+
+CONNECTIONS = 16
+#: Requests a second that no daemon on two cores reaches, by messages in a request: so many are made ready.
+_AT_MOST = {1: 40_000, 10: 30_000, 100: 15_000, 1000: 2_500}
+#: Sequence ids of one run are so far from those of the next.
+_APART = 1 << 24
+#: Requests that each producer is remembered with, at most.
+_RESULTS = 5
+SAYS = """Messages a second over 16 connections, each side beside plain requests of the same size in the same daemon and
+round, sent by the same generator. *Deduplicated*: each connection is a producer, every message has a sequence id, and
+the answer is a receipt; *÷ off* is beside the same requests to a topic that has deduplication switched off. *Atomic*:
+without a producer. *Replay*: a topic is loaded after the daemon was killed, with no snapshot since the first of so many
+requests of producers. *Producers*: what the daemon's resident memory grew by, when each had published as often as is
+remembered."""
+
+
+def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
+    """Rates in one daemon; replay and memory in one each."""
+    section = Section("producers", "Producers", SAYS)
+    with daemon(scratch / "producers") as ours:
+        for what, messages, manner in (
+            ("deduplicated 1", 1, {"producers": CONNECTIONS}),
+            ("deduplicated 1000", 1000, {"producers": CONNECTIONS}),
+            ("atomic 10", 10, {"atomic": True}),
+            ("atomic 100", 100, {"atomic": True}),
+        ):
+            values = _beside_plain(ours, profile, messages, manner)
+            section.rows.append(Row({"what": what}, values))
+            ratios = ", ".join(f"{name} {value.median:.2f}" for name, value in values.items() if name[0] == "÷")
+            say(f"producers, {what}: {values['messages/s'].median:,.0f} messages/s, {ratios}")
+    replay_s, load_s = _replay(scratch / "replay", profile.stamped_requests)
+    values = {"replay s a million": Spread.of([replay_s]), "load s a million": Spread.of([load_s])}
+    section.rows.append(Row({"what": f"replay of {profile.stamped_requests}"}, values))
+    say(f"producers, replay of {profile.stamped_requests}: {replay_s:.1f} s a million")
+    megabytes = _memory(scratch / "memory", profile.producers)
+    section.rows.append(Row({"what": f"{profile.producers} producers"}, {"MB per 10 000": Spread.of([megabytes])}))
+    say(f"producers, {profile.producers} of them: {megabytes:.1f} MB per 10 000")
+    return section
+
+
+def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[str, Any]) -> dict[str, Spread]:
+    """The rate of requests of this manner, and its ratios."""
+    firsts = count(FIRST_ID, _APART)
+
+    def rate(topic: str, **how: Any) -> float:
+        requests = CONNECTIONS + int(_AT_MOST[messages] * profile.seconds)
+        done = _send(
+            ours, topic, messages=messages, requests=requests, seconds=profile.seconds, first=next(firsts), **how
+        )
+        return float(done["requests_per_s"]) * messages
+
+    kind = "atomic" if "atomic" in manner else "producers"
+    topics = {side: f"{side}-{kind}-{messages}" for side in ("plain", "other", "off")}
+    for side, topic in topics.items():
+        properties = {"deduplication": "disabled"} if side == "off" else {}
+        ours.ask("PUT", bodies.path(topic), properties)
+    sides: dict[str, Callable[[], float]] = {
+        "plain": partial(rate, topics["plain"]),
+        "other": partial(rate, topics["other"], **manner),
+    }
+    if kind == "producers":
+        sides["off"] = partial(rate, topics["off"], **manner)
+    rates = in_turns(sides, profile.rounds)
+    values = {"messages/s": Spread.of(rates["other"]), "÷ plain": Spread.ratio(rates["other"], rates["plain"])}
+    if "off" in rates:
+        values["÷ off"] = Spread.ratio(rates["other"], rates["off"])
+    return values
+
+
+def _send(ours: Daemon, topic: str, *, producers: int = 0, atomic: bool = False, **how: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.sequenced", "--port", str(ours.port), "--topic", topic]
+    command += ["--connections", str(CONNECTIONS), "--producers", str(producers), *(["--atomic"] if atomic else [])]
+    for name, value in how.items():
+        command += [f"--{name}", str(value)]
+    done: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return done
+
+
+def _replay(data_dir: Path, requests: int) -> tuple[float, float]:
+    """Seconds of replay and of the whole load, for a million requests of producers."""
+    never = {
+        "deduplication_snapshot_entries": 10_000_000,
+        "deduplication_snapshot_interval_s": 86_400,
+        "topic_checkpoint_rows": 1_000_000,
+    }
+    with daemon(data_dir, **never) as ours:
+        ours.create("t")
+        _send(ours, "t", producers=CONNECTIONS, requests=requests)
+        ours.process.kill()
+        ours.process.wait()
+    with daemon(data_dir, **never) as ours:
+        begun = time.monotonic()
+        told = json.loads(ours.ask("GET", bodies.path("t", "producers")))
+        took = time.monotonic() - begun
+    entries = told["lastReplay"]["entries"]
+    return told["lastReplay"]["ms"] / 1000 / entries * 1e6, took / entries * 1e6
+
+
+def _memory(data_dir: Path, producers: int) -> float:
+    """MB that 10 000 producers take, each with all the results that are remembered."""
+    with daemon(data_dir, cache_max_bytes=1 << 16) as ours:
+        for topic in ("t", "other"):
+            ours.create(topic)
+        # The same requests first from few, so that what is weighed is the names and not the load.
+        _send(ours, "other", producers=CONNECTIONS, requests=producers * _RESULTS)
+        before = ours.resident_mb()
+        _send(ours, "t", producers=producers, requests=producers * _RESULTS)
+        return max(0.0, ours.resident_mb() - before) / producers * 10_000
