@@ -10,7 +10,7 @@ from fastavro import schemaless_writer
 from protocol.codec import schemas
 from protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
 from protocol.codec.cursor import NO_BOUND, Cursor
-from protocol.page import varint
+from protocol.page import length_prefix, varint
 from protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
@@ -126,6 +126,15 @@ def read_receipt(body: bytes) -> Receipt:
 
 def write_receipt(receipt: Receipt) -> bytes:
     """A whole receipt."""
+    first, last, sequence_id = receipt.first_id, receipt.last_id, receipt.last_sequence_id
+    straddled = receipt.stored is not None or receipt.dropped is not None
+    natural = receipt.generation >= 0 and (sequence_id is None or sequence_id >= 0)
+    if natural and not straddled and first is not None and last is not None:
+        # Nearly every answer to a producer: by hand it takes a quarter of the time.
+        known = b"\x00" if sequence_id is None else b"\x02" + varint(sequence_id)
+        ids = b"\x02%b%b\x02%b%b" % (length_prefix(len(first)), first, length_prefix(len(last)), last)
+        flags = b"%c%c" % (receipt.duplicate, receipt.deduplicated)
+        return b"%b%b%b%b\x00\x00" % (ids, flags, known, varint(receipt.generation))
     record = {
         "firstId": receipt.first_id,
         "lastId": receipt.last_id,

@@ -80,6 +80,9 @@ class Marks:
                 encode_row(MessageRow(message, pointer, ttl_s, self.extras_of(index)))
                 for index, (message, ttl_s) in enumerate(zip(messages, each_ttl_s, strict=True))
             ]
+        if len(messages) == 1:
+            head = row_head(pointer, self.extras_of(0))
+            return [b"%b%b%b" % (head, length_prefix(len(messages[0])), messages[0])]
         tail = _packed_attributes(self.shared)
         if not self.indexed or self.every:
             heads = [

@@ -111,3 +111,10 @@ def test_long_parts_of_messages_alike_and_different_survive(spread):
     page.parts = [b"".join(page.parts)]
     for codec in (AVRO, AVRO_2, JSON):
         assert [message[:2] for message in codec.decode_page(codec.encode_page(page))] == messages
+
+
+@given(receipt=records.receipts)
+def test_a_receipt_written_by_hand_is_what_its_schema_says(receipt):
+    names = ("first_id", "last_id", "duplicate", "deduplicated", "last_sequence_id", "generation", "stored", "dropped")
+    values = by_fastavro(schemas.RECEIPT, AVRO.encode_receipt(receipt)).values()
+    assert dict(zip(names, values, strict=True)) == {name: getattr(receipt, name) for name in names}
