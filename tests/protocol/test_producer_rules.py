@@ -674,13 +674,37 @@ def test_another_attempt_stores_under_a_segment_of_its_own():
     assert topic.state.pending[POINTER].stored == 4
 
 
-def test_the_outcome_of_a_forgotten_request_is_asked_of_the_pointer():
+def test_what_is_not_remembered_is_never_called_a_duplicate_under_a_pointer():
     topic = Topic()
-    answers = [topic.publish_under(POINTER, [each]) for each in range(7)]
-    again = topic.publish_under(POINTER, [0])
-    assert again.duplicate
-    assert again.start_sequence_id == answers[0].start_sequence_id
-    assert again.end_sequence_id == answers[-1].end_sequence_id
+    for each in range(7):
+        topic.publish_under(POINTER, [each])
+    assert topic.publish_under(POINTER, [2]).duplicate
+    with pytest.raises(SequenceConsumed):
+        topic.publish_under(POINTER, [0])
+
+
+@pytest.mark.parametrize("sequence_id", range(10))
+def test_ids_of_a_pointer_that_was_rolled_back_are_consumed_however_long_ago_they_were_used(sequence_id):
+    topic = Topic()
+    for each in range(10):
+        topic.publish_under(POINTER, [each])
+    topic.ask(RollBackPointer(POINTER))
+    topic.publish_under(POINTER + 1, [100], producer="other")
+    with pytest.raises(SequenceConsumed):
+        topic.publish_under(POINTER + 1, [sequence_id])
+    with pytest.raises(SequenceConsumed):
+        topic.publish([sequence_id])
+    topic.load()
+    with pytest.raises(SequenceConsumed):
+        topic.publish([sequence_id])
+
+
+def test_ids_used_after_those_of_a_pointer_are_duplicates_as_ever():
+    topic = Topic()
+    topic.publish_under(POINTER, [0])
+    for each in range(1, 10):
+        topic.publish([each])
+    assert topic.publish([1]).duplicate
 
 
 # --- rows that cannot be read ---------------------------------------------------------------------

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from protocol.topic.step import Step
 
 
+NEW_IDS = "under another write pointer, also after a rollback, messages need new ids"
+
+
 @dataclass(slots=True)
 class Judged:
     """What is known about a request of a producer before anything of it happens."""
@@ -149,8 +152,15 @@ def _check_pointer(judged: Judged, producer: Producer) -> None:
             under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
             raise SequenceConsumed(
                 f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
-                hint="under another write pointer, also after a rollback, messages need new ids",
+                hint=NEW_IDS,
             )
+    # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
+    remembered = min((result.low for result in producer.recent), default=producer.pushed + 1)
+    if low < remembered and (judged.pointer or low <= producer.under):
+        raise SequenceConsumed(
+            f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
+            hint=NEW_IDS,
+        )
 
 
 def admit(state: TopicState, step: Step, judged: Judged) -> None:

@@ -1,6 +1,6 @@
 """What a topic keeps of one producer, and of having producers at all, with the rows these are kept in.
 
-producer row    e epoch  h highest id  a active  m memory (ms)
+producer row    e epoch  h highest id  u highest under a pointer  a active  m memory (ms)
                 r results: lowest id, highest id, first and last position, write pointer or 0
 producers row   o on  s switched  f from  g forgotten  x epochs
 """
@@ -45,6 +45,8 @@ class Producer:
     """The highest sequence id that was taken."""
     persisted: int = -1
     """The highest one that is durable: behind ``pushed`` while a commit is under way."""
+    under: int = -1
+    """The highest id that was ever published under a write pointer."""
     active_ms: int = 0
     memory_ms: int | None = None
     """For how long it is remembered while inactive, where it asked for longer than others."""
@@ -53,11 +55,15 @@ class Producer:
     def took(self, result: Result) -> None:
         """A request was given its rows."""
         self.pushed = result.high
+        if result.pointer:
+            self.under = result.high
         self.recent = (*self.recent[1 - MAX_RESULTS :], result)
 
     def encode(self) -> bytes:
         """The row's value."""
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
+        if self.under >= 0:
+            record["u"] = self.under
         if self.memory_ms is not None:
             record["m"] = self.memory_ms
         if self.recent:
@@ -75,6 +81,7 @@ class Producer:
                 epoch=checked_number(record["e"]),
                 pushed=highest,
                 persisted=highest,
+                under=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
                 active_ms=checked_number(record["a"]),
                 memory_ms=checked_number(record["m"]) if "m" in record else None,
                 recent=tuple(map(_result, record.get("r", ()))),

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from protocol.errors import InvalidSequenceIds, PartialDuplicate, SequenceConsumed, TransactionTooLarge
-from protocol.ids import pack_position, unpack_position
+from protocol.ids import unpack_position
 from protocol.requests import PublishResponse
 from protocol.topic.admission import admit_pointer
-from protocol.topic.producers.judging import Judged, session_of
+from protocol.topic.producers.judging import NEW_IDS, Judged, session_of
 
 if TYPE_CHECKING:
     from protocol.records import Metadata
@@ -32,22 +32,21 @@ def answer_duplicate(state: TopicState, metadata: Metadata, judged: Judged) -> P
         admit_pointer(state, metadata, pointer)
     first, last = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
     if first is None or last is None:
-        first, last = _all_of(state, judged, pending)
+        first, last = _all_of(judged)
     verdict = judged.verdict()
     return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
 
 
-def _all_of(state: TopicState, judged: Judged, pending: Pending | None) -> tuple[bytes, bytes]:
-    """From the first to the last row of the pointer, where nothing more is known."""
-    if pending is not None and pending.runs:
-        return pending.runs[0].first, pending.runs[-1].last
-    if state.authority.standing(judged.pointer) in ("deciding", "committed"):
-        here = pack_position(state.sequence.last_ts_ms, max(0, state.sequence.last_sequence_id))
-        return here, here
-    raise SequenceConsumed(
-        f"producer {judged.name!r} has used ids up to {judged.ids[-1]}, and write pointer {judged.pointer} has no rows",
-        hint="under another write pointer, also after a rollback, messages need new ids",
-    )
+def _all_of(judged: Judged) -> tuple[bytes, bytes]:
+    """From the first to the last row that the producer is remembered to have under the pointer."""
+    own = [] if judged.producer is None else judged.producer.recent
+    rows = [(result.first, result.last) for result in own if result.pointer == judged.pointer]
+    if not rows:
+        raise SequenceConsumed(
+            f"producer {judged.name!r} has used ids up to {judged.ids[-1]}, not under write pointer {judged.pointer}",
+            hint=NEW_IDS,
+        )
+    return min(first for first, _ in rows), max(last for _, last in rows)
 
 
 def judge_store(state: TopicState, step: Step, pending: Pending | None, request: PublishRequest) -> Judged | None:
