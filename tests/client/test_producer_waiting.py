@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from world import operations
 
 from plainsong import JSON, Outgoing
+from plainsong.core.producing import lightweight
 from plainsong.core.producing.lightweight import MAX_BYTES, Lightweight
 from plainsong.core.producing.options import Prepared, prepared, producer_bounds
 from plainsong.core.producing.producing import Producing, atomic_request, whole_request
@@ -403,3 +405,22 @@ def test_an_atomic_request_has_one_routing_key_and_is_not_empty_or_too_large():
         atomic_request("k", [b"x" * MAX_BYTES, b"y"], BYTES)
     request, _ = atomic_request("k", [b"x" * MAX_BYTES], BYTES)
     assert (request.atomic, request.routing_key) == (True, "k")
+
+
+def test_a_commit_at_the_very_end_of_its_time_takes_all_of_it(monkeypatch: pytest.MonkeyPatch):
+    held = open_one(timeout_s=1)
+    held.write(Outgoing(b"a", attributes={"trace": "1"}), sequence_id=7, ttl_s=60, now_s=0)
+    make = lightweight.outgoing_request
+    sender = threading.Thread(target=held.expire, args=(2.0,))
+
+    def making(*arguments: Any) -> Any:
+        sender.start()
+        sender.join(0.1)  # as far as it gets
+        return make(*arguments)
+
+    monkeypatch.setattr(lightweight, "outgoing_request", making)
+    request = held.committing(0.5)
+    sender.join()
+    assert held.state == "committing"
+    assert request.attributes == [{"trace": "1"}]
+    assert (request.message_ttls_s, held.sequence_ids) == ([60], [7])

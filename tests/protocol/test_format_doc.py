@@ -184,7 +184,7 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
         ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6)),
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
-        ("Producer", Producer("p", memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),
+        ("Producer", Producer("p", under=0, memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),
         ("Producers", Remembering(since=bytes(10), forgotten=bytes(10))),
         ("Namespace", NamespaceProperties()),
     ],

@@ -8,6 +8,7 @@ Its time counts only while it is open: what has been sent is never given up for 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from plainsong.core.operations import outgoing_request
@@ -50,6 +51,9 @@ def check_routing_key(routing_key: object) -> str:
 class Lightweight:
     """What one transaction holds, and what may be done with it.
 
+    Two may be at it at once: whoever writes and commits, and the sender, who gives it up when its time is over. So
+    whatever looks at the state and then changes it does both under the lock.
+
     Args:
       until_s: when it is over, unless it has been committed.
     """
@@ -61,6 +65,7 @@ class Lightweight:
         self.size = 0
         """Serialized bytes so far."""
         self.receipt: Receipt | None = None
+        self._lock = threading.RLock()
         self._error: PlainsongError | None = None
         self._timeout_s = timeout_s
         self._serializer = serializer
@@ -88,13 +93,15 @@ class Lightweight:
             raise InvalidParameter("the message has another routing key", hint="one transaction, one routing key")
         del attributes["routingKey"]
         payload = request.messages[0]
-        check_size(len(self._messages) + 1, self.size + len(payload))
-        self.size += len(payload)
-        self._messages.append(payload)
-        self._ttls_s.append(request.message_ttls_s[0] if request.message_ttls_s else request.ttl_s)
-        self._attributes.append(attributes)
         own_id = value.sequence_id if isinstance(value, Outgoing) else None
-        self._sequence_ids.append(own_id if sequence_id is None else sequence_id)
+        with self._lock:
+            self.check_open(now_s)
+            check_size(len(self._messages) + 1, self.size + len(payload))
+            self.size += len(payload)
+            self._messages.append(payload)
+            self._ttls_s.append(request.message_ttls_s[0] if request.message_ttls_s else request.ttl_s)
+            self._attributes.append(attributes)
+            self._sequence_ids.append(own_id if sequence_id is None else sequence_id)
 
     def committing(self, now_s: float) -> PublishRequest:
         """What is to be sent; without sequence ids, which ``sequence_ids`` has.
@@ -102,16 +109,17 @@ class Lightweight:
         Raises:
           NoMessages: it is empty, and stays open. NoTransaction, TransactionTimedOut: it has ended.
         """
-        self.check_open(now_s)
-        if not self._messages:
-            raise NoMessages("the transaction is empty", hint="write something, or abort it")
-        request = outgoing_request(self._messages, None, None)
-        request.atomic = True
-        request.routing_key = self.routing_key
-        request.message_ttls_s = list(self._ttls_s) if any(ttl is not None for ttl in self._ttls_s) else None
-        request.attributes = list(self._attributes) if any(self._attributes) else None
-        self.state = "committing"
-        return request
+        with self._lock:
+            self.check_open(now_s)
+            if not self._messages:
+                raise NoMessages("the transaction is empty", hint="write something, or abort it")
+            request = outgoing_request(list(self._messages), None, None)
+            request.atomic = True
+            request.routing_key = self.routing_key
+            request.message_ttls_s = list(self._ttls_s) if any(ttl is not None for ttl in self._ttls_s) else None
+            request.attributes = list(self._attributes) if any(self._attributes) else None
+            self.state = "committing"
+            return request
 
     @property
     def sequence_ids(self) -> list[int | None]:
@@ -122,35 +130,39 @@ class Lightweight:
 
     def committed(self, receipt: Receipt) -> None:
         """It is durable."""
-        self.receipt = receipt
-        self._end("committed")
+        with self._lock:
+            self.receipt = receipt
+            self._end("committed")
 
     def failed(self, error: PlainsongError, now_s: float) -> None:
         """It did not take, and may be committed again as long as there is time; or nobody knows, and it is over."""
-        if error.outcome == "not-applied":
-            self.state = "open"
-            self.expire(now_s)
-        else:
-            self._error = error
-            self._end("unknown")
+        with self._lock:
+            if error.outcome == "not-applied":
+                self.state = "open"
+                self.expire(now_s)
+            else:
+                self._error = error
+                self._end("unknown")
 
     def abort(self) -> None:
         """Forget it. The same made twice. Raises NoTransaction: it has been committed, or is about to be."""
-        if self.state == "open":
-            self._end("aborted")
-        elif self.state != "aborted":
-            raise NoTransaction(f"the transaction is {self.state}", hint="only an open one can be aborted")
+        with self._lock:
+            if self.state == "open":
+                self._end("aborted")
+            elif self.state != "aborted":
+                raise NoTransaction(f"the transaction is {self.state}", hint="only an open one can be aborted")
 
     def expire(self, now_s: float) -> bool:
         """Whether it was given up because its time is over."""
-        if self.state != "open" or now_s < self.until_s:
-            return False
-        self._error = TransactionTimedOut(
-            f"the transaction was open for more than {self._timeout_s:g} s and was aborted",
-            hint="timeout_s of begin is the limit",
-        )
-        self._end("aborted")
-        return True
+        with self._lock:
+            if self.state != "open" or now_s < self.until_s:
+                return False
+            self._error = TransactionTimedOut(
+                f"the transaction was open for more than {self._timeout_s:g} s and was aborted",
+                hint="timeout_s of begin is the limit",
+            )
+            self._end("aborted")
+            return True
 
     def check_open(self, now_s: float) -> None:
         """Raises NoTransaction, TransactionTimedOut, TransactionOutcomeUnknown: how it ended."""
