@@ -139,8 +139,7 @@ class Model:
             if not self.admit(ask.name, now_ms):
                 return TooManyProducers
             known = self.known[ask.name]
-            known.epoch = self.epochs
-        known.epoch += 1
+        known.epoch = (known.epoch or self.epochs) + 1
         known.memory_ms = memory_ms
         self.touch(ask.name, now_ms)
         return known.epoch, known.highest

@@ -674,6 +674,17 @@ def test_another_attempt_stores_under_a_segment_of_its_own():
     assert topic.state.pending[POINTER].stored == 4
 
 
+def test_a_session_of_an_earlier_life_never_fits_a_later_one_that_began_without_a_session():
+    topic = Topic()
+    topic.open()
+    old = topic.open().epoch
+    topic.remove()
+    topic.publish([0])
+    assert topic.open().epoch > old
+    with pytest.raises(ProducerFenced):
+        topic.publish([1], producer_epoch=old)
+
+
 def test_what_is_not_remembered_is_never_called_a_duplicate_under_a_pointer():
     topic = Topic()
     for each in range(7):

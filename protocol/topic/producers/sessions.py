@@ -50,6 +50,8 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     memory_ms = _memory_ms(state, producer, ask)
     if producer is None:
         producer = admit_producer(state, step, ask.name)
+    if not producer.epoch:
+        # Its first session of this life, also where it wrote without one: no epoch of an earlier life may fit it.
         producer.epoch = book.epochs
     book.long += (memory_ms is not None) - (producer.memory_ms is not None)
     producer.memory_ms = memory_ms
