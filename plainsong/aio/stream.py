@@ -158,7 +158,7 @@ class AsyncStream:
           messages: one, or a list of several, which are one request; as for ``AsyncClient.publish``.
           ttl_s: seconds they live, if that is shorter than the topic's ttl.
         Raises:
-          Closed, NotEncodable, BufferFull (it never fits), InvalidParameter: nothing happened.
+          Closed, NotEncodable, InvalidParameter: nothing happened.
         """
         if type(messages) is bytes and self._as_it_is and ttl_s is None:
             ticket = AsyncTicket(1)

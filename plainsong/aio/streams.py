@@ -27,7 +27,7 @@ class AsyncStreams:
 
         Args:
           max_pending_bytes: that requests without an answer may occupy, about 300 bytes for each beside its
-            messages; ``publish`` waits when they do.
+            messages; ``publish`` waits when they do. A larger request goes alone.
         Raises:
           InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.
         """

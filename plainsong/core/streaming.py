@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from plainsong.core.answers import problem_error
-from plainsong.errors import BufferFull, Closed, ConnectionLost
+from plainsong.errors import Closed, ConnectionLost
 from plainsong.ids import MessageId
 from plainsong.messages import Receipt
 from protocol.codec.stream import decode_answers, encode_request, encode_single
@@ -88,9 +88,8 @@ class Streaming(Generic[T]):
         size = len(packed) + REQUEST_BYTES
         if self.ended is not None:
             raise Closed("the stream has ended", hint=f"open another; this one: {self.ended.detail}")
-        if self.pending_bytes + size > self.max_pending_bytes:
-            if size > self.max_pending_bytes:
-                raise BufferFull(f"a request of {size} bytes never fits", hint="give the stream more max_pending_bytes")
+        # One that is larger than the bound goes alone: what publish takes, a stream takes.
+        if self._fates and self.pending_bytes + size > self.max_pending_bytes:
             return False
         fate.number, fate.size = self._number, size
         self._number += 1

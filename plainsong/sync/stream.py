@@ -142,7 +142,7 @@ class Stream:
           messages: one, or a list of several, which are one request; as for ``Client.publish``.
           ttl_s: seconds they live, if that is shorter than the topic's ttl.
         Raises:
-          Closed, NotEncodable, BufferFull (it never fits), InvalidParameter: nothing happened.
+          Closed, NotEncodable, InvalidParameter: nothing happened.
         """
         if type(messages) is bytes and self._as_it_is and ttl_s is None:
             return self._hand_over(messages, None, Ticket(self._settled, 1))

@@ -31,7 +31,7 @@ class Streams:
 
         Args:
           max_pending_bytes: that requests without an answer may occupy, about 300 bytes for each beside its
-            messages; ``publish`` waits when they do.
+            messages; ``publish`` waits when they do. A larger request goes alone.
         Raises:
           ConnectFailed, InvalidName, ShuttingDown: nothing happened.
         """
