@@ -25,6 +25,12 @@ _AT_LEAST = (
         "deduplication.producer_retention_s",
         "the default memory would not be allowed",
     ),
+    (
+        "deduplication.max_producers",
+        1,
+        "deduplication.max_long_producers",
+        "those with a long memory are among the others, and nothing could take their place",
+    ),
     ("transactions.max_timeout_s", 1, "transactions.timeout_s", "the default time-out would not be allowed"),
 )
 

@@ -140,6 +140,7 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
         ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
         ({"transactions.timeout_s": "3601"}, "the default time-out would not be allowed"),
         ({"deduplication.max_retention_s": "604799"}, "the default memory would not be allowed"),
+        ({"deduplication.max_producers": "999"}, "is less than deduplication.max_long_producers = 1000"),
         ({"transactions.service": "tephra"}, "without transactions.tephra (say where it is)"),
         (
             {"transactions.tephra": "tephra:15165"},
