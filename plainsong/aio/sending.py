@@ -172,7 +172,8 @@ class AsyncSending:
             parcel, ended = self._producing.work(now_s)
             self._give_up(ended)
             if parcel is not None:
-                await self._deliver(parcel)
+                assert self._tasks is not None  # this is one of them
+                self._tasks.start_soon(self._deliver, parcel)  # meanwhile others may have waited too long
                 continue
             until_s = self._producing.next_s()
             self._work = anyio.Event()
@@ -198,6 +199,7 @@ class AsyncSending:
             settle(parcel.sents, delivered)
             self._give_up(ended)
         self._tell_of_progress()
+        self._call_sender()
 
     def _give_up(self, ended: list[Ended[AsyncSettled[Any]]]) -> None:
         """Tell those who wait, and the tally."""

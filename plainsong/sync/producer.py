@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from threading import TIMEOUT_MAX
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -188,7 +190,12 @@ class Producer(Sending):
         return LightweightTransaction(self, opened)
 
     def _sent(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> Receipt:
-        return self._hand_over(request, ids, limit_s).result()
+        sent = self._hand_over(request, ids, limit_s)
+        wait_s = self._waiting.bounds.delivery_timeout_s if limit_s is None else limit_s
+        with suppress(TimeoutError):
+            return sent.result(min(wait_s, TIMEOUT_MAX))
+        self._look_at_time()  # the thread may be busy with another request
+        return sent.result()
 
     def _hand_over(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> ProducedWhole:
         sent = ProducedWhole(self._settled)

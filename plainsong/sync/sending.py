@@ -169,6 +169,13 @@ class Sending:
                 self._thread = None
                 return None, []
 
+    def _look_at_time(self) -> None:
+        """Give up what has waited too long, also while the thread delivers something else."""
+        with self._lock:
+            ended = self._producing.overdue(monotonic())
+            self._room.notify_all()
+        self._give_up(ended)
+
     def _deliver(self, parcel: Parcel[Settled[Any]]) -> None:
         delivered: Delivered | None = None
         try:

@@ -67,8 +67,7 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
     """Store what of a producer's request is new."""
     judged = judge(state, step, request)
     if judged.duplicate:
-        first, final = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
-        return _receipt(metadata, judged, first, final)
+        return _receipt(metadata, judged, *judged.ends())
     fresh = trimmed(request, judged)
     check_messages(state, metadata, fresh, now)
     check_atomic(state, fresh)

@@ -14,6 +14,7 @@ from proxy import Proxy
 from plainsong import JSON, Client, Outgoing, Producer
 from plainsong.errors import (
     Closed,
+    DeadlineExceeded,
     DeduplicationDisabled,
     GenerationChanged,
     MaxTransactionSizeExceeded,
@@ -179,6 +180,25 @@ def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, sha
         assert producer.publish([b"0", b"1"]).duplicate is False
         assert producer.epoch == 1  # it had taken, so nobody had to be shut out
     assert numbers(client, topic) == [0, 1]
+
+
+def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
+    client: Client, topic: str, shared_address: tuple[str, int]
+):
+    with (
+        Proxy(shared_address) as proxy,
+        Client(proxy.url, request_timeout_s=3) as far,
+        far.producer(topic, "p") as producer,
+    ):
+        proxy.mode = "swallow"
+        stuck = producer.send(b"0")
+        with pytest.raises(DeadlineExceeded) as late:
+            producer.publish(b"1", deadline_s=0.1)
+        proxy.mode = "pass"
+        assert not stuck.done(), "it was told while the other one was under way"
+        assert (late.value.outcome, late.value.hint) == ("not-applied", "deadline_s is the limit")
+        assert stuck.result(20).sequence_id == 0
+    assert numbers(client, topic) == [0]
 
 
 def test_many_producers_through_a_bad_line_lose_nothing_and_repeat_nothing(

@@ -12,6 +12,7 @@ from proxy import Proxy
 from plainsong import AsyncClient, Client
 from plainsong.errors import (
     Closed,
+    DeadlineExceeded,
     GenerationChanged,
     NotSent,
     ProducerFenced,
@@ -81,6 +82,24 @@ def test_answers_that_are_lost_are_found_out_on_an_event_loop(
         run(work, proxy.url, proxy)
         assert proxy.lost >= 3
     assert [int(payload) for payload in payloads(client, topic)] == list(range(6))
+
+
+def test_a_deadline_of_ones_own_is_kept_behind_an_unanswered_request_on_an_event_loop(
+    run: Any, client: Client, topic: str, shared_address: tuple[str, int]
+):
+    async def work(url: str, proxy: Proxy) -> None:
+        async with AsyncClient(url, request_timeout_s=3) as far, far.producer(topic, "p") as producer:
+            proxy.mode = "swallow"
+            stuck = await producer.send(b"0")
+            with pytest.raises(DeadlineExceeded):
+                await producer.publish(b"1", deadline_s=0.1)
+            proxy.mode = "pass"
+            assert not stuck.done()
+            assert (await stuck).sequence_id == 0
+
+    with Proxy(shared_address) as proxy:
+        run(work, proxy.url, proxy)
+    assert payloads(client, topic) == [b"0"]
 
 
 def test_the_end_of_a_session_on_an_event_loop(run: Any, client: Client, topic: str, shared_url: str):

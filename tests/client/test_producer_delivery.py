@@ -8,8 +8,9 @@ import pytest
 from topic_of_producers import Topic, then_lost
 from world import LOST, NOBODY, SILENT, World, operations, problem
 
+from plainsong.core.producing.calls import Known, Recent
 from plainsong.core.producing.delivery import Delivery
-from plainsong.core.producing.receipts import Delivered, MessageReceipt
+from plainsong.core.producing.receipts import Delivered, MessageReceipt, found
 from plainsong.core.producing.session import Session, begin
 from plainsong.errors import (
     DeadlineExceeded,
@@ -25,6 +26,8 @@ from plainsong.errors import (
     TopicNotFound,
     TransactionOutcomeUnknown,
 )
+from plainsong.ids import MessageId
+from protocol.ids import NO_PAYLOAD_PART, pack_position
 from protocol.requests import PublishRequest
 
 
@@ -299,9 +302,25 @@ def test_what_was_there_before_is_reported_and_not_swallowed():
     desk.session = session
     again = desk.deliver(0, 1, 2)
     assert again.whole().duplicate
-    assert all(again.of(n).duplicate and again.of(n).id is not None for n in range(3))
+    assert all(again.of(n).duplicate for n in range(3))
+    whole = again.whole()
+    assert [again.of(n).id for n in range(3)] == [whole.first_id, None, whole.last_id]
     forgotten = desk.deliver(1)
     assert forgotten.of(0) == MessageReceipt(1, None, True, True, 1)
+
+
+def test_the_receipt_of_a_duplicate_never_names_the_message_of_another():
+    first, last = (MessageId(pack_position(7, n) + NO_PAYLOAD_PART) for n in (0, 2))
+    again = Delivered([0, 3, 5], first, last, 3, deduplicated=True, generation=1, last_sequence_id=5)
+    assert [again.of(n).id for n in range(3)] == [first, None, last], "what lies between may be somebody else's"
+
+
+def test_duplicates_that_are_found_out_have_the_ids_of_their_own_request():
+    first, last, other = (MessageId(pack_position(7, n) + NO_PAYLOAD_PART) for n in (0, 1, 2))
+    known = Known("p", 1, 5, 1, [Recent(0, 5, first, last), Recent(5, 5, other, other)])
+    again = found(known, [0, 5], 5)
+    assert [again.of(n).id for n in range(2)] == [first, last]
+    assert found(known, [3, 5], 5).of(0).id is None
 
 
 def test_a_request_that_straddles_tells_which_were_stored():

@@ -255,6 +255,88 @@ def test_what_waited_too_long_is_given_up():
     assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
 
 
+def whole(one: Producing[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
+    fate = Fate()
+    one.take_whole(whole_request([b"w"], BYTES)[0], ids or None, fate, now_s, limit_s)
+    return fate
+
+
+def lost(ended: list[Any]) -> list[Any]:
+    return [sent for each in ended for sent in each.sents]
+
+
+def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
+    one = producing()
+    put(one, None)
+    taken(one)
+    fates = put(one, None)
+    short = whole(one, 1.0)
+    fates += put(one, None)
+    assert one.next_s() == 1.0
+    assert one.work(0.9) == (None, [])
+    parcel, ended = one.work(1.0)
+    assert (parcel, lost(ended)) == (None, [short])
+    assert "within 1 s" in ended[0].error.detail
+    assert ended[0].error.outcome == "not-applied"
+    assert (one.next_s(), one.waiting.pending) == (120, 3)
+    settle(one)
+    assert taken(one, 2) == [1, 3]
+    settle(one)
+    assert (one.next_s(), one.waiting.pending, one.waiting.pending_bytes) == (None, 0, 0)
+
+
+def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under_way():
+    one = producing()
+    whole(one, 600.0)
+    taken(one)
+    fates = put(one, None, now_s=5.0)
+    assert one.next_s() == 125.0
+    assert lost(one.work(125.0)[1]) == fates
+    assert one.waiting.under_way is not None
+
+
+def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
+    one = producing()
+    put(one, None)
+    taken(one)
+    long, fates = whole(one, 600.0), put(one, None)
+    assert lost(one.work(120.0)[1]) == fates
+    assert lost(one.work(599.0)[1]) == []
+    settle(one)
+    parcel, _ = one.work(599.0)
+    assert parcel is not None
+    assert (parcel.sents, one.waiting.until_s(parcel)) == ([long], 600)
+
+
+def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_goes_on():
+    one = producing()
+    put(one, 1)
+    taken(one)
+    put(one, 2)
+    short = whole(one, 1.0, 3)
+    behind = put(one, 4)
+    _, ended = one.work(1.0)
+    assert lost(ended) == [short, *behind]
+    assert isinstance(ended[1].error, ProducerStopped)
+    one.check_usable()
+    settle(one)
+    assert taken(one, 1.0) == [2]
+
+
+def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
+    one = producing()
+    put(one, 1)
+    taken(one)
+    long, late = whole(one, 600.0, 2), put(one, 3, 4)
+    assert lost(one.work(120.0)[1]) == late
+    with pytest.raises(ProducerStopped):
+        one.check_usable()
+    settle(one)
+    parcel, _ = one.work(121.0)
+    assert parcel is not None
+    assert parcel.sents == [long]
+
+
 def test_dropping_is_not_for_producers():
     with pytest.raises(InvalidParameter):
         producing(overflow="drop")

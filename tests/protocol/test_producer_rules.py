@@ -102,9 +102,22 @@ def test_a_part_of_a_request_sent_again_is_found_in_it():
     first = int.from_bytes(whole.first_id[:10], "big")
     assert [int.from_bytes(each[:10], "big") - first for each in (part.first_id, part.last_id)] == [3, 4]
     both = Topic()
-    one, other = both.publish([0, 1]), both.publish([2, 3])
+    both.publish([0, 1]), both.publish([2, 3])
     again = both.publish(range(4))
-    assert (again.first_id, again.last_id) == (one.first_id, other.last_id)
+    assert (again.first_id, again.last_id) == (None, None), "between two requests there may be messages of others"
+
+
+def test_a_duplicate_has_the_ids_of_one_remembered_request_and_none_that_are_not_certain():
+    topic = Topic()
+    topic.publish([0])
+    topic.publish([0], "other")
+    topic.publish([5])
+    again = topic.publish([0, 3, 5])
+    assert (again.duplicate, again.first_id, again.last_id) == (True, None, None)
+    holes = topic.publish([10, 13, 15])
+    whole, part = topic.publish([10, 11, 15]), topic.publish([10, 13])
+    assert (whole.first_id, whole.last_id) == (holes.first_id, holes.last_id)
+    assert (part.first_id, part.last_id) == (holes.first_id, None)
 
 
 def test_e7_without_a_producer_rows_and_answers_are_the_plain_ones():

@@ -66,11 +66,12 @@ class Producing(Generic[S]):
         self.waiting.check()
 
     def take(self, message: Prepared, sent: S, now_s: float) -> bool:
-        """Take one message; whether somebody should come and deliver it. Raises SequenceIdsMixed, InvalidSequenceIds."""
+        """Take one message; whether somebody should come and look. Raises SequenceIdsMixed, InvalidSequenceIds."""
         sequence_id = self._numbering.take(message.sequence_id)
         waiting = self.waiting
+        nobody_looks = waiting.next_s() is None
         waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, sent, now_s))
-        return waiting.under_way is None
+        return waiting.under_way is None or nobody_looks
 
     def take_whole(
         self,
@@ -104,8 +105,12 @@ class Producing(Generic[S]):
     def work(self, now_s: float) -> tuple[Parcel[S] | None, list[Ended[S]]]:
         """What to deliver now, and what is given up."""
         self.expire(now_s)
-        ended = self.waiting.overdue(now_s, explicit=self.explicit)
+        ended = self.overdue(now_s)
         return self.waiting.take(now_s), ended
+
+    def overdue(self, now_s: float) -> list[Ended[S]]:
+        """What has waited too long, and what ends with it; also while something is under way."""
+        return self.waiting.overdue(now_s, explicit=self.explicit)
 
     def steps(self, parcel: Parcel[S]) -> Steps[Delivered]:
         """Bring it to its end; see ``Delivery``."""

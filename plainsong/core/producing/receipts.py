@@ -21,7 +21,8 @@ class MessageReceipt(NamedTuple):
 
     sequence_id: int
     id: MessageId | None
-    """None when the daemon does not know it any more: of duplicates that are not among the last requests."""
+    """None of duplicates that are not among the last requests, which the daemon does not know any more; and of those
+    that were sent again between others, since only the ends of a request are told."""
     duplicate: bool
     """It was there before: nothing was stored."""
     deduplicated: bool
@@ -46,12 +47,22 @@ class Delivered:
 
     def of(self, index: int) -> MessageReceipt:
         """The receipt of one message."""
-        count, duplicate = len(self.sequence_ids), index < self.duplicates
-        message_id = None
-        if self.first_id is not None and self.last_id is not None and (not duplicate or self.duplicates == count):
-            skipped = 0 if duplicate else self.duplicates
-            message_id = nth_id(self.first_id, self.last_id, index - skipped, count - skipped)
+        duplicate = index < self.duplicates
+        message_id = self._id_of_duplicate(index) if duplicate else self._id_of_stored(index - self.duplicates)
         return MessageReceipt(self.sequence_ids[index], message_id, duplicate, self.deduplicated, self.generation)
+
+    def _id_of_stored(self, index: int) -> MessageId | None:
+        """What was stored in one request follows each other."""
+        if self.first_id is None or self.last_id is None:
+            return None
+        return nth_id(self.first_id, self.last_id, index, len(self.sequence_ids) - self.duplicates)
+
+    def _id_of_duplicate(self, index: int) -> MessageId | None:
+        """Between the first and the last there may be messages of others, and ids that were never stored."""
+        last = len(self.sequence_ids) - 1
+        if self.duplicates <= last:
+            return None
+        return self.first_id if index == 0 else self.last_id if index == last else None
 
     def whole(self) -> Receipt:
         """The receipt of all of them."""
@@ -87,7 +98,7 @@ def told(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
 def found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivered:
     """As it was found out afterwards; ``before`` is the last sequence id that was durable before it was sent."""
     duplicates = bisect_right(sequence_ids, before)
-    first = sequence_ids[min(duplicates, len(sequence_ids) - 1)]
+    first = sequence_ids[duplicates if duplicates < len(sequence_ids) else 0]
     last = sequence_ids[-1]
     ids = next((each for each in known.recent if (each.first, each.last) == (first, last)), None)
     return Delivered(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from plainsong.core.calls import own_ttls
@@ -76,6 +77,8 @@ class Waiting(Generic[S]):
     _waiting_bytes: int = 0
     _parcels: int = 0
     """Of the queue, how many somebody waits for: then nothing lingers."""
+    _late_s: float = inf
+    """Before this nothing of the queue has waited too long; perhaps not then either."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -97,25 +100,29 @@ class Waiting(Generic[S]):
     def put(self, single: Single[S]) -> None:
         """Take a message."""
         size = len(single.payload) + ITEM_BYTES
-        self._queue.append(single)
-        self._waiting_bytes += size
+        self._add(single)
         self.pending += 1
         self.pending_bytes += size
 
     def put_whole(self, request: PublishRequest, sent: S, at_s: float, limit_s: float | None = None) -> None:
         """Take messages that go in one request."""
         size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
-        self._parcels += 1
-        self._queue.append(Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s))
-        self._waiting_bytes += size
+        parcel = Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s)
+        self._add(parcel)
         self.pending += len(request.messages)
         self.pending_bytes += size
+
+    def _add(self, each: Single[S] | Parcel[S]) -> None:
+        self._queue.append(each)
+        self._waiting_bytes += each.bytes if isinstance(each, Parcel) else len(each.payload) + ITEM_BYTES
+        self._parcels += isinstance(each, Parcel)
+        self._late_s = min(self._late_s, self.until_s(each))
 
     # --- out -----------------------------------------------------------------------------------
 
     def take(self, now_s: float) -> Parcel[S] | None:
         """The next request to deliver; nothing more until ``delivered`` or ``failed``."""
-        ready_s = self.next_s()
+        ready_s = self._ready_s()
         if ready_s is None or ready_s > now_s:
             return None
         if self._again:
@@ -127,10 +134,18 @@ class Waiting(Generic[S]):
         else:
             self.under_way = self._gathered()
             self._waiting_bytes -= self.under_way.bytes
+        if not self._queue:
+            self._late_s = inf
         return self.under_way
 
     def next_s(self) -> float | None:
-        """When there is something to deliver; None: not before another ``put``, or an end of what is under way."""
+        """When ``take`` or ``overdue`` will have something; None: not before another ``put``, or the end of a request."""
+        ready_s = self._ready_s()
+        until_s = self._late_s if ready_s is None else min(ready_s, self._late_s)
+        return None if until_s == inf else until_s
+
+    def _ready_s(self) -> float | None:
+        """When there is something to deliver."""
         if self.under_way is not None or not (self._again or self._queue):
             return None
         if self._again or self.flushing or self._parcels:
@@ -138,9 +153,10 @@ class Waiting(Generic[S]):
         full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
         return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
 
-    def until_s(self, parcel: Parcel[S]) -> float:
+    def until_s(self, each: Single[S] | Parcel[S]) -> float:
         """When its time is over."""
-        return parcel.at_s + (self.bounds.delivery_timeout_s if parcel.limit_s is None else parcel.limit_s)
+        own_s = each.limit_s if isinstance(each, Parcel) else None
+        return each.at_s + (self.bounds.delivery_timeout_s if own_s is None else own_s)
 
     def _gathered(self) -> Parcel[S]:
         """Messages from the first on, whose ids increase, as many as one request carries."""
@@ -174,8 +190,7 @@ class Waiting(Generic[S]):
         somebody waits for, he decides; otherwise the producer stops.
         """
         self.under_way = None
-        own_fault = is_own_fault(error)
-        if own_fault and len(parcel.singles) > 1:
+        if is_own_fault(error) and len(parcel.singles) > 1:
             middle = len(parcel.singles) // 2
             self._again.extendleft([gathered(parcel.singles[middle:]), gathered(parcel.singles[:middle])])
             return []
@@ -197,19 +212,34 @@ class Waiting(Generic[S]):
         return self._clear(MessageDropped("the producer was closed before this was sent"))
 
     def overdue(self, now_s: float, *, explicit: bool) -> list[Ended[S]]:
-        """What has waited too long behind others; a request under way has a limit of its own."""
+        """What has waited too long behind others, and what ends with it; a request under way has a limit of its own.
+
+        What was given before it and has more time goes on.
+        """
         ended: list[Ended[S]] = []
-        late_s = now_s - self.bounds.delivery_timeout_s
-        while self.under_way is None and not self._again and self._queue and self._queue[0].at_s <= late_s:
-            head = self._queue.popleft()
-            parcel = head if isinstance(head, Parcel) else gathered([head])
-            self._parcels -= isinstance(head, Parcel)
-            self._waiting_bytes -= parcel.bytes
-            limit = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
-            ended += self.failed(
-                parcel, DeadlineExceeded(limit, hint="delivery_timeout_s is the limit"), explicit=explicit
-            )
+        if now_s < self._late_s:
+            return ended
+        stopped: PlainsongError | None = None
+        queued = list(self._queue)
+        self._forget_queue()
+        for each in queued:
+            if stopped is None and self.until_s(each) > now_s:
+                self._add(each)
+                continue
+            parcel = each if isinstance(each, Parcel) else gathered([each])
+            self._release(parcel)
+            error: PlainsongError = self._late(parcel) if stopped is None else following(stopped)
+            ended.append(Ended(parcel.sents, error))
+            if explicit and stopped is None:
+                stopped = error
+                self.stopped = self.stopped or (None if parcel.whole else error)
         return ended
+
+    def _late(self, parcel: Parcel[S]) -> DeadlineExceeded:
+        own, limit_s = parcel.limit_s is not None, self.until_s(parcel) - parcel.at_s
+        return DeadlineExceeded(
+            f"not delivered within {limit_s:g} s", hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit"
+        )
 
     def sents(self) -> Iterator[S]:
         """Of everything that is not settled."""
@@ -223,11 +253,15 @@ class Waiting(Generic[S]):
     def _clear(self, error: PlainsongError) -> list[Ended[S]]:
         left = [*self._again, *(each if isinstance(each, Parcel) else gathered([each]) for each in self._queue)]
         self._again.clear()
-        self._queue.clear()
-        self._waiting_bytes = self._parcels = 0
+        self._forget_queue()
         for parcel in left:
             self._release(parcel)
         return [Ended([sent for parcel in left for sent in parcel.sents], error)] if left else []
+
+    def _forget_queue(self) -> None:
+        self._queue.clear()
+        self._waiting_bytes = self._parcels = 0
+        self._late_s = inf
 
     def _release(self, parcel: Parcel[S]) -> None:
         self.pending -= len(parcel.request.messages)

@@ -75,6 +75,18 @@ class Judged:
                     return (first + sequence_id - result.low).to_bytes(len(result.first), "big")
         return None
 
+    def ends(self) -> tuple[bytes | None, bytes | None]:
+        """Where the first and the last row of a duplicate are, each None where that is not certain.
+
+        Both are of one remembered request: between those of two there may be messages of others.
+        """
+        low, high = self.ids[0], self.ids[-1]
+        for result in () if self.producer is None else self.producer.recent:
+            if result.low <= low and high <= result.high:
+                first = result.first if low == result.low else self.position(low)
+                return first, result.last if high == result.high else self.position(high)
+        return None, None
+
     def verdict(self) -> ProducerVerdict:
         """As headers tell it, once all that was taken is durable."""
         last = None if self.producer is None else self.producer.pushed
