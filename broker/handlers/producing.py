@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from protocol.errors import OutcomeUnknown, PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed
+from protocol.errors import (
+    OutcomeUnknown,
+    PartialDuplicate,
+    ProducerExpired,
+    ProducerFenced,
+    SequenceConsumed,
+    TooManyProducers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 #: Refusals that are counted, by code.
-_REFUSALS = (PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed)
+_REFUSALS = (PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed, TooManyProducers)
 
 
 async def asked(service: Service, name: TopicName, request: PublishRequest, ask: Ask[A]) -> A:
@@ -33,6 +40,15 @@ async def asked(service: Service, name: TopicName, request: PublishRequest, ask:
     if request.producer is None:
         return await service.directory.ask(name, ask)
     return await patiently(service, name, partial(service.directory.ask, name, ask))
+
+
+async def asked_to_open(service: Service, name: TopicName, ask: Ask[A]) -> A:
+    """The topic's answer to one who opens a session; that there are too many is counted. Raises as the topic does."""
+    try:
+        return await service.directory.ask(name, ask)
+    except TooManyProducers as error:
+        service.metrics.producer_refused(error.code)
+        raise
 
 
 async def patiently(service: Service, name: TopicName, answer: Callable[[], Awaitable[A]]) -> A:

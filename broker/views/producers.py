@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from actors.load_producers import producer_of
+from broker.handlers.producing import asked_to_open
 from broker.handlers.query import whole_number
 from broker.handlers.transactions import longs
 from broker.http.exchange import HttpAnswer
@@ -61,7 +62,7 @@ async def _open(service: Service, request: ViewRequest, producer: str, *, must_b
         must_be_new=must_be_new,
         generation=given.get("generation"),
     )
-    return json_answer(_shown(await service.directory.ask(name, ask), as_number))
+    return json_answer(_shown(await asked_to_open(service, name, ask), as_number))
 
 
 async def show(service: Service, request: ViewRequest) -> HttpAnswer:

@@ -163,6 +163,16 @@ async def test_the_longest_idle_producer_makes_room_for_a_new_one():
         assert (await send(daemon, [1], producer="a")).json()["duplicate"]
 
 
+async def test_producers_that_are_sent_away_for_their_number_are_counted():
+    async with in_process(deduplication__max_producers=1) as daemon:
+        await daemon.create()
+        await send(daemon, [0], producer="a")
+        await send(daemon, [0], producer="b", status=503, code="too_many_producers")
+        assert event(daemon, "too_many_producers") == 1
+        await daemon.call("PUT", f"{PRODUCERS}/b", status=503, code="too_many_producers")
+        assert event(daemon, "too_many_producers") == 2
+
+
 async def test_long_memories_are_bounded():
     async with in_process(deduplication__max_long_producers=1) as daemon:
         await daemon.create()
