@@ -106,7 +106,8 @@ class Marks:
 def marks_of(request: PublishRequest) -> Marks | None:
     """What the rows of a request say beside their payload; None: nothing.
 
-    Raises InvalidParameter: a message has a routing key of its own, and the request another.
+    Raises InvalidParameter: a message has a routing key of its own, and the request another; or an atomic request has
+    messages with different ones.
     """
     first: dict[str, object] = {}
     if request.atomic and request.write_pointer is None:
@@ -120,6 +121,8 @@ def marks_of(request: PublishRequest) -> Marks | None:
         if any(each.get(ROUTING_KEY, key) != key for each in attributes):
             raise InvalidParameter("a message has another routingKey than its request", hint="give one of them")
         attributes = [{**each, **shared} for each in attributes]
+    if request.atomic and attributes is not None and len({each.get(ROUTING_KEY) for each in attributes} - {None}) > 1:
+        raise InvalidParameter("an atomic request has one routingKey", hint="give it as the request's routingKey")
     if not (first or shared or attributes is not None):
         return None
     return Marks(first, indexed=bool(first), attributes=attributes, shared=shared)

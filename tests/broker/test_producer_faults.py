@@ -173,6 +173,20 @@ async def test_producers_that_are_sent_away_for_their_number_are_counted():
         assert event(daemon, "too_many_producers") == 2
 
 
+async def test_an_atomic_request_has_one_routing_key(daemon):
+    await daemon.create()
+    keys = [{"routingKey": "a"}, {"routingKey": "b"}]
+    two = {"messages": ["m", "n"], "atomic": True}
+    refused = {"status": 400, "code": "invalid_parameter"}
+    await daemon.call("POST", PUBLISH, json={**two, "attributes": keys}, **refused)
+    await send(daemon, [0, 1], atomic=True, attributes=keys, **refused)
+    await send(daemon, [0, 1], atomic=True, attributes=keys, transactionWritePointer=POINTER, **refused)
+    assert await payloads(daemon) == []
+    await send(daemon, [0, 1], atomic=True, attributes=[keys[0], {"routingKey": "a"}])
+    await send(daemon, [2, 3], attributes=keys)
+    assert await payloads(daemon) == ["m0", "m1", "m2", "m3"]
+
+
 async def test_long_memories_are_bounded():
     async with in_process(deduplication__max_long_producers=1) as daemon:
         await daemon.create()
