@@ -27,7 +27,7 @@ class Remembered:
 
     epoch: int = 0
     last: int = -1
-    recent: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    recent: list[tuple[int, int, bytes, bytes, int | None]] = field(default_factory=list)
 
 
 class Topic:
@@ -99,8 +99,14 @@ class Topic:
 
     def _told(self, name: str, one: Remembered, generation: int) -> Answer:
         recent = [
-            {"first": lo, "last": hi, "firstId": first.hex(), "lastId": last.hex(), "response": None}
-            for lo, hi, first, last in one.recent
+            {
+                "first": lo,
+                "last": hi,
+                "firstId": first.hex(),
+                "lastId": last.hex(),
+                "response": None if pointer is None else {"transactionWritePointer": str(pointer)},
+            }
+            for lo, hi, first, last, pointer in one.recent
         ]
         about = {"producer": name, "epoch": one.epoch, "lastSequenceId": one.last, "generation": generation}
         return said({**about, "enabledFrom": None, "recent": recent})
@@ -116,8 +122,12 @@ class Topic:
             first, last = self._stored(request, ids or [None] * len(request.messages))
             return self._receipt(request, Receipt(first, last, self.generation))
         new = [number for number in ids if number > one.last]
+        if any(
+            lo <= ids[-1] and ids[0] <= hi and pointer != request.write_pointer for lo, hi, *_, pointer in one.recent
+        ):
+            return problem(409, "sequence_consumed")
         if not new:
-            known = next((each for each in one.recent if each[:2] == (ids[0], ids[-1])), (0, 0, None, None))
+            known = next((each for each in one.recent if each[:2] == (ids[0], ids[-1])), (0, 0, None, None, None))
             return self._receipt(request, Receipt(known[2], known[3], self.generation, True, True, one.last))
         if len(new) < len(ids) and request.atomic:
             return problem(409, "partial_duplicate")
@@ -125,7 +135,7 @@ class Topic:
         request.messages = request.messages[len(dropped) :]
         first, last = self._stored(request, new)
         one.last = new[-1]
-        one.recent = [*one.recent[-4:], (new[0], new[-1], first, last)]
+        one.recent = [*one.recent[-4:], (new[0], new[-1], first, last, request.write_pointer)]
         receipt = Receipt(first, last, self.generation, False, True, one.last)
         if dropped:
             receipt.stored, receipt.dropped = new, dropped

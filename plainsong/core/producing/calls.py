@@ -32,6 +32,8 @@ class Recent(NamedTuple):
     """Its lowest and highest sequence id."""
     first_id: MessageId | None
     last_id: MessageId | None
+    pointer: int | None = None
+    """The write pointer it was published under; None: plainly."""
 
 
 class Known(NamedTuple):
@@ -81,7 +83,9 @@ def _known(answer: Answer) -> Known:
 
 
 def _recent(told: Mapping[str, Any]) -> Recent:
-    return Recent(int(told["first"]), int(told["last"]), _id(told["firstId"]), _id(told["lastId"]))
+    under = (told.get("response") or {}).get("transactionWritePointer")
+    pointer = None if under is None else int(under)
+    return Recent(int(told["first"]), int(told["last"]), _id(told["firstId"]), _id(told["lastId"]), pointer)
 
 
 def _id(told: str | None) -> MessageId | None:

@@ -1,13 +1,14 @@
 """One request of a producer, brought to its end: stored once, or certainly not, or nobody can know and it is said.
 
 A request whose outcome is in doubt is never simply sent again. First the producer's session is opened anew, so that
-what is still on its way can take no more; then the last sequence id says whether it took. If it did not, exactly
-the same is sent under the new epoch. Before that the topic is asked who holds the name now: a session that somebody
-else has opened since is not taken back from him.
+what is still on its way can take no more; then it is asked whether it took, and only what cannot have been there
+before is believed. Otherwise exactly the same is sent under the new epoch, and the daemon judges it. Before that the
+topic is asked who holds the name now: a session that somebody else has opened since is not taken back from him.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NoReturn
 
 from plainsong.core.attempts import Backoff, is_elsewhere, may_repeat, read_answer
@@ -60,6 +61,8 @@ class Delivery:
         self._until_s = until_s
         self._ids = request.sequence_ids = list(request.sequence_ids or ())
         self._before = session.last_sequence_id
+        self._doubted = session.doubted
+        self._in_doubt = False
         self._backoff = Backoff(operations.random)
 
     def steps(self) -> Steps[Delivered]:
@@ -72,11 +75,16 @@ class Delivery:
         """
         if self._session.over is not None:
             raise refusal(self._session.over)
+        self._session.doubted = max(self._doubted, self._ids[-1])  # also when whoever waits for it goes away
         try:
             delivered = yield from self._attempts()
-        except FINAL as error:
-            self._session.over = error
+        except PlainsongError as error:
+            if error.outcome == "not-applied":
+                self._session.doubted = self._doubted
+            if isinstance(error, FINAL):
+                self._session.over = error
             raise
+        self._session.doubted = self._doubted
         if delivered.last_sequence_id is not None:
             self._session.passed(delivered.last_sequence_id)
         if not delivered.deduplicated and not self._session.optional and self._request.write_pointer is None:
@@ -97,6 +105,7 @@ class Delivery:
                 if delivered is not None:
                     return delivered
                 if not self._operations.settings.retry:
+                    self._check_certain("it was not to be sent again", error)
                     error.outcome = "not-applied"
                     raise error
             elif not (may_repeat("twice", error) and self._operations.settings.retry):
@@ -122,6 +131,7 @@ class Delivery:
         pause_s = self._backoff.next_s(error)
         now_s: float = yield Now()
         if now_s + pause_s >= self._until_s:
+            self._check_certain("its time was over before the daemon could judge it", error)
             late = DeadlineExceeded(f"not delivered in time; the last attempt: {error.detail}", hint=error.hint)
             late.__cause__ = error
             raise late
@@ -130,7 +140,7 @@ class Delivery:
     # --- what became of it -----------------------------------------------------------------------
 
     def _find_out(self, doubt: PlainsongError) -> Steps[Delivered | None]:
-        """Where it is, if it took; None: it did not, and cannot any more."""
+        """Where it is, if it took; None: it did not, or that is for the daemon to judge. It cannot take any more."""
         session = self._session
         if session.epoch is None:
             self._unknown("there is no session to ask, since deduplication is switched off", doubt)
@@ -158,7 +168,22 @@ class Delivery:
         return found(known, self._ids, self._before) if self._took(known) else None
 
     def _took(self, known: Known) -> bool:
-        return known.last_sequence_id >= self._ids[-1]
+        """Whether it is there for certain; what may be an earlier request's, perhaps undone, is left in doubt."""
+        ids, pointer = self._ids, self._request.write_pointer
+        self._in_doubt = False
+        if known.last_sequence_id < ids[-1]:
+            return False
+        alone = self._doubted < ids[0]  # no request of unknown outcome can have used these ids
+        new = bisect_right(ids, self._before) if alone else 0
+        low = ids[new if new < len(ids) else 0]
+        for each in known.recent:
+            if each.first <= low and ids[-1] <= each.last:
+                return each.pointer == pointer
+        came_since = self._before < ids[-1]
+        if came_since and alone and pointer is None:
+            return True
+        self._in_doubt = came_since
+        return False
 
     def _asked(self) -> Steps[Known]:
         session, operations = self._session, self._operations
@@ -179,6 +204,7 @@ class Delivery:
         except PlainsongError as error:
             self._unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
         if not self._took(known):
+            self._check_certain("the topic was deleted", doubt)
             gone.outcome = "not-applied"
             raise gone
         return found(known, self._ids, self._before)
@@ -197,6 +223,11 @@ class Delivery:
                 self._session.over = fenced
                 self._unknown("somebody else has opened the producer, and came as far as this or further", doubt)
             raise fenced from doubt
+
+    def _check_certain(self, why: str, doubt: PlainsongError) -> None:
+        """Raises OutcomeUnknown when its ids are taken, and whether by itself is not known."""
+        if self._in_doubt:
+            self._unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
 
     def _forgotten(self, doubt: PlainsongError) -> NoReturn:
         self._session.over = ProducerExpired(

@@ -31,6 +31,8 @@ class Numbering:
     def take(self, given: int | None) -> int:
         """The id of one message. Raises SequenceIdsMixed, InvalidSequenceIds: nothing happened."""
         explicit = given is not None
+        if not explicit:
+            self._check_left(1)
         if self.explicit is not explicit:
             self._decide(explicit)
         if given is not None:
@@ -42,6 +44,7 @@ class Numbering:
     def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
         """The ids of messages that go together, increasing. Raises as ``take``; none of them is used up then."""
         if given is None:
+            self._check_left(count)
             self._decide(False)
             start = self.next_id
             self.next_id += count
@@ -55,6 +58,13 @@ class Numbering:
             raise InvalidSequenceIds("the sequence ids do not increase", hint="each must be larger than the one before")
         self._decide(True)
         return ids
+
+    def _check_left(self, count: int) -> None:
+        if self.next_id + count - 1 > MAX_SEQUENCE_ID:
+            raise InvalidSequenceIds(
+                f"{max(0, MAX_SEQUENCE_ID - self.next_id + 1)} automatic sequence ids are left for {count} messages",
+                hint=f"the last one is {MAX_SEQUENCE_ID}; go on with a producer of another name",
+            )
 
     def _decide(self, explicit: bool) -> None:
         if self.explicit is None:

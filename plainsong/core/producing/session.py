@@ -30,6 +30,8 @@ class Session:
     last_sequence_id: int
     """The highest that is known to be durable; -1: none."""
     optional: bool
+    doubted: int = -1
+    """Up to this a request may have come whose outcome nobody knows; -1: there is none."""
     over: PlainsongError | None = None
     """Why nothing may be sent any more."""
 
@@ -51,9 +53,12 @@ def begin(
     """A session, and whatever older one there was of that name is over.
 
     Raises:
+      InvalidParameter, InvalidSequenceIds: nothing was sent.
       DeduplicationDisabled: it is switched off there, and not ``optional``. TopicNotFound, TooManyProducers, and
       whatever the daemon answers: nothing happened that another opening would not mend.
     """
+    if name is not None:
+        _check_name(name)
     if initial_sequence_id is not None:
         checked_sequence_id(initial_sequence_id)
     if retention_s is not None and not (isinstance(retention_s, int) and retention_s > 0):
@@ -66,6 +71,18 @@ def begin(
             raise
         return Session(topic, name or uuid.uuid4().hex, None, 0, -1, optional)
     return Session(topic, known.producer, known.epoch, known.generation, known.last_sequence_id, optional)
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise InvalidParameter("the producer's name is empty", hint="leave it out: the daemon makes one")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"the producer's name {name!r} cannot be written as UTF-8",
+            hint="any text but half a surrogate pair will do",
+        ) from error
 
 
 def opened(

@@ -1,0 +1,159 @@
+"""A lost answer where the same sequence ids were used before, and numbers and names that cannot be."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from proxy import Proxy
+from test_producer_delivery import Desk
+from topic_of_producers import then_lost
+from world import LOST, NOBODY, SILENT, problem
+
+from plainsong import Client
+from plainsong.core.producing.delivery import Delivery
+from plainsong.core.producing.numbering import MAX_SEQUENCE_ID, Numbering
+from plainsong.core.producing.receipts import Delivered
+from plainsong.core.producing.session import begin
+from plainsong.errors import InvalidParameter, InvalidSequenceIds, OutcomeUnknown, PlainsongError, SequenceConsumed
+from protocol.requests import PublishRequest
+
+
+def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:
+    request = PublishRequest([b"m%d" % each for each in ids], pointer, sequence_ids=ids)
+    return desk.world.run(Delivery(desk.operations, desk.session, request, desk.world.now_s + 120).steps())
+
+
+# --- ids that were used before ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doubt", [LOST, SILENT, then_lost, problem(503, "outcome_unknown", "unknown")])
+@pytest.mark.parametrize("pointer", [None, 8])
+def test_ids_of_a_transaction_that_was_undone_are_never_taken_for_a_lost_request(doubt: Any, pointer: int | None):
+    desk = Desk()
+    deliver(desk, 0, pointer=7)
+    desk.topic.instead["publish"] = [doubt]
+    with pytest.raises(SequenceConsumed) as raised:
+        deliver(desk, 0, pointer=pointer)
+    assert raised.value.outcome == "not-applied"
+    assert desk.topic.payloads == [b"m0"]
+    assert deliver(desk, 1, pointer=pointer).whole().duplicate is False
+
+
+def test_under_a_write_pointer_what_took_is_believed_where_the_pointer_is_remembered():
+    desk = Desk()
+    desk.topic.instead["publish"] = [then_lost]
+    delivered = deliver(desk, 0, 1, pointer=7)
+    assert desk.topic.verbs == ["open", "publish", "ask"]
+    assert delivered.whole().duplicate is False
+    assert delivered.last_id is not None
+
+
+def test_a_duplicate_whose_answer_is_lost_is_judged_by_the_daemon_where_it_is_not_remembered():
+    desk = Desk()
+    for each in range(7):
+        deliver(desk, each)
+    desk.topic.instead["publish"] = [LOST]
+    assert deliver(desk, 0).whole().duplicate
+    assert desk.topic.verbs[-4:] == ["publish", "ask", "open", "publish"]
+    assert len(desk.topic.payloads) == 7
+
+
+@pytest.mark.parametrize("pointer", [None, 8])
+def test_after_an_unknown_outcome_its_ids_prove_nothing(pointer: int | None):
+    desk = Desk()
+    desk.topic.instead["publish"] = [then_lost]
+    desk.topic.instead["ask"] = [problem(500, "internal", "not-applied")]
+    with pytest.raises(OutcomeUnknown):
+        deliver(desk, 0, pointer=7)
+    assert desk.session.last_sequence_id == -1
+    desk.topic.instead["publish"] = [LOST]
+    with pytest.raises(SequenceConsumed):
+        deliver(desk, 0, pointer=pointer)
+    assert desk.topic.payloads == [b"m0"]
+
+
+def test_what_the_daemon_could_not_judge_in_time_is_unknown():
+    desk = Desk(retry=False)
+    desk.topic.instead["publish"] = [then_lost]
+    desk.topic.instead["ask"] = [problem(500, "internal", "not-applied")]
+    with pytest.raises(OutcomeUnknown):
+        deliver(desk, 4)
+    for one in desk.topic.producers.values():
+        one.recent = []
+    desk.topic.instead["publish"] = [LOST]
+    with pytest.raises(OutcomeUnknown, match="perhaps by an earlier request"):
+        deliver(desk, 4)
+    assert len(desk.topic.payloads) == 1
+
+
+def test_what_certainly_did_not_happen_leaves_no_doubt_behind():
+    desk = Desk(retry=False)
+    desk.topic.instead["publish"] = [NOBODY]
+    with pytest.raises(PlainsongError) as raised:
+        deliver(desk, 0)
+    assert (raised.value.outcome, desk.session.doubted) == ("not-applied", -1)
+
+
+def test_a_daemon_refuses_ids_of_an_undone_transaction_also_when_the_answer_is_lost(
+    client: Client, topic: str, shared_address: tuple[str, int]
+):
+    with (
+        Proxy(shared_address) as proxy,
+        Client(proxy.url, request_timeout_s=0.5) as far,
+        far.producer(topic, "p") as producer,
+    ):
+        with suppress(KeyError), far.transaction():
+            producer.publish(b"undone", sequence_ids=[0])
+            raise KeyError
+
+        def again() -> None:
+            with far.transaction():
+                proxy.then = ["swallow"]
+                producer.publish(b"again", sequence_ids=[0])
+
+        with pytest.raises(SequenceConsumed):
+            again()
+        with far.transaction():
+            proxy.then = ["swallow"]
+            assert producer.publish(b"new", sequence_ids=[1]).duplicate is False
+    assert [message.payload for message in client.read(topic, isolation="committed")] == [b"new"]
+
+
+# --- the end of the numbers, and names ---------------------------------------------------------------
+
+
+def test_behind_the_last_sequence_id_there_is_none_and_nothing_happens():
+    numbers = Numbering(MAX_SEQUENCE_ID - 1)
+    for take in (lambda: numbers.take_many(None, 3), lambda: Numbering(MAX_SEQUENCE_ID + 1).take(None)):
+        with pytest.raises(InvalidSequenceIds) as raised:
+            take()
+        assert raised.value.outcome == "not-applied"
+    assert numbers.take_many(None, 2) == [MAX_SEQUENCE_ID - 1, MAX_SEQUENCE_ID]
+    with pytest.raises(InvalidSequenceIds):
+        numbers.take(None)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "a\udfffb"])
+def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(name: str):
+    desk = Desk()
+    steps = begin(
+        desk.operations, "t", name, initial_sequence_id=None, optional=False, retention_s=None, deadline_s=None
+    )
+    with pytest.raises(InvalidParameter) as raised:
+        desk.world.run(steps)
+    assert raised.value.outcome == "not-applied"
+    assert desk.topic.verbs == ["open"]
+
+
+def test_at_the_end_of_the_numbers_a_producer_says_so_and_sends_nothing(client: Client, topic: str):
+    with client.producer(topic, "p", initial_sequence_id=MAX_SEQUENCE_ID) as producer:
+        assert producer.publish(b"last").last_sequence_id == MAX_SEQUENCE_ID
+        with pytest.raises(InvalidSequenceIds):
+            producer.publish(b"none")
+        with pytest.raises(InvalidSequenceIds):
+            producer.send(b"none")
+    with client.producer(topic, "p") as again, pytest.raises(InvalidSequenceIds):
+        again.publish(b"none")
+    assert [message.payload for message in client.read(topic)] == [b"last"]
