@@ -8,6 +8,7 @@ of others. Nothing here decides who sees a message: that is the sign in the mess
                   r runs: first position, last position (10 bytes each), messages of the topic before it (8)
                   c messages, bytes  stored and not published  f first  l last payload position
                   g segment → index, messages, bytes   p first and last position of the publish of what was stored
+                  i producer → ranges of sequence ids published
                   x rolled back  o stored messages are being removed
                   d stored by: list of producer, segment or "", epoch, highest sequence id
 """
@@ -77,6 +78,8 @@ class Pending:
     segments: dict[str, Segment] = field(default_factory=dict)
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """Producer and segment ("": none) → epoch and highest sequence id of what it stored."""
+    published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Producer → sequence ids it published, as ranges; ascending, the oldest go first beyond ``MAX_RUNS``."""
     published: tuple[bytes, bytes] | None = None
     """Where the publish of what was stored stands: its reference row, and the last row of that request."""
     rolled_back: bool = False
@@ -145,6 +148,18 @@ class Pending:
             self.size += len(payload or b"")
         return True
 
+    def took_ids(self, producer: str, low: int, high: int) -> None:
+        """A producer published ids ``low`` to ``high``, above all it had."""
+        ranges = self.published_ids.setdefault(producer, [])
+        if ranges and ranges[-1][1] + 1 == low:
+            low = ranges.pop()[0]
+        ranges.append((low, high))
+        del ranges[:-MAX_RUNS]
+
+    def has_ids(self, producer: str, low: int, high: int) -> bool:
+        """Whether all of ``low`` to ``high`` are known to have been published by the producer under the pointer."""
+        return any(first <= low and high <= last for first, last in self.published_ids.get(producer, ()))
+
     def hidden(self, appended: int) -> int:
         """Messages from its first row on, in a topic with ``appended`` messages ever published."""
         return max(0, appended - self.runs[0].before) if self.runs else 0
@@ -166,6 +181,8 @@ class Pending:
             record["p"] = self.published[0] + self.published[1]
         if self.stored_by:
             record["d"] = [[*who, *what] for who, what in self.stored_by.items()]
+        if self.published_ids:
+            record["i"] = self.published_ids
         if self.rolled_back:
             record["x"] = True
         if self.orphaned:
@@ -205,6 +222,12 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         stored_by={
             (str(producer), str(segment)): (checked_number(epoch), checked_number(highest, 0, (1 << 63) - 1))
             for producer, segment, epoch, highest in record.get("d", ())
+        },
+        published_ids={
+            str(producer): [
+                (checked_number(low, 0, (1 << 63) - 1), checked_number(high, 0, (1 << 63) - 1)) for low, high in ranges
+            ]
+            for producer, ranges in record.get("i", {}).items()
         },
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
         rolled_back=record.get("x", False) is True,

@@ -99,6 +99,7 @@ def full_pending() -> Pending:
     pending.segments["s"] = Segment(0, 1, 1)
     pending.published = (at, at)
     pending.stored_by["p", "s"] = (1, 2)
+    pending.took_ids("p", 1, 2)
     pending.rolled_back = pending.orphaned = True
     return pending
 

@@ -698,13 +698,27 @@ def test_a_session_of_an_earlier_life_never_fits_a_later_one_that_began_without_
         topic.publish([1], producer_epoch=old)
 
 
-def test_what_is_not_remembered_is_never_called_a_duplicate_under_a_pointer():
+@pytest.mark.parametrize("crashed", [False, True])
+def test_what_was_published_under_an_open_pointer_is_a_duplicate_however_many_requests_ago(crashed):
     topic = Topic()
-    for each in range(7):
+    answers = [topic.publish_under(POINTER, [each]) for each in range(9)]
+    if crashed:
+        topic.load()
+    again = topic.publish_under(POINTER, [0])
+    assert again.duplicate
+    assert again.start_sequence_id == answers[0].start_sequence_id
+    assert again.end_sequence_id == answers[-1].end_sequence_id
+
+
+def test_an_id_that_was_used_between_those_of_a_pointer_is_not_one_of_them():
+    topic = Topic()
+    topic.publish_under(POINTER, [0])
+    topic.publish([1])
+    for each in range(2, 9):
         topic.publish_under(POINTER, [each])
-    assert topic.publish_under(POINTER, [2]).duplicate
-    with pytest.raises(SequenceConsumed):
-        topic.publish_under(POINTER, [0])
+    with pytest.raises(SequenceConsumed) as caught:
+        topic.publish_under(POINTER, [1])
+    assert caught.value.outcome == "unknown"
 
 
 @pytest.mark.parametrize("sequence_id", range(10))

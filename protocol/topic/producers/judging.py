@@ -109,7 +109,7 @@ def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int =
     judged = Judged(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
     if producer is None or not judged.new:
         return judged
-    _check_pointer(judged, producer)
+    _check_pointer(state, judged, producer)
     if request.atomic and not judged.duplicate:
         raise PartialDuplicate(
             f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
@@ -157,7 +157,7 @@ def find(state: TopicState, step: Step, name: str) -> Producer | None:
     return producer
 
 
-def _check_pointer(judged: Judged, producer: Producer) -> None:
+def _check_pointer(state: TopicState, judged: Judged, producer: Producer) -> None:
     low, high = judged.ids[0], judged.ids[judged.new - 1]
     for result in producer.recent:
         if result.low <= high and low <= result.high and result.pointer != judged.pointer:
@@ -166,13 +166,18 @@ def _check_pointer(judged: Judged, producer: Producer) -> None:
                 f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
                 hint=NEW_IDS,
             )
+    if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
+        return
     # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
-    remembered = min((result.low for result in producer.recent), default=producer.pushed + 1)
-    if low < remembered and (judged.pointer or low <= producer.under):
-        raise SequenceConsumed(
+    pending = state.pending.get(judged.pointer)
+    known = pending is not None and pending.has_ids(judged.name, low, high)
+    if (judged.pointer and not known) or (not judged.pointer and low <= producer.under):
+        error = SequenceConsumed(
             f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
-            hint=NEW_IDS,
+            hint="read the topic to see whether they are there; " + NEW_IDS,
         )
+        error.outcome = "unknown"  # they may be what is sent again
+        raise error
 
 
 def admit(state: TopicState, step: Step, judged: Judged) -> None:
@@ -211,4 +216,6 @@ def remember(state: TopicState, step: Step, judged: Judged, first: bytes, last: 
     judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
     state.producers.touch(judged.producer, state.time_ms)
     state.producers.entries += 1
+    if judged.pointer:
+        state.pending[judged.pointer].took_ids(judged.name, judged.ids[judged.new], judged.ids[-1])
     step.producers.append(judged.producer)

@@ -32,13 +32,15 @@ def answer_duplicate(state: TopicState, metadata: Metadata, judged: Judged) -> P
         admit_pointer(state, metadata, pointer)
     first, last = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
     if first is None or last is None:
-        first, last = _all_of(judged)
+        first, last = _all_of(judged, pending)
     verdict = judged.verdict()
     return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
 
 
-def _all_of(judged: Judged) -> tuple[bytes, bytes]:
-    """From the first to the last row that the producer is remembered to have under the pointer."""
+def _all_of(judged: Judged, pending: Pending | None) -> tuple[bytes, bytes]:
+    """From the first to the last row of the pointer, where it is known that the ids were published under it."""
+    if pending is not None and pending.runs and pending.has_ids(judged.name, judged.ids[0], judged.ids[-1]):
+        return pending.runs[0].first, pending.runs[-1].last
     own = [] if judged.producer is None else judged.producer.recent
     rows = [(result.first, result.last) for result in own if result.pointer == judged.pointer]
     if not rows:
