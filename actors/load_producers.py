@@ -60,7 +60,8 @@ async def producer_of(
     Raises:
       TopicNotFound, GenerationChanged (there was no such generation yet), DamagedRow, StoreError.
       ProducerNotFound: the generation never knew it.
-      ProducerExpired: what the generation knew is gone, and with it the answer.
+      ProducerExpired: what the generation knew is gone, and with it the answer; or it never knew any producer, which
+        looks the same, and to say that it knew none of this name could have its messages sent twice.
     """
     try:
         return await directory.ask(name, GetProducer(producer, generation))
@@ -71,7 +72,7 @@ async def producer_of(
     value = await store.get(Table.METADATA, system_key(PRODUCERS, name, generation))
     if value is None:
         raise ProducerExpired(
-            f"what generation {generation} of topic {name} knew of producers is gone",
+            f"nothing is known of producers of generation {generation} of topic {name}: it is gone, or never was",
             hint="nobody can say any more what became of its last messages",
         )
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))

@@ -136,6 +136,15 @@ async def test_a_producer_that_does_nothing_is_forgotten_and_one_that_asked_is_k
     await daemon.call("PUT", f"{PRODUCERS}/p", status=400, code="invalid_parameter", json=body)
 
 
+async def test_a_deleted_generation_without_producers_is_gone_like_one_that_was_cleaned(daemon):
+    await daemon.create()
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.call("GET", f"{PRODUCERS}/p?generation=1", status=404, code="producer_not_found")
+    await daemon.create()
+    answer = await daemon.call("GET", f"{PRODUCERS}/p?generation=1", status=410, code="producer_expired")
+    assert "or never was" in answer.json()["detail"]
+
+
 async def test_a_deleted_topic_tells_what_it_knew_of_a_producer_and_a_new_one_knows_nothing(daemon):
     await daemon.create()
     await send(daemon, [0, 1])
