@@ -45,12 +45,12 @@ class Producer:
     """The highest sequence id that was taken."""
     persisted: int = -1
     """The highest one that is durable: behind ``pushed`` while a commit is under way."""
-    under: int = -1
-    """The highest id that was ever published under a write pointer."""
     active_ms: int = 0
     memory_ms: int | None = None
     """For how long it is remembered while inactive, where it asked for longer than others."""
     recent: tuple[Result, ...] = ()
+    under: int = -1
+    """The highest id that was ever published under a write pointer."""
 
     def took(self, result: Result) -> None:
         """A request was given its rows."""
