@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PLAIN, STORED = "plain", "stored"
 SIZE = 100
 PER_REQUEST = 10_000
-_LAST_ID = re.compile(rb"plainsong-last-id: ([0-9a-f]{40})", re.IGNORECASE)
+LAST_ID = re.compile(rb"plainsong-last-id: ([0-9a-f]{40})", re.IGNORECASE)
 
 
 def under(topic: str, verb: str, pointer: int | None, count: int, size: int = SIZE) -> bytes:
@@ -70,7 +70,7 @@ def _read_s(wire: Wire, topic: str, count: int, page: int) -> float:
     begun = time.perf_counter()
     for _ in range(count // page):
         head, _ = wire.send(poll(topic, page, committed=True, since=since))
-        last = _LAST_ID.search(head)
+        last = LAST_ID.search(head)
         assert last is not None  # every page has messages
         since = after(bytes.fromhex(last.group(1).decode()))
     return time.perf_counter() - begun
