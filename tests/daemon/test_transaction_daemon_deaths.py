@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import threading
 from itertools import count
@@ -24,27 +26,44 @@ SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
 #: System calls and which of them: before anything is written, in the middle of a long write, and before it is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
+#: How long a call waits at its entry: enough to be read of and answered by a SIGKILL on a busy machine.
+HELD_FOR_US = 250_000
 
 
 class Killer:
-    """Kills a daemon at the entry of its n-th system call of a kind from now on."""
+    """Kills a daemon at the entry of its n-th system call of a kind from now on, whichever thread makes it.
+
+    strace counts the calls of each thread for itself, so they are counted here: each is held up until it is seen.
+    """
 
     def __init__(self, daemon: Daemon, call: str, when: int) -> None:
         strace = shutil.which("strace")
         if strace is None:
             pytest.skip("NOT TESTED: daemons killed in a system call, since strace is not installed")
-        injection = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
+        held = ["-e", f"trace={call}", "-e", f"inject={call}:delay_enter={HELD_FOR_US}"]
         self._process = subprocess.Popen(
-            [strace, "-f", "-p", str(daemon.pid), *injection], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [strace, "-f", "-p", str(daemon.pid), *held], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, bufsize=0
         )
         assert self._process.stderr is not None
         said = self._process.stderr.readline()
         if b"attached" not in said:
             self.end()
             pytest.skip(f"NOT TESTED: daemons killed in a system call, since strace says {said!r}")
+        self._counting = threading.Thread(target=self._count, args=(daemon.pid, f"{call}(".encode(), when))
+        self._counting.start()
+
+    def _count(self, pid: int, entered: bytes, when: int) -> None:
+        assert self._process.stderr is not None
+        said = b""
+        while piece := self._process.stderr.read(1 << 16):
+            said += piece
+            if said.count(entered) >= when:
+                os.kill(pid, signal.SIGKILL)
+                break
 
     def end(self) -> None:
         self._process.kill()
+        self._counting.join()
         self._process.communicate()
 
 
