@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.spark_session import open_session, why_not
+
 #: Inner rings first: what they find explains what the outer ones would show. Others follow.
-RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "cli", "sql", "daemon")
+RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "cli", "sql", "daemon", "spark", "pipeline", "examples")
 
 _HERE = Path(__file__).parent
 
@@ -25,3 +27,14 @@ def _ring(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_ring)
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """A Spark session, shared by all who ask: it takes seconds to start."""
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    session = open_session()
+    yield session
+    session.stop()
