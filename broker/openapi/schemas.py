@@ -183,6 +183,7 @@ SCHEMAS: dict[str, Schema] = {
             "owner": nullable(STRING),
             "parkedPolls": COUNT,
             "generation": POSITIVE,
+            "createdMs": MILLISECONDS,
             "reader": record(
                 "visible hidden expiredUnread", visible=COUNT, hidden=COUNT, expiredUnread=COUNT, estimated=BOOLEAN
             ),

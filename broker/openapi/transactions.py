@@ -25,6 +25,7 @@ _STATUS: dict[str, Schema] = {
     "state": _STATE,
     "startedMs": nullable(MILLISECONDS),
     "expiresMs": nullable(MILLISECONDS),
+    "decidedMs": nullable(MILLISECONDS),
     "topics": array(STRING),
     "hiddenMessages": nullable(COUNT),
 }

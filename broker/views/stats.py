@@ -13,7 +13,7 @@ from broker.views.route import json_answer
 from protocol.errors import TransactionsUnavailable
 from protocol.ids import FIRST_BOUND, after, parse_id, unpack_position
 from protocol.page import items_in
-from protocol.topic.asks import Stats
+from protocol.topic.asks import Describe, Stats
 from protocol.topic.pointer_asks import ListPointers
 from protocol.topic.producers.asks import ListProducers
 
@@ -42,6 +42,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
     count = await count_from(service.store, found, FIRST_BOUND)
     undecided = await service.directory.ask(name, ListPointers())
     producers = await service.directory.ask(name, ListProducers(limit=1))
+    described = await service.directory.ask(name, Describe())
     oldest_id, newest_id = await _oldest(service, name, span), await newest_from(service.store, span)
     numbers: dict[str, Any] = {
         "messages": count.messages,
@@ -58,6 +59,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "owner": None,  # there is one instance
         "parkedPolls": _parked(service, name),
         "generation": span.generation,
+        "createdMs": described.metadata.created_ms,
     }
     if reader is not None:
         numbers["reader"] = await _reader(service, found, after(reader), undecided)

@@ -82,6 +82,7 @@ def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
         "state": status.state,
         "startedMs": status.started_ms if known else None,
         "expiresMs": status.expires_ms if known else None,
+        "decidedMs": status.decided_ms,
         "topics": [str(name) for name in status.topics],
         "hiddenMessages": status.hidden_messages,
     }

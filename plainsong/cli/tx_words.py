@@ -42,6 +42,7 @@ def as_json(status: TransactionStatus) -> dict[str, Any]:
         "state": status.state,
         "startedMs": status.started_ms,
         "expiresMs": status.expires_ms,
+        "decidedMs": status.decided_ms,
         "topics": list(status.topics),
         "hiddenMessages": status.hidden_messages,
         "keptUntilMs": status.kept_until_ms,

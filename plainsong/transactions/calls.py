@@ -217,6 +217,7 @@ def _status(told: Mapping[str, Any]) -> TransactionStatus:
         client_id=told.get("clientId"),
         started_ms=_number(told, "startedMs"),
         expires_ms=_number(told, "expiresMs"),
+        decided_ms=_number(told, "decidedMs"),
         topics=tuple(told.get("topics") or ()),
         hidden_messages=_number(told, "hiddenMessages"),
         kept_until_ms=_number(told, "keptUntilMs"),

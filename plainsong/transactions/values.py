@@ -72,6 +72,8 @@ class TransactionStatus:
     client_id: str | None = None
     started_ms: int | None = None
     expires_ms: int | None = None
+    decided_ms: int | None = None
+    """When it was committed, aborted or made invalid, by the daemon's clock; None: it is open, or nobody knows."""
     topics: tuple[str, ...] = ()
     """Those with undecided messages of it, as ``namespace:topic``."""
     hidden_messages: int | None = None

@@ -77,6 +77,7 @@ async def test_type_time_out_and_client_are_as_asked_for(door):
             "state": "in_progress",
             "startedMs": START_MS,
             "expiresMs": START_MS + 7_000,
+            "decidedMs": None,
             "topics": [],
             "hiddenMessages": 0,
             "keptUntilMs": None,
@@ -145,6 +146,8 @@ async def test_a_commit_makes_the_messages_of_all_topics_visible_and_may_be_repe
         await publish_under(daemon, begun, "late", topic="a", status=409, code="transaction_not_in_progress")
         shown = (await daemon.call("GET", f"{TX}/{begun['id']}")).json()
         assert (shown["state"], shown["keptUntilMs"]) == ("committed", START_MS + 90_000_000)
+        (listed,) = (await daemon.call("GET", f"{TX}?state=committed")).json()
+        assert shown["decidedMs"] == listed["decidedMs"] == START_MS
 
 
 @every_door

@@ -36,6 +36,7 @@ async def test_an_empty_topic_has_nothing(daemon):
         "owner": None,
         "parkedPolls": 0,
         "generation": 1,
+        "createdMs": START_MS,
     }
 
 

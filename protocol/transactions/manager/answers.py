@@ -53,6 +53,8 @@ class TransactionStatus:
     kept_until_ms: int | None = None
     """Until when a decided one is remembered at least, unless ``max_outcomes`` others come; None: not decided,
     unknown, or invalid and on the list."""
+    decided_ms: int | None = None
+    """When it was decided, in milliseconds since 1970; None: it was not, or nobody knows."""
     pointers: tuple[int, ...] = ()
     """The id and those of its checkpoints."""
     topics: tuple[TopicName, ...] = ()

@@ -65,6 +65,7 @@ def _status(ledger: Ledger, record: Record, now: Now) -> TransactionStatus:
         record.started_ms,
         expires_ms,
         record.decided_ms + ledger.settings.outcome_retention_ms if kept else None,
+        record.decided_ms or None,
         record.pointers,
         service=ledger.head.first,
     )
