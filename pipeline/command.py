@@ -1,0 +1,102 @@
+"""``plainsong pipeline``: lists the jobs, starts one with the right interpreter and settings, or says how to submit it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.jobs import JOBS, job_named
+from pipeline.package import write_zip
+from pipeline.surroundings import worker_environ
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed
+from plainsong.cli.main import run as run_program
+from plainsong.cli.say import echo_json
+from plainsong.cli.verb import VerbGroup, json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ZIP = "plainsong-pipeline.zip"
+
+
+@click.group(cls=VerbGroup)
+def pipeline() -> None:
+    """Jobs on Spark: archive, replay, audit, report, maintain.
+
+    They need the extra `plainsong[spark]` and Java 17. Each can be killed at
+    any moment and started again.
+    """
+
+
+@pipeline.command(name="list", examples=["plainsong pipeline list"])
+@json_option
+def list_jobs(as_json: bool) -> None:
+    """List the jobs."""
+    if as_json:
+        echo_json([{"job": name, "says": listed.says, "package": listed.package} for name, listed in JOBS.items()])
+    else:
+        tables.echo_lines(tables.facts([(name, listed.says) for name, listed in JOBS.items()]))
+
+
+@pipeline.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    examples=[
+        "plainsong pipeline run archive --help",
+        "plainsong pipeline run archive append orders --root archive",
+        "plainsong pipeline run --print --master spark://host:7077 archive append orders \\",
+        "    --root hdfs://host/archive",
+    ],
+)
+@click.option("--master", metavar="URL", help="Of Spark; local[*] by default.")
+@click.option("--print", "print_it", is_flag=True, help="Print the spark-submit line for a cluster, start nothing.")
+@click.option("--zip", "zip_name", default=ZIP, metavar="FILE", help=f"For --print: what executors get; {ZIP}.")
+@click.argument("job")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(master: str | None, print_it: bool, zip_name: str, job: str, arguments: Sequence[str]) -> None:
+    """Start a job on this machine, or print how to submit it to a cluster.
+
+    What stands behind JOB is the job's own; `plainsong pipeline run JOB --help`
+    explains it. This process becomes the job: signals and the exit code are
+    its own.
+    """
+    listed = job_named(job)
+    if print_it:
+        click.echo(submit_line(listed.package, arguments, master=master, zip_name=zip_name))
+        return
+    if find_spec(listed.package) is None:
+        raise CommandFailed(f"the package {listed.package} is not installed", hint='pip install "plainsong[spark]"')
+    passed = (*arguments, "--master", master) if master and "--help" not in arguments else arguments
+    sys.stdout.flush()
+    command = [sys.executable, "-m", listed.package, *passed]
+    os.execve(sys.executable, command, {**os.environ, **worker_environ()})  # noqa: S606
+
+
+def submit_line(package: str, arguments: Sequence[str], *, master: str | None, zip_name: str = ZIP) -> str:
+    """The line for a cluster whose executors have no package of ours: the driver's has ``plainsong[spark]``."""
+    spec = find_spec(package)
+    folder = (spec.submodule_search_locations or [""])[0] if spec is not None else ""
+    script = Path(folder) / "__main__.py"
+    words = ["spark-submit", *(("--master", master) if master else ()), "--py-files", zip_name]
+    return shlex.join([*words, str(script), *arguments])
+
+
+@pipeline.command(name="zip", examples=[f"plainsong pipeline zip {ZIP}"])
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default=ZIP)
+def zip_command(out: Path) -> None:
+    """Write the zip that executors need when the package is not installed there.
+
+    For `spark-submit --py-files`, and for `spark.addArtifact` in a notebook.
+    """
+    count = write_zip(out)
+    click.echo(f"{out}: {count} files")
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(pipeline, sys.argv[1:], "plainsong pipeline"))

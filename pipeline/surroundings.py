@@ -1,0 +1,121 @@
+"""What a job needs around it, looked for before the JVM starts: Java, pyspark, pyarrow, and the workers' interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plainsong.cli.exits import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Spark 4 runs on this and newer.
+JAVA = 17
+#: What runs in Spark's Python workers imports these.
+WORKERS_NEED = ("pyspark", "pyarrow", "pyspark_plainsong", "protocol.frames")
+#: Packages of this project that jobs and workers import.
+PACKAGES = ("pipeline", "pyspark_plainsong", "protocol", "plainsong")
+_PROBE_S = 30.0
+
+
+def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that Spark's processes need: which interpreter, and where our packages are.
+
+    Left as they are when somebody set them, but for PYTHONPATH, which is added to when our packages stand outside of
+    site-packages: Spark finds data sources by walking ``sys.path``, which an editable install escapes.
+    """
+    found = {
+        "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PYSPARK_DRIVER_PYTHON": environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable,
+    }
+    roots = _roots(PACKAGES)
+    if roots:
+        before = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        found["PYTHONPATH"] = os.pathsep.join([*(root for root in roots if root not in before), *before])
+    return found
+
+
+def _roots(packages: Iterable[str]) -> list[str]:
+    """Folders of the packages that are not installed into site-packages."""
+    installed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    found: dict[str, None] = {}
+    for name in packages:
+        spec = find_spec(name)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            root = str(Path(folder).absolute().parent)
+            if root not in installed:
+                found[root] = None
+    return list(found)
+
+
+def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
+    """Look for everything that a session needs.
+
+    Raises:
+      CommandFailed: something is missing; nothing was done.
+    """
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise _missing(f"{package} is not installed for {sys.executable}", 'pip install "plainsong[spark]"')
+    _check_java(environ)
+    _check_workers(environ)
+
+
+def _check_java(environ: Mapping[str, str]) -> None:
+    home = environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
+    hint = f"install Java {JAVA} or newer (Debian: apt-get install openjdk-{JAVA}-jre-headless), or set JAVA_HOME"
+    if java is None:
+        raise _missing("there is no Java on the PATH, and JAVA_HOME is not set", hint)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        where = f"JAVA_HOME is {home}, but " if home else ""
+        raise _missing(f"{where}{java} cannot be run: {error}", hint) from error
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if version is not None and int(version[1]) < JAVA:
+        raise _missing(f"{java} is Java {version[1]}; Spark needs {JAVA} or newer", hint)
+
+
+def _check_workers(environ: Mapping[str, str]) -> None:
+    """Whether the interpreter of Spark's workers has what runs there; this one has been looked at."""
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        python = environ.get(variable)
+        if not python or python == sys.executable:
+            continue
+        here = f"unset {variable}, or let it be {sys.executable}"
+        lines = [
+            "import sys, importlib",
+            f"for name in {WORKERS_NEED!r}: importlib.import_module(name)",
+            "print('%d.%d' % sys.version_info[:2])",
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603
+                [python, "-c", "\n".join(lines)],
+                env={**environ, **worker_environ(environ)},
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _missing(f"{variable} is {python}, which cannot be run: {error}", here) from error
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            raise _missing(f"{variable} is {python}, which lacks what Spark's workers need: {why}", here)
+        ours = "{}.{}".format(*sys.version_info[:2])
+        if done.stdout.strip() != ours:
+            says = f"{variable} is Python {done.stdout.strip()}, the job runs on {ours}"
+            raise _missing(f"{says}; Spark wants one version", here)
+
+
+def _missing(message: str, hint: str) -> CommandFailed:
+    return CommandFailed(message, hint=hint, code=Exit.USAGE)
