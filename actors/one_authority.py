@@ -81,7 +81,8 @@ async def _undecided(store: Store) -> list[str]:
 
 def _is_undecided(key: bytes, value: bytes) -> bool:
     try:
-        return not Pending.decode(parse_pointer_key(key)[2], value).rolled_back
+        pointer = parse_pointer_key(key)[2]
+        return pointer > 0 and not Pending.decode(pointer, value).rolled_back
     except DamagedRow:
         return True
 

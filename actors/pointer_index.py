@@ -17,6 +17,7 @@ from actors.load import load
 from protocol.effects import Table
 from protocol.errors import Overloaded
 from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from protocol.topic.bookkeeping import write_pointers_among
 from protocol.topic.state import TopicLimits
 from storage.base import read_rows
 
@@ -74,7 +75,8 @@ class PointerIndex:
                     name, _, pointer = parse_pointer_key(key)
                 except DamagedRow:
                     continue  # the topic's own load says so
-                self._topics.setdefault(pointer, set()).add(name)
+                if pointer > 0:  # below, somebody stages: no transaction is about it
+                    self._topics.setdefault(pointer, set()).add(name)
             return True
 
         await store.scan(Table.METADATA, start, stop_after(start), take, values=False)
@@ -90,8 +92,9 @@ class PointerIndex:
                     state = await load(topic_of(key)[0], store, TopicLimits())
                 except DamagedRow:
                     continue  # nobody can use that topic, and its own load says so
-                self.begin(state.name, state.changed)
-                self.end(state.changed)
+                changed = write_pointers_among(state.changed)
+                self.begin(state.name, changed)
+                self.end(changed)
             if len(rows) < _LIST_ROWS:
                 return
             start = rows[-1][0] + b"\x00"

@@ -19,7 +19,8 @@ from protocol.keys import (
     topic_of,
 )
 from protocol.records import Reader
-from protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact
+from protocol.references import Stored
+from protocol.rows import NO_PAYLOAD, decode_row, is_intact
 from protocol.topic.usage import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def payloads_of(row: Row) -> tuple[bytes, bytes]:
     key, value = row
     message = decode_row(value)
     stored = Stored.of(message)
-    prefix = key[:-_POSITION_BYTES] + abs(message.pointer or 0).to_bytes(8, "big")
+    prefix = key[:-_POSITION_BYTES] + stored.pointer_of_payloads(message).to_bytes(8, "big", signed=True)
     return prefix + stored.first, prefix + stored.last + b"\x00"
 
 

@@ -20,6 +20,7 @@ from protocol.ids import pack_position
 from protocol.keys import POINTER, PRODUCER, PRODUCERS, READER, parse_pointer_key, stop_after, system_key
 from protocol.rows import own_ttl_s
 from protocol.topic.asks import SliceCleaned
+from protocol.topic.bookkeeping import write_pointers_among
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -154,12 +155,12 @@ class Sweep:
             await self.remove(Table.METADATA, start, stop, is_producer)
 
     async def remove_pointers(self, name: TopicName, first: int, last: int) -> list[int]:
-        """Remove what was kept of write pointers in generations that are gone; the pointers."""
+        """Remove what was kept of pointers in generations that are gone; the transactions' among them."""
         start, stop = system_key(POINTER, name, first), stop_after(system_key(POINTER, name, last))
         found: list[int] = []
 
         async def note(rows: list[Row]) -> int:
-            found.extend(parse_pointer_key(key)[2] for key, _ in rows)
+            found.extend(write_pointers_among(parse_pointer_key(key)[2] for key, _ in rows))
             return 0
 
         await self._remove(Table.METADATA, start, stop, is_pointer, note)

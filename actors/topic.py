@@ -22,10 +22,12 @@ from actors.pointer_index import PointerIndex
 from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
 from protocol.ids import ID_BYTES, after
 from protocol.topic.asks import Describe, ListReaders, Look, Publish, PublishEach, Stats
+from protocol.topic.bookkeeping import write_pointers_among
 from protocol.topic.core import TopicCore
 from protocol.topic.pointer_asks import ListPointers, PublishUnder
 from protocol.topic.producers.asks import GetProducer, ListProducers
 from protocol.topic.producers.policy import INHERITED
+from protocol.topic.staging_asks import PublishStaged
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.authority import Nobody
 from storage.base import NothingWritten
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 #: Asks that change nothing, so that a failure cannot leave their outcome open.
 READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
 #: Asks whose messages a commit publishes.
-PUBLISHES = (Publish, PublishEach, PublishUnder)
+PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
 
 def _says_nothing(namespace: str) -> NamespacePolicy:
@@ -112,8 +114,9 @@ class TopicActor:
         core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
         self._core = core
         # Most are there from their rows; what a commit that was cut off left behind is known only now.
-        around.pointers.begin(self.name, core.state.changed)
-        around.pointers.end(core.state.changed)
+        changed = write_pointers_among(core.state.changed)
+        around.pointers.begin(self.name, changed)
+        around.pointers.end(changed)
         self._mailbox.on_leave = core.leave
         on_loaded()
         try:

@@ -29,16 +29,39 @@ def check_publish(request: PublishRequest) -> None:
     """Whether this may be published somewhere.
 
     Raises:
-      NoMessages: no messages, no write pointer, and nothing staged is asked for.
-      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages).
+      NoMessages: no messages, no write pointer, and no segment is listed.
+      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages); none, where
+        segments are published that a producer staged.
       InvalidParameter: another value that is not allowed; the detail names the field.
     """
     if request.segment is not None:
         raise InvalidParameter("segment is for store", hint="a publish lists the winning ones as segments")
-    staged = request.segments is not None and request.producer is not None
-    if not request.messages and request.write_pointer is None and not staged:
-        raise NoMessages(hint="publishing nothing makes sense only with a write pointer or with segments")
+    if request.write_pointer is None:
+        if request.segments is not None:
+            _check_staged(request, request.segments)
+        elif not request.messages:
+            raise NoMessages(hint="publishing nothing makes sense only with a write pointer or with segments")
     _check_fields(request)
+
+
+def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
+    """Whether this may publish what a producer staged. Raises as ``check_publish``."""
+    if request.messages:
+        raise InvalidParameter(
+            "a request without a write pointer has messages and segments",
+            hint="publish the messages by themselves: staged segments become one batch of their own",
+        )
+    if not segments:
+        raise NoMessages(hint="list the segments that are to be published")
+    if request.producer is None:
+        raise InvalidParameter(
+            "segments without a write pointer are a producer's",
+            hint="name the producer that stored them, or the write pointer they were stored under",
+        )
+    if request.sequence_ids is None:
+        raise InvalidSequenceIds("staged segments are published once", hint="give one sequence id for all of them")
+    if request.routing_key is not None:
+        raise InvalidParameter("routingKey is for messages, and there are none", hint="give it with the store")
 
 
 def check_store(request: PublishRequest) -> None:

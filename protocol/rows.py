@@ -6,15 +6,15 @@
     flag 01  pointer   the write pointer (column t); negative: rolled back
     flag 02  ttl       the message's own time to live, in seconds
     flag 04  extras    columns few rows have, by short names
-    flag 08  no payload: it stands in the payload table under the row's pointer
+    flag 08  no payload: it stands in the payload table, under the row's pointer or the one its extras name
     flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
     80 40 20 must be 0: a reader that finds them set was built before the writer
 
 Message rows of requests with a producer, with attributes, and of atomic ones say so in their extras (``Stamp``).
 
-A row with a pointer and no payload is a *reference*: it stands where messages were published that had been
-stored before, and says in its extras which (``Stored``). Payload rows have the same form, and no pointer,
-since their key has it; their extras may name a segment, ``{"s": index}``.
+A row with no payload is a *reference*: it stands where messages were published that had been stored before,
+and says in its extras which (``protocol.references``). Payload rows have the same form, and no pointer, since
+their key has it; their extras may name a segment, ``{"s": index}``.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
 first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
@@ -61,48 +61,8 @@ class MessageRow:
     extras: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The extras of a reference: which payload rows were published there, under the row's own pointer."""
-
-    messages: int
-    payload_bytes: int
-    """Of their payloads."""
-    first: bytes
-    """Position (10 bytes: write timestamp, sequence id) of the first payload row; it may be a loser's."""
-    last: bytes
-    """Position of the last one, included."""
-    segments: frozenset[int] | None = None
-    """The winning segments by index; None: none were listed, and every row counts."""
-
-    def extras(self) -> dict[str, object]:
-        """As the row holds them."""
-        extras: dict[str, object] = {"n": self.messages, "b": self.payload_bytes, "f": self.first, "l": self.last}
-        if self.segments is not None:
-            extras["g"] = sorted(self.segments)
-        return extras
-
-    @classmethod
-    def of(cls, row: MessageRow) -> Stored:
-        """What a reference refers to. Raises DamagedRow when it does not say."""
-        extras = row.extras
-        count, size, first, last = (extras.get(key) for key in "nbfl")
-        segments = extras.get("g")
-        if (
-            not (row.pointer and _is_position(first) and _is_position(last))
-            or not (_is_count(count) and _is_count(size))
-            or not (segments is None or (isinstance(segments, list) and all(map(_is_count, segments))))
-        ):
-            raise DamagedRow("a row has no payload, and does not say where it is")
-        return cls(count, size, first, last, None if segments is None else frozenset(segments))  # type: ignore[arg-type]
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
-
-
-def _is_position(value: object) -> bool:
-    return isinstance(value, bytes) and len(value) == len(NO_PAYLOAD_PART)
 
 
 #: Under which key the extras of a payload row name its segment.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from protocol import keys
 from protocol.keys import DamagedRow
 from protocol.records import unpack_record
-from protocol.rows import Stored
+from protocol.references import Stored
 from protocol.topic.pending import Pending
 from protocol.transactions.manager.record import Record
 from protocol.transactions.manager.rows import (

@@ -1,4 +1,4 @@
-"""Publishing, plainly and under a write pointer: body → codec → mailbox → what there is to say."""
+"""Publishing, plainly, under a write pointer, and what was staged: body → codec → mailbox → what there is to say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from broker.handlers.later import refuse_later
 from broker.handlers.producing import asked, verdict_headers
 from broker.handlers.query import one_of, parse_query, whole_number
 from broker.http.exchange import HttpAnswer
@@ -17,6 +16,7 @@ from protocol.errors import InvalidParameter
 from protocol.names import topic_name
 from protocol.topic.asks import Publish
 from protocol.topic.pointer_asks import PublishUnder
+from protocol.topic.staging_asks import PublishStaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
 
 
 async def publish(service: Service, request: HotRequest) -> HttpAnswer:
-    """Publish the messages of one request, and what was stored under its write pointer; 200 means durable.
+    """Publish the messages of one request, and what was stored under its write pointer or staged; 200 means durable.
 
     Raises:
       PlainsongError: with its outcome: nothing happened, or nobody knows.
@@ -52,14 +52,14 @@ async def publish(service: Service, request: HotRequest) -> HttpAnswer:
     body = await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
     options = apply_publish_query(body, request.query, "ttl", "longs") if request.query else DEFAULT_OPTIONS
     check_publish(body)
-    refuse_later(body)
     if body.write_pointer is not None:
         response = await asked(service, name, body, PublishUnder(body, len(request.body)))
         service.rates.published(name, len(body.messages), trio.current_time())
         # Unread, it is what rollback takes.
         headers = verdict_headers(response.verdict)
         return HttpAnswer(200, codec.encode_publish_response(response, options), codec.content_type, headers)
-    receipt = await asked(service, name, body, Publish(body, len(request.body)))
+    plain = Publish if body.segments is None else PublishStaged
+    receipt = await asked(service, name, body, plain(body, len(request.body)))
     service.rates.published(name, len(body.messages), trio.current_time())
     if body.producer is not None or ("prefer" in request.headers and _wants_receipt(request.headers["prefer"])):
         headers = verdict_headers(receipt.verdict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.handlers.later import refuse_later
 from broker.handlers.producing import asked
 from broker.handlers.publish import apply_publish_query, off_loop
 from broker.handlers.query import parse_query
@@ -16,6 +15,7 @@ from protocol.errors import InvalidParameter
 from protocol.ids import SEQUENCES_PER_MS, pack_position
 from protocol.names import topic_name
 from protocol.topic.pointer_asks import RollBackPointer, StoreUnder
+from protocol.topic.staging_asks import StoreStaged
 
 if TYPE_CHECKING:
     from broker.http.exchange import HotRequest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def store(service: Service, request: HotRequest) -> HttpAnswer:
-    """Keep messages under a write pointer, seen by nobody until a publish of it; 200 means durable.
+    """Keep messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
 
     Raises:
       PlainsongError: with its outcome: nothing happened, or nobody knows.
@@ -35,8 +35,8 @@ async def store(service: Service, request: HotRequest) -> HttpAnswer:
     if request.query:
         apply_publish_query(body, request.query, "ttl")
     check_store(body)
-    refuse_later(body)
-    await asked(service, name, body, StoreUnder(body, len(request.body)))
+    keep = StoreStaged if body.write_pointer is None else StoreUnder
+    await asked(service, name, body, keep(body, len(request.body)))
     return HttpAnswer(200)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.handlers.later import refuse_later
 from broker.handlers.producing import patiently
 from broker.handlers.publish import LOOP_BYTES
 from broker.http.status import only_plain, problem_of, status_of
@@ -26,6 +25,7 @@ from protocol.names import topic_name
 from protocol.requests import PublishResponse, Receipt
 from protocol.topic.asks import Publish, PublishEach
 from protocol.topic.pointer_asks import PublishUnder
+from protocol.topic.staging_asks import PublishStaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,8 +242,9 @@ class PublishStream:
 def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
     """What a publish asks its topic. Raises PlainsongError for one that makes no sense."""
     check_publish(request)
-    refuse_later(request)
-    return Publish(request, size) if request.write_pointer is None else PublishUnder(request, size)
+    if request.write_pointer is not None:
+        return PublishUnder(request, size)
+    return Publish(request, size) if request.segments is None else PublishStaged(request, size)
 
 
 def _encoded(number: int, outcome: Any) -> bytes:

@@ -15,6 +15,8 @@ from protocol.topic.pending import Pending
 from protocol.topic.producers.rows import write_changed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from protocol.topic.state import TopicState
     from protocol.topic.step import Step
 
@@ -46,10 +48,17 @@ def touch(state: TopicState, step: Step, pointer: int) -> Pending:
 def forget(state: TopicState, pending: Pending) -> None:
     """The pointer is no concern of the topic any more; its row goes with a later commit."""
     del state.pending[pending.pointer]
+    if pending.staged_by is not None and state.staged.get(pending.staged_by) == pending.pointer:
+        del state.staged[pending.staged_by]
     state.stored_bytes -= pending.stored_bytes
     state.changed.discard(pending.pointer)
     if not pending.damaged:
         state.forgotten.add(pending.pointer)
+
+
+def write_pointers_among(pointers: Iterable[int]) -> set[int]:
+    """Those that are transactions': nobody but the topic is to hear of what is staged."""
+    return {pointer for pointer in pointers if pointer > 0}
 
 
 def write_pointers(state: TopicState, step: Step) -> None:
@@ -59,7 +68,7 @@ def write_pointers(state: TopicState, step: Step) -> None:
         rows = sorted((pointer_suffix(pointer), state.pending[pointer].encode()) for pointer in state.changed)
         prefix = system_key(POINTER, state.name, state.living_or_last().generation)
         step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
-        step.pointers |= state.changed
+        step.pointers |= write_pointers_among(state.changed)
         state.changed.clear()
     for removal in removals(state, step):
         step.write(removal)
@@ -71,7 +80,7 @@ def removals(state: TopicState, step: Step) -> list[Delete]:
         return []
     generation = state.living_or_last().generation
     keys = [pointer_key(state.name, generation, pointer) for pointer in sorted(state.forgotten)]
-    step.dropped += state.forgotten
+    step.dropped += write_pointers_among(state.forgotten)
     state.forgotten.clear()
     return [Delete(Table.METADATA, keys)]
 

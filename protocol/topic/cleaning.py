@@ -40,14 +40,24 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
     write_mark(state, step)
     prefix = state.prefix
     return CleaningPlan(
-        expired=(prefix, prefix + pack_position(state.oldest_ms, 0)),
+        expired=expired_range(prefix, state.oldest_ms),
         due=tuple(state.usage.due(state.time_ms)),
-        purge=(1, metadata.generation - 1) if metadata.generation > 1 else None,
+        purge=older_generations(metadata.generation),
         prefix=prefix,
         now_ms=state.time_ms,
         orphans=tuple(orphans),
         forget=_old_generations(metadata, state.time_ms, ask.delete_grace_ms),
     )
+
+
+def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
+    return prefix, prefix + pack_position(oldest_ms, 0)
+
+
+def older_generations(generation: int) -> tuple[int, int] | None:
+    """The first and the last of those before ``generation``: all of their rows are gone for every reader."""
+    return (1, generation - 1) if generation > 1 else None
 
 
 def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
@@ -60,7 +70,7 @@ def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[i
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
     metadata = state.living_or_last()
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
-        return CleaningPlan(purge=(1, metadata.generation - 1) if metadata.generation > 1 else None)
+        return CleaningPlan(purge=older_generations(metadata.generation))
     if not metadata.partly_cleaned:
         state.producers.clear()
         state.metadata = replace(metadata, partly_cleaned=True)

@@ -28,6 +28,8 @@ from protocol.topic.publish import publish
 from protocol.topic.readers import list_readers, remove_reader, set_reader
 from protocol.topic.rollback import roll_back
 from protocol.topic.settling import list_pointers, take_decided
+from protocol.topic.staging import publish_staged, store_staged
+from protocol.topic.staging_asks import PublishStaged, StoreStaged
 from protocol.topic.step import Step
 from protocol.topic.under import publish_under, store_under
 
@@ -56,6 +58,8 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     asks.PublishEach: publish_each,
     pointer_asks.PublishUnder: publish_under,
     pointer_asks.StoreUnder: store_under,
+    PublishStaged: publish_staged,
+    StoreStaged: store_staged,
     pointer_asks.RollBackPointer: roll_back,
     pointer_asks.ListPointers: list_pointers,
     producer_asks.OpenProducer: open_producer,

@@ -1,4 +1,4 @@
-"""What a topic knows about one write pointer that has not been decided, and the row it is kept in.
+"""What a topic knows about one pointer that has not been decided, or published, and the row it is kept in.
 
 Such a row is written in the commit that gives the topic rows under the pointer, and again whenever what it says
 changes. A topic is loaded from these rows, so that nobody has to look for a transaction's messages among millions
@@ -11,6 +11,7 @@ of others. Nothing here decides who sees a message: that is the sign in the mess
                   i producer → ranges of sequence ids published
                   x rolled back  o stored messages are being removed
                   d stored by: list of producer, segment or "", epoch, highest sequence id
+                  n the producer that staged: the pointer is below 0, and no transaction's
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from protocol.records import checked_number, pack_record, unpack_record
 if TYPE_CHECKING:
     from typing import Any
 
-    from protocol.rows import Stored
+    from protocol.references import Stored
 
 #: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
 MAX_RUNS = 64
@@ -90,10 +91,14 @@ class Pending:
     """Only its stored messages are left to remove. Not kept: the authority says it again."""
     damaged: bool = False
     """Its row cannot be read: it can be rolled back, and nothing else."""
+    staged_by: str | None = None
+    """The producer whose staged messages these are; None: it is a transaction's write pointer, or damaged."""
 
     @classmethod
     def of_damaged(cls, pointer: int, time_ms: int) -> Pending:
         """What is left to know when the row cannot be read: its messages may be anywhere."""
+        if pointer < 0:
+            return cls(pointer, time_ms, time_ms, damaged=True)  # staged, and published by none: there are none
         return cls(pointer, time_ms, time_ms, [PointerRun(_FIRST_POSITION, _LAST_POSITION, 0)], damaged=True)
 
     def add(self, first: bytes, last: bytes, before: int) -> None:
@@ -187,6 +192,8 @@ class Pending:
             record["x"] = True
         if self.orphaned:
             record["o"] = True
+        if self.staged_by is not None:
+            record["n"] = self.staged_by
         return pack_record(record)
 
     @classmethod
@@ -232,6 +239,7 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
         rolled_back=record.get("x", False) is True,
         orphaned=record.get("o", False) is True,
+        staged_by=str(record["n"]) if pointer < 0 else None,
     )
 
 

@@ -67,7 +67,7 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
     """Store what of a producer's request is new."""
     judged = judge(state, step, request)
     if judged.duplicate:
-        return _receipt(metadata, judged, *judged.ends())
+        return receipt_of(metadata, judged, *judged.ends())
     fresh = trimmed(request, judged)
     check_messages(state, metadata, fresh, now)
     check_atomic(state, fresh)
@@ -78,10 +78,11 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
     first, final = ends_of(runs)
     add_messages(state, step, metadata, runs, fresh, marks=marks)
     remember(state, step, judged, first, final)
-    return _receipt(metadata, judged, first, final)
+    return receipt_of(metadata, judged, first, final)
 
 
-def _receipt(metadata: Metadata, judged: Judged, first: bytes | None, last: bytes | None) -> Receipt:
+def receipt_of(metadata: Metadata, judged: Judged, first: bytes | None, last: bytes | None) -> Receipt:
+    """What a producer is told of its request, whose rows stand at the positions ``first`` to ``last``."""
     verdict = judged.verdict()
     partial = verdict.duplicate == "partial"
     return Receipt(

@@ -14,8 +14,8 @@ from protocol.errors import TransactionsUnavailable
 from protocol.keys import payload_prefix, stop_after
 from protocol.topic.admission import too_old
 from protocol.topic.bookkeeping import forget
+from protocol.topic.keeping import drop_stored
 from protocol.topic.pointer_asks import PointerView
-from protocol.topic.under import drop_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ def settle_known(state: TopicState) -> None:
     for pending in list(state.pending.values()):
         if partly_cleaned:
             forget(state, pending)
-        elif _standing(state, pending.pointer) in ("committed", "aborted"):
+        elif pending.pointer > 0 and _standing(state, pending.pointer) in ("committed", "aborted"):
             _decide(state, pending)
 
 
@@ -70,19 +70,40 @@ def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
     """
     orphans: list[tuple[int, bytes, bytes]] = []
     for pending in list(state.pending.values()):
+        if pending.pointer < 0:
+            orphans += plan_staged(state, pending, room=len(orphans) < MAX_ORPHANS)
+            continue
         standing = _standing(state, pending.pointer)
         old = _is_old(state, pending)
         if standing in ("committed", "aborted"):
             _decide(state, pending)
         if pending.stored and len(orphans) < MAX_ORPHANS and _is_orphan(pending, standing, old=old):
-            if not pending.orphaned:
-                pending.orphaned = True
-                state.changed.add(pending.pointer)
-            start = payload_prefix(state.name, state.living().generation, pending.pointer)
-            orphans.append((pending.pointer, start, stop_after(start)))
+            orphans.append(orphaned(state, pending))
         elif not pending.stored and pending.pointer in state.pending and _is_over(pending, standing, old=old):
             forget(state, pending)
     return orphans
+
+
+def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tuple[int, bytes, bytes]]:
+    """What was staged and not published for as long as a transaction may live, as ``plan_pointers`` gives it."""
+    life_ms = state.limits.max_lifetime_ms or state.living_or_last().properties.ttl_ms
+    if not pending.orphaned and pending.used_ms + life_ms > state.time_ms:
+        return []
+    if pending.damaged:
+        forget(state, pending)
+        return []
+    return [orphaned(state, pending)] if room else []
+
+
+def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
+    """What is stored under the pointer is never published, from now on: ``[start, stop)`` of its payload keys."""
+    if not pending.orphaned:
+        pending.orphaned = True
+        state.changed.add(pending.pointer)
+        if pending.staged_by is not None:
+            del state.staged[pending.staged_by]
+    start = payload_prefix(state.name, state.living().generation, pending.pointer)
+    return pending.pointer, start, stop_after(start)
 
 
 def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
@@ -92,6 +113,9 @@ def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
         if pending is None or not pending.orphaned:
             continue
         drop_stored(state, pending)
+        if pending.pointer < 0:
+            forget(state, pending)
+            continue
         standing = _standing(state, pointer)
         if pending.decided or _is_over(pending, standing, old=_is_old(state, pending)):
             forget(state, pending)
@@ -119,7 +143,8 @@ def list_pointers(state: TopicState, step: Step, ask: ListPointers, now: Now) ->
     del step, ask, now
     state.living()
     state.usage.drop_before(state.oldest_ms)
-    known = [_view(state, pending) for pending in state.pending.values() if not pending.decided]
+    undecided = (each for each in state.pending.values() if each.pointer > 0 and not each.decided)
+    known = [_view(state, pending) for pending in undecided]
     return sorted(known, key=lambda view: (view.first is None, view.first or b"", view.pointer))
 
 

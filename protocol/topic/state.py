@@ -14,7 +14,8 @@ from protocol.errors import TopicNotFound
 from protocol.ids import ID_BYTES, after, pack_position
 from protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import HAS_EXTRAS, HAS_POINTER, Stored, decode_row, own_ttl_s
+from protocol.references import Stored, position_of_staged
+from protocol.rows import HAS_EXTRAS, HAS_POINTER, NO_PAYLOAD, decode_row, own_ttl_s
 from protocol.topic.pending import Pending
 from protocol.topic.producers.book import Book
 from protocol.topic.producers.policy import INHERITED
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
     from protocol.topic.producers.policy import NamespacePolicy
     from protocol.transactions.authority import Authority
+
+#: Flags of rows that say more of pointers than plain ones do.
+_UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
 
 
 class Now(NamedTuple):
@@ -99,7 +103,9 @@ class TopicState:
     authority: Authority = field(default_factory=Nobody)
     """Who is asked what became of a write pointer."""
     pending: dict[int, Pending] = field(default_factory=dict)
-    """Every write pointer that has rows in the last generation and was not seen decided."""
+    """Every write pointer that has rows in the last generation and was not seen decided; below 0: what is staged."""
+    staged: dict[str, int] = field(default_factory=dict)
+    """Producer → the pointer it stages under; those that are being removed are not here."""
     appended: int = 0
     """Messages ever published in the generation."""
     stored_bytes: int = 0
@@ -158,7 +164,7 @@ class TopicState:
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
             self.sequence.saw(ts_ms, int.from_bytes(key[-2:], "big"))
             messages, size = 1, len(value) + ROW_BYTES
-            if value and value[0] & HAS_POINTER:
+            if value and value[0] & _UNDER_POINTERS:
                 messages, size = self._replay_under(key[-10:], value)
             if value and value[0] & HAS_EXTRAS:
                 producers.take(key, value, size)
@@ -167,7 +173,7 @@ class TopicState:
             self.rows_since_mark += 1
 
     def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
-        """Count a row that has a write pointer: how many messages it is, of how many bytes.
+        """Count a row that has a write pointer, or refers to what was staged: how many messages, of how many bytes.
 
         Where a commit was cut off before its pointer rows, what they would have said is found again here.
         """
@@ -179,6 +185,8 @@ class TopicState:
         messages, size = 1, len(value) + ROW_BYTES
         if stored is not None:
             messages, size = stored.messages, stored.payload_bytes + ROW_BYTES * stored.messages
+            if stored.staged is not None and self.pending.pop(stored.staged, None) is not None:
+                self.forgotten.add(stored.staged)
         if self.marked and row.pointer is not None and row.pointer > 0:
             pending = self.pending.get(row.pointer)
             if pending is None:
@@ -194,10 +202,21 @@ class TopicState:
             self.replaying.end()
             self.replaying = None
         self.producers.loaded()
+        for pending in self.pending.values():
+            if pending.pointer < 0:
+                self._found_staged(pending)
         self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
         self.appended = max([self.appended, *(each.runs[-1].before for each in self.pending.values() if each.runs)])
         self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
         self.advance_watermark()
+
+    def _found_staged(self, pending: Pending) -> None:
+        """A pointer somebody staged under: its position was given, and it is whose it was unless it is going."""
+        self.sequence.saw(*position_of_staged(pending.pointer))
+        if pending.last_stored is None:
+            pending.orphaned = True  # a commit was cut off in it: there may be rows that nobody was told of
+        if pending.staged_by is not None and not pending.orphaned:
+            self.staged[pending.staged_by] = pending.pointer
 
     # --- what holds now ------------------------------------------------------------------------
 

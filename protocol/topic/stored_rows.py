@@ -31,7 +31,7 @@ class Reference:
 
     position: bytes
     pointer: int
-    """As the row has it: negative when rolled back."""
+    """As the row has it: negative when rolled back; 0: it has none, they were staged."""
     ttl_s: int | None
     winners: frozenset[int] | None
     held_at: bytes | None

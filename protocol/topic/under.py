@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.effects import Put, Table
-from protocol.errors import AlreadyPublished, NoMessages, TransactionTooLarge
+from protocol.errors import AlreadyPublished, NoMessages
 from protocol.ids import pack_position, unpack_position
-from protocol.keys import payload_prefix
 from protocol.requests import PublishResponse
-from protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row
+from protocol.rows import STAMP, MessageRow, encode_row
 from protocol.topic.admission import admit_pointer, check_generation, check_messages
 from protocol.topic.bookkeeping import touch
-from protocol.topic.marks import Marks, check_atomic, marks_of, with_stamp
-from protocol.topic.pending import Segment
+from protocol.topic.keeping import check_segment, drop_stored, keep_messages, reference_to
+from protocol.topic.marks import check_atomic, marks_of, with_stamp
 from protocol.topic.producers.judging import admit, judge, remember, trimmed
 from protocol.topic.producers.under import answer_duplicate, judge_store, remember_store
 from protocol.topic.publish import NOT_JUDGED, add_messages, count, ends_of
-from protocol.topic.roll import own_ttls, positions, values_of
-from protocol.topic.sequence import Run, Sequence
+from protocol.topic.sequence import Run
 
 if TYPE_CHECKING:
     from protocol.records import Metadata
@@ -102,31 +99,16 @@ def _publish_stored(
     stamp: Stamp | None,
 ) -> None:
     """Write the reference row; from now on nothing can be stored under the pointer."""
-    assert pending.first_stored is not None
-    assert pending.last_stored is not None  # something is stored, and has its positions
-    winners = None
-    messages, size = pending.stored, pending.stored_bytes
-    if request.segments is not None:
-        listed = [pending.segments[name] for name in dict.fromkeys(request.segments) if name in pending.segments]
-        winners = frozenset(each.index for each in listed)
-        messages, size = sum(each.messages for each in listed), sum(each.size for each in listed)
-    reference = Stored(messages, size, pending.first_stored, pending.last_stored, winners)
+    reference = reference_to(pending, request.segments)
     extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
     value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
     step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
-    count(state, step, metadata, run.ts_ms, messages, size, own_expiry_ms)
+    count(state, step, metadata, run.ts_ms, reference.messages, reference.payload_bytes, own_expiry_ms)
     state.rows_since_mark += 1
-    pending.messages += messages
-    pending.size += size
+    pending.messages += reference.messages
+    pending.size += reference.payload_bytes
     drop_stored(state, pending)
-
-
-def drop_stored(state: TopicState, pending: Pending) -> None:
-    """What was stored under the pointer is stored no more: it was published, or is gone."""
-    state.stored_bytes -= pending.stored_bytes
-    pending.stored = pending.stored_bytes = 0
-    pending.segments.clear()
 
 
 def _behind_first(runs: list[Run]) -> list[Run]:
@@ -175,49 +157,9 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     if not request.messages:
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
-    _check_segment(state, known, request.segment)
+    check_segment(state, known, request.segment)
     marks = marks_of(request)
     pending = touch(state, step, pointer)
-    segment = _segment(pending, request.segment)
-    runs = _payload_positions(pending, state.time_ms, len(request.messages))
-    suffixes = positions(runs)
-    ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
-    if segment is not None:
-        marks = marks or Marks()
-        marks.every = {SEGMENT: segment.index}
-    values = values_of(request.messages, ttls_s) if marks is None else marks.values(request.messages, ttls_s, None)
-    step.keep(Put(Table.PAYLOAD, payload_prefix(state.name, metadata.generation, pointer), suffixes, values))
-    size = sum(map(len, request.messages))
-    pending.first_stored = pending.first_stored or suffixes[0]
-    pending.last_stored = suffixes[-1]
-    pending.used_ms = state.time_ms
-    pending.stored += len(request.messages)
-    pending.stored_bytes += size
-    state.stored_bytes += size
-    if segment is not None:
-        segment.messages += len(request.messages)
-        segment.size += size
+    keep_messages(state, step, pending, request, marks)
     if storing is not None:
         remember_store(pending, request, storing)
-
-
-def _check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
-    if name is None or pending is None or name in pending.segments:
-        return
-    if len(pending.segments) >= state.limits.max_segments:
-        raise TransactionTooLarge(
-            f"write pointer {pending.pointer} has {len(pending.segments)} segments in topic {state.name}",
-            hint=f"at most {state.limits.max_segments}",
-        )
-
-
-def _segment(pending: Pending, name: str | None) -> Segment | None:
-    if name is None:
-        return None
-    return pending.segments.setdefault(name, Segment(len(pending.segments)))
-
-
-def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
-    """The next payload positions of a pointer: above all it had, and never 0, which says that there is no payload."""
-    sequence = Sequence() if pending.last_stored is None else Sequence(*unpack_position(pending.last_stored))
-    return sequence.take(max(1, time_ms), count)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from protocol.effects import Table
 from protocol.ids import NO_PAYLOAD_PART
 from protocol.keys import DamagedRow
-from protocol.rows import NO_PAYLOAD, Stored, decode_row
+from protocol.references import Stored
+from protocol.rows import NO_PAYLOAD, decode_row
 from protocol.topic.delivery import expires_ms_of
 from protocol.topic.inline_rows import InlineDelivery
 from protocol.topic.stored_rows import Reference
@@ -142,7 +143,6 @@ class Walk(InlineDelivery):
         except DamagedRow as damage:
             # Who starts inside has seen it, and wants what comes behind.
             return inside or self._damage(position + NO_PAYLOAD_PART, damage)
-        assert row.pointer is not None  # said by Stored.of
         first, stop = stored.first, stored.last + b"\x00"
         if inside:
             first = max(first, self._start[_POSITION_BYTES:])
@@ -158,9 +158,9 @@ class Walk(InlineDelivery):
             self.passed = True
             return True
         held_at = max(position + NO_PAYLOAD_PART, self._start) if verdict is Verdict.HOLD else None
-        prefix = self.span.prefix + _POINTER.pack(abs(row.pointer))
+        prefix = self.span.prefix + _POINTER.pack(stored.pointer_of_payloads(row))
         self.reference = Reference(
-            position, row.pointer, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop, row
+            position, row.pointer or 0, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop, row
         )
         return False
 

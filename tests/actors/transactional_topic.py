@@ -11,7 +11,8 @@ from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, before
 from protocol.keys import generation_prefix
 from protocol.names import TopicName
 from protocol.page import HIDDEN_COUNTED, item
-from protocol.rows import MessageRow, Stored, encode_row
+from protocol.references import Stored
+from protocol.rows import MessageRow, encode_row
 from protocol.topic.asks import Span
 from protocol.topic.paging import Paging
 from protocol.transactions.view import Verdict, View

@@ -11,8 +11,9 @@ from protocol.frames import FRAMES_TYPE, decode_frames
 from protocol.ids import pack_id, pack_position
 from protocol.keys import generation_prefix, payload_prefix
 from protocol.names import TopicName
+from protocol.references import Stored
 from protocol.requests import PollRequest
-from protocol.rows import MessageRow, Stored, encode_row
+from protocol.rows import MessageRow, encode_row
 
 LOOK = f"{TOPICS}/t/messages"
 NAME = TopicName("ns", "t")

@@ -32,9 +32,15 @@ def test_a_sensible_publish_passes(request_):
 
 
 def test_nothing_can_be_published_only_with_a_pointer_or_what_was_staged():
-    for request in (publish(), publish(segments=["a"]), publish(producer="p", sequence_ids=[1])):
+    for request in (publish(), publish(producer="p", sequence_ids=[1]), publish(producer="p", segments=[])):
         with pytest.raises(NoMessages):
             check_publish(request)
+
+
+def test_staged_segments_are_published_with_one_sequence_id():
+    for ids in (None, [1, 2], []):
+        with pytest.raises(InvalidSequenceIds):
+            check_publish(publish(producer="p", segments=["a"], sequence_ids=ids))
 
 
 @pytest.mark.parametrize(
@@ -56,8 +62,12 @@ def test_nothing_can_be_published_only_with_a_pointer_or_what_was_staged():
         (publish(b"m", sequence_ids=[1]), "belong to a producer"),
         (publish(b"m", routing_key="x" * 4097), "routingKey is 4097 bytes long"),
         (publish(b"m", segment="a"), "segment is for store"),
-        (publish(b"m", segments=["a", ""]), r"segments\[1\] is 0 bytes long"),
-        (publish(b"m", segments=["a"] * 65_537), "65537 segments"),
+        (publish(write_pointer=1, segments=["a", ""]), r"segments\[1\] is 0 bytes long"),
+        (publish(producer="p", sequence_ids=[1], segments=["a"] * 65_537), "65537 segments"),
+        (publish(segments=["a"]), "are a producer's"),
+        (publish(b"m", producer="p", sequence_ids=[1], segments=["a"]), "has messages and segments"),
+        (publish(b"m", producer="p", sequence_ids=[1], segments=[]), "has messages and segments"),
+        (publish(producer="p", sequence_ids=[1], segments=["a"], routing_key="k"), "routingKey is for messages"),
     ],
 )
 def test_a_publish_that_makes_no_sense_is_told_which_field(request_, why):

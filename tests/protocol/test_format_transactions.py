@@ -14,8 +14,9 @@ from protocol.ids import FIRST_BOUND
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
 from protocol.records import pack_record
+from protocol.references import Stored
 from protocol.requests import PublishRequest
-from protocol.rows import MessageRow, Stored, decode_row
+from protocol.rows import MessageRow, decode_row
 from protocol.topic.asks import Create, Look
 from protocol.topic.core import TopicCore
 from protocol.topic.paging import Paging

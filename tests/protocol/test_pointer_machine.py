@@ -18,8 +18,9 @@ from protocol.effects import Put, Table
 from protocol.ids import pack_position, unpack_position
 from protocol.keys import generation_prefix, parse_pointer_key, payload_prefix, pointer_key
 from protocol.properties import TopicProperties
+from protocol.references import Stored
 from protocol.requests import PublishRequest, PublishResponse
-from protocol.rows import Stored, decode_row
+from protocol.rows import decode_row
 from protocol.topic import asks
 from protocol.topic.core import TopicCore
 from protocol.topic.pending import Pending

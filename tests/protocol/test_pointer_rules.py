@@ -10,8 +10,9 @@ from protocol.ids import pack_position
 from protocol.keys import pointer_key
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
+from protocol.references import Stored
 from protocol.requests import PublishRequest
-from protocol.rows import MessageRow, Stored, decode_row, encode_row
+from protocol.rows import MessageRow, decode_row, encode_row
 from protocol.topic.asks import Cleaned, Create, PlanCleaning, Publish, Remove, SetProperties, Undelete
 from protocol.topic.core import TopicCore
 from protocol.topic.pending import MAX_RUNS, Pending

@@ -10,7 +10,8 @@ from protocol.effects import Operation, Table, put_one
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
 from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
-from protocol.rows import SEGMENT, MessageRow, Stored, encode_row
+from protocol.references import Stored
+from protocol.rows import SEGMENT, MessageRow, encode_row
 from protocol.topic.pending import Pending, Segment
 from protocol.topic.producers.record import Producer, Remembering, Result
 from protocol.transactions.manager.record import Record

@@ -70,13 +70,13 @@ def judge_store(state: TopicState, step: Step, pending: Pending | None, request:
     who = (request.producer, request.segment or "")
     if who not in stored_by and len(stored_by) >= state.limits.max_segments:
         raise TransactionTooLarge(
-            f"{len(stored_by)} producers have stored under write pointer {request.write_pointer}",
+            f"{len(stored_by)} producers and segments have stored under one pointer of topic {state.name}",
             hint=f"at most {state.limits.max_segments}",
         )
     _, highest = stored_by.get(who, (0, -1))
     judged = Judged(request.producer, ids, bisect_right(ids, highest), request.write_pointer or 0, producer)
     if request.atomic and judged.new and not judged.duplicate:
-        raise PartialDuplicate(f"ids up to {highest} are stored under the write pointer", hint="store what is new")
+        raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store what is new")
     if judged.new:
         step.told["duplicate" if judged.duplicate else "partial"] += 1
     return judged
