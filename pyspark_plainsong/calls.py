@@ -1,0 +1,276 @@
+"""What this package asks the daemon for, by name: topics, positions, frames, staging, producers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from protocol.frames import FRAMES_END, FRAMES_TYPE
+from pyspark_plainsong.answers import (
+    Extent,
+    FramesPage,
+    News,
+    ProducerState,
+    Receipt,
+    TopicDescription,
+    TransactionService,
+)
+from pyspark_plainsong.wire_errors import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark_plainsong.wire import Answer, Wire
+
+AVRO_2 = "avro/binary; version=2"
+Isolation = Literal["committed", "uncommitted"]
+#: Topics that one request can wait for.
+MAX_AWAITED = 1000
+
+
+class Calls:
+    """The calls about the topics of one namespace. Each raises ``BrokerError``; all may be pickled along."""
+
+    def __init__(self, wire: Wire, namespace: str) -> None:
+        self.wire = wire
+        self.namespace = namespace
+        self._topics = f"/v1/namespaces/{quote(namespace, safe='')}/topics"
+
+    def close(self) -> None:
+        """Let go of the connection; the next call opens another."""
+        self.wire.close()
+
+    # --- topics and positions ------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        found = self.wire.ask("GET", self._topics).json()
+        return [str(name) for name in found]
+
+    def describe(self, topic: str) -> TopicDescription:
+        """A topic's properties."""
+        found = self.wire.ask("GET", self._path(topic)).json()
+        properties = found.get("properties", found)  # bare where http.flat_topic_properties is set
+        return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties)
+
+    def newest(self, topic: str) -> tuple[bytes | None, int]:
+        """The id of the topic's last message (None: it has none), and how many transactions with messages are open."""
+        found = self.wire.ask("GET", self._path(topic, "stats")).json()
+        return (bytes.fromhex(found["newestId"]) if found["newestId"] else None), int(found["openTransactions"])
+
+    def offsets(
+        self,
+        topic: str,
+        *,
+        start: bytes | int | None = None,
+        end: bytes | int | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        splits: int | None = None,
+        isolation: Isolation = "uncommitted",
+        wait_ms: int = 0,
+    ) -> Extent:
+        """Where a bounded read from ``start`` on would end, and where to cut it.
+
+        Args:
+          start: an id, or a time in milliseconds, both inclusive; None: the oldest message.
+          end: the same, exclusive; None: all there is.
+          splits: how many parts of about equal bytes are wanted, 1 to 1000.
+          wait_ms: how long to wait for a message when there is none.
+        """
+        asked: dict[str, Any] = {
+            "start": _position(start),
+            "end": _position(end),
+            "maxMessages": max_messages,
+            "maxBytes": max_bytes,
+            "splits": splits,
+            "isolation": isolation,
+            "waitMs": wait_ms or None,
+        }
+        body = _json({name: value for name, value in asked.items() if value is not None})
+        found = self.wire.ask("POST", self._path(topic, "offsets"), body, wait_s=wait_ms / 1000).json()
+        return Extent(
+            end=bytes.fromhex(found["end"]),
+            messages=int(found["count"]),
+            size_bytes=int(found["bytes"]),
+            splits=tuple(bytes.fromhex(bound) for bound in found["splits"]),
+            earliest=bytes.fromhex(found["earliest"]),
+            generation=int(found["generation"]),
+        )
+
+    def wait_for_news(self, starts: Mapping[str, bytes], *, isolation: Isolation, wait_ms: int) -> News:
+        """Which of several topics, ``MAX_AWAITED`` at most, have a message from their start on; waits for the first.
+
+        Raises:
+          BrokerError: as all calls; a topic that cannot be read is no error.
+        """
+        asked = {topic: {"startFrom": start.hex(), "limit": 1} for topic, start in starts.items()}
+        body = _json({"topics": asked, "waitMs": wait_ms, "limit": len(asked), "isolation": isolation, "maxBytes": 1})
+        path = self._topics.removesuffix("/topics") + "/poll"
+        found = self.wire.ask("POST", path, body, wait_s=wait_ms / 1000).json()["topics"]
+        return News(
+            frozenset(topic for topic, each in found.items() if each.get("messages")),
+            {topic: str(each["error"]["code"]) for topic, each in found.items() if each.get("error")},
+        )
+
+    def poll_frames(
+        self,
+        topic: str,
+        *,
+        start: bytes,
+        end_before: bytes,
+        limit: int,
+        isolation: Isolation,
+        wait_ms: int = 0,
+        pointers: bool = False,
+        attributes: bool = False,
+    ) -> FramesPage:
+        """A page of messages from the id ``start`` (inclusive) to ``end_before`` (exclusive), as frames.
+
+        Args:
+          wait_ms: how long to wait for what is held, when there is nothing before it.
+          pointers, attributes: whether the frames have them.
+        """
+        asked = {
+            "startFrom": start.hex(),
+            "endBefore": end_before.hex(),
+            "limit": limit,
+            "isolation": isolation,
+            "waitMs": wait_ms,
+        }
+        accept = FRAMES_TYPE + ("; fields=pointer" if pointers else "") + ("; version=2" if attributes else "")
+        answer = self.wire.ask(
+            "POST", self._path(topic, "poll"), _json(asked), accept=accept, wait_s=wait_ms / 1000, whole=_has_its_end
+        )
+        last = answer.headers.get("plainsong-last-id")
+        return FramesPage(
+            answer.body,
+            None if last is None else bytes.fromhex(last),
+            answer.headers.get("plainsong-end", "more"),
+            answer.headers.get("plainsong-held-by"),
+        )
+
+    def transaction_service(self) -> TransactionService:
+        """Who decides transactions for the daemon, and whether they can be asked now."""
+        try:
+            found = self.wire.ask("GET", "/readyz").json()
+        except BrokerError as error:
+            if error.status != 503:
+                raise
+            return TransactionService("unknown", available=False, why=error.detail)
+        told = found["transactions"]
+        return TransactionService(str(told["service"]), available=bool(told["available"]), why=str(told["why"] or ""))
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def store(self, topic: str, body: bytes) -> None:
+        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable."""
+        self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2)
+
+    def publish_staged(
+        self,
+        topic: str,
+        *,
+        producer: str,
+        sequence_id: int,
+        segments: Sequence[str],
+        epoch: int | None = None,
+        generation: int | None = None,
+        ttl_s: int | None = None,
+        repeatable: bool = True,
+    ) -> Receipt:
+        """Make what the producer stored under ``segments`` part of the topic, in one moment.
+
+        Args:
+          repeatable: False where the topic does not remember sequence ids.
+        """
+        asked = {
+            "messages": [],
+            "producer": producer,
+            "sequenceIds": [sequence_id],
+            "segments": list(segments),
+            "producerEpoch": epoch,
+            "generation": generation,
+            "ttlSeconds": ttl_s,
+        }
+        return _receipt(self._publish(topic, asked, repeatable=repeatable).json())
+
+    def publish_under(
+        self,
+        topic: str,
+        *,
+        pointer: int,
+        segments: Sequence[str],
+        producer: str | None = None,
+        sequence_id: int | None = None,
+        generation: int | None = None,
+    ) -> Receipt:
+        """Publish what was stored under a write pointer and ``segments``; its transaction decides who sees it.
+
+        Without a producer a repeated one is answered as the first was; the receipt then says nothing but that.
+        """
+        asked = {
+            "messages": [],
+            "transactionWritePointer": pointer,
+            "segments": list(segments),
+            "producer": producer,
+            "sequenceIds": None if sequence_id is None else [sequence_id],
+            "generation": generation,
+        }
+        answer = self._publish(topic, asked)
+        duplicate = answer.headers.get("plainsong-duplicate") == "true"
+        last = answer.headers.get("plainsong-last-sequence-id")
+        return Receipt(duplicate, producer is not None, None if last is None else int(last), generation)
+
+    def rollback(self, topic: str, pointer: int) -> None:
+        """Take back all that a write pointer has in the topic."""
+        self.wire.ask("POST", self._path(topic, "rollback"), _json({"transactionWritePointer": pointer}))
+
+    def open_producer(
+        self, topic: str, producer: str, *, retention_s: int | None = None, generation: int | None = None
+    ) -> ProducerState:
+        """Open a session of a name, and shut out what earlier ones may still have on its way."""
+        asked = {"retentionSeconds": retention_s, "generation": generation}
+        body = _json({name: value for name, value in asked.items() if value is not None})
+        return _producer(self.wire.ask("PUT", self._path(topic, "producers", producer), body).json())
+
+    def producer(self, topic: str, producer: str) -> ProducerState | None:
+        """How far a producer came; None: the topic knows of none by that name, or there is no such topic."""
+        try:
+            return _producer(self.wire.ask("GET", self._path(topic, "producers", producer)).json())
+        except BrokerError as error:
+            if error.code in ("producer_not_found", "topic_not_found"):
+                return None
+            raise
+
+    def _publish(self, topic: str, asked: dict[str, Any], *, repeatable: bool = True) -> Answer:
+        body = _json({name: value for name, value in asked.items() if value is not None})
+        return self.wire.ask("POST", self._path(topic, "publish"), body, repeatable=repeatable)
+
+    def _path(self, topic: str, *further: str) -> str:
+        return "/".join((self._topics, *(quote(part, safe="") for part in (topic, *further))))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _position(position: bytes | int | None) -> str | int | None:
+    return position.hex() if isinstance(position, bytes) else position
+
+
+def _has_its_end(body: bytes) -> bool:
+    return body[-24:-4] == FRAMES_END
+
+
+def _receipt(found: dict[str, Any]) -> Receipt:
+    return Receipt(
+        bool(found["duplicate"]), bool(found["deduplicated"]), found["lastSequenceId"], int(found["generation"])
+    )
+
+
+def _producer(found: dict[str, Any]) -> ProducerState:
+    return ProducerState(
+        str(found["producer"]), int(found["epoch"]), int(found["lastSequenceId"]), int(found["generation"])
+    )

@@ -1,0 +1,242 @@
+"""The options of reading and of writing, parsed once into what they mean; docs/spark.md lists them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pyspark_plainsong.bounds import Bounds, parse_bounds
+from pyspark_plainsong.calls import Calls
+from pyspark_plainsong.option_text import BadOption, OptionText
+from pyspark_plainsong.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark_plainsong.calls import Isolation
+
+_CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
+_READ = (
+    "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "minPartitions", "maxRecordsPerPartition",
+    "failOnDataLoss", "fetchSize", "pollTimeoutMs", "isolation", "includeTransaction",
+)  # fmt: skip
+_BATCH_READ = ("endingOffsets", "endingTimestamp")
+_STREAM_READ = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_WRITE = ("topic", "producerName", "storeBatchSize", "ordered", "memoryDays", "ttlSeconds")
+_BATCH_WRITE = ("sequenceId", "transactionWritePointer")
+_USES = {
+    "reading a batch": _BATCH_READ,
+    "reading a stream": _STREAM_READ,
+    "reading": _READ,
+    "writing a batch": _BATCH_WRITE,
+    "writing": _WRITE,
+}
+_OTHERS = {name: use for use, names in _USES.items() for name in names}
+
+#: Memory of a streaming query's producer unless asked otherwise: longer than any holiday.
+STREAM_MEMORY_DAYS = 90
+MAX_POLL_TIMEOUT_MS = 60_000
+MAX_PARTITIONS = 1_000
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
+_TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the daemon is, and how patiently it is asked."""
+
+    urls: tuple[str, ...]
+    namespace: str
+    retries: int
+    retry_interval_ms: int
+    token_file: str | None
+
+    @classmethod
+    def parse(cls, options: OptionText) -> Connection:
+        """Raises BadOption."""
+        url = options.text("url", why="the daemon's address, such as http://127.0.0.1:7420, or several with commas")
+        namespace = options.text("namespace", why="the namespace of the topics")
+        assert url is not None
+        assert namespace is not None
+        if not _NAMESPACE.match(namespace):
+            raise BadOption(f"option namespace is {namespace!r}: letters, digits and underscores are expected")
+        return cls(
+            tuple(_url(each.strip()) for each in url.split(",")),
+            namespace,
+            options.count("numRetries", 5, least=0, most=1000),
+            options.count("retryIntervalMs", 200, least=0, most=600_000),
+            options.text("auth.tokenFile"),
+        )
+
+    def calls(self) -> Calls:
+        """A new client."""
+        wire = Wire(
+            self.urls,
+            retries=self.retries,
+            retry_interval_s=self.retry_interval_ms / 1000,
+            token_file=self.token_file,
+        )
+        return Calls(wire, self.namespace)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read."""
+
+    connection: Connection
+    topics: tuple[str, ...] | None
+    """None: all that match ``pattern``, whole names."""
+    pattern: str
+    starting: Bounds
+    ending: Bounds
+    """Exclusive; of a batch only."""
+    max_offsets: int | None
+    """Messages of a micro-batch."""
+    max_bytes: int | None
+    """Bytes of a micro-batch."""
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    fail_on_data_loss: bool
+    fetch_size: int
+    """Messages of one request and one Arrow batch."""
+    poll_timeout_ms: int
+    """How long an idle stream's request waits for a message."""
+    isolation: Isolation
+    include_transaction: bool
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+        """Raises BadOption."""
+        use, own = ("reading a stream", _STREAM_READ) if streaming else ("reading a batch", _BATCH_READ)
+        options = OptionText(given, use, (*_CONNECTION, *_READ, *own), _OTHERS)
+        connection = Connection.parse(options)
+        topics, pattern = _subscription(options)
+        starting = _bounds(options, "starting", "earliest", connection.namespace, topics)
+        ending = Bounds("latest") if streaming else _bounds(options, "ending", "latest", connection.namespace, topics)
+        _check_range(starting, ending, streaming=streaming)
+        return cls(
+            connection,
+            topics,
+            pattern,
+            starting,
+            ending,
+            None if not streaming else options.number("maxOffsetsPerTrigger"),
+            None if not streaming else options.number("maxBytesPerTrigger"),
+            options.number("minPartitions", most=MAX_PARTITIONS),
+            options.number("maxRecordsPerPartition"),
+            options.flag("failOnDataLoss", default=True),
+            options.count("fetchSize", 10_000, most=1_000_000),
+            options.count("pollTimeoutMs", 1_000, least=0, most=MAX_POLL_TIMEOUT_MS),
+            "committed" if options.one_of("isolation", ("committed", "uncommitted")) == "committed" else "uncommitted",
+            options.flag("includeTransaction", default=False),
+        )
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How to write."""
+
+    connection: Connection
+    topic: str | None
+    """None: the column ``topic`` says."""
+    producer_name: str | None
+    sequence_id: int | None
+    """Of a batch: together with ``producer_name``, the whole save is stored once."""
+    transaction_write_pointer: int | None
+    """Of an outer transaction, which decides."""
+    store_batch_size: int
+    """Messages of one request."""
+    ordered: bool
+    memory_s: int | None
+    """How long the producer is remembered after its last sign of life; None: as the daemon does by itself."""
+    ttl_s: int | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+        """Raises BadOption."""
+        use, own = ("writing a stream", ()) if streaming else ("writing a batch", _BATCH_WRITE)
+        options = OptionText(given, use, (*_CONNECTION, *_WRITE, *own), _OTHERS)
+        topic = options.text("topic")
+        if topic is not None and not _TOPIC.match(topic):
+            raise BadOption(f"option topic is {topic!r}: letters, digits, underscores and hyphens are expected")
+        if not streaming:
+            options.exclude("transactionWritePointer", "producerName", "sequenceId", "memoryDays")
+            if ("producerName" in options) != ("sequenceId" in options):
+                raise BadOption("options producerName and sequenceId come together: a save is known by both, or not")
+            if "memoryDays" in options and "producerName" not in options:
+                raise BadOption("option memoryDays is of use with producerName only: no other save is asked for again")
+        memory_days = options.number("memoryDays", STREAM_MEMORY_DAYS if streaming else None, most=36_500)
+        return cls(
+            Connection.parse(options),
+            topic,
+            options.text("producerName"),
+            None if streaming else options.number("sequenceId", least=0),
+            None if streaming else options.number("transactionWritePointer"),
+            options.count("storeBatchSize", 1_000, most=65_536),
+            options.flag("ordered", default=False),
+            None if memory_days is None else memory_days * 86_400,
+            options.number("ttlSeconds"),
+        )
+
+    def calls(self) -> Calls:
+        """A new client."""
+        return self.connection.calls()
+
+
+def _url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise BadOption(f"option url has {url!r}: http://host:port is expected")
+    if parts.username is not None or parts.password is not None:
+        raise BadOption("option url has a password in it, which every worker would get: use auth.tokenFile")
+    return url.rstrip("/")
+
+
+def _subscription(options: OptionText) -> tuple[tuple[str, ...] | None, str]:
+    options.exclude("subscribe", "subscribePattern")
+    subscribe, pattern = options.text("subscribe"), options.text("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadOption(f"option subscribePattern is {pattern!r}: {error}") from None
+        return None, pattern
+    if subscribe is None:
+        raise BadOption("option subscribe is missing: a topic, or several with commas; or subscribePattern")
+    topics = tuple(dict.fromkeys(topic.strip() for topic in subscribe.split(",")))
+    for topic in topics:
+        if not _TOPIC.match(topic):
+            raise BadOption(f"option subscribe has {topic!r}: letters, digits, underscores and hyphens are expected")
+    return topics, ""
+
+
+def _bounds(options: OptionText, which: str, default: str, namespace: str, topics: tuple[str, ...] | None) -> Bounds:
+    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+    options.exclude(offsets, timestamp)
+    time_ms = options.time_ms(timestamp)
+    if time_ms is not None:
+        return Bounds(time_ms)
+    usual = "earliest" if default == "earliest" else "latest"
+    bounds = parse_bounds(offsets, options.text(offsets) or usual, usual, namespace)  # type: ignore[arg-type]
+    bounds.check_topics(offsets, topics)
+    return bounds
+
+
+def _check_range(starting: Bounds, ending: Bounds, *, streaming: bool) -> None:
+    starts = [starting.default, *(each.bound for each in starting.by_topic.values())]
+    ends = [ending.default, *(each.bound for each in ending.by_topic.values())]
+    if not streaming and "latest" in starts:
+        raise BadOption("startingOffsets is latest: a batch that starts at the end is always empty")
+    if "earliest" in ends:
+        raise BadOption("endingOffsets is earliest: a batch that ends at the start is always empty")
+    first, last = starting.default, ending.default
+    if type(first) is type(last) and not isinstance(first, str) and not isinstance(last, str) and _behind(first, last):
+        raise BadOption("the start is behind the end: starting options come before ending ones")
+
+
+def _behind(first: bytes | int, last: bytes | int) -> bool:
+    if isinstance(first, bytes):
+        return isinstance(last, bytes) and first > last
+    return isinstance(last, int) and first > last

@@ -1,0 +1,195 @@
+"""One small HTTP client for the driver's and the executors' side: kept connections, failover, retries, clear errors.
+
+Made of the standard library alone, so that a zip of this package is all that an executor needs. A ``Wire`` is
+pickled with whatever holds it; a connection never is, nor is one used by a process that was forked from its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pyspark_plainsong.wire_errors import BrokerError, refused, unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Answer", "BrokerError", "Wire"]
+
+JSON = "application/json"
+#: The daemon keeps idle connections for longer; one that was left for so long is not trusted.
+MAX_IDLE_S = 30.0
+MAX_PAUSE_S = 10.0
+#: A refusal with one of these codes changes in seconds at best, or needs somebody to act: whoever asks decides.
+FINAL_CODES = frozenset({"transactions_unavailable", "topic_full", "low_space", "too_many_producers"})
+
+
+class Answer(NamedTuple):
+    """A success: status 200."""
+
+    headers: Mapping[str, str]
+    """Their names in lower case."""
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body)
+
+
+@dataclass
+class Wire:
+    """The way to the daemon behind ``urls``; used by one thread at a time."""
+
+    urls: tuple[str, ...]
+    """Where it answers; the next one is tried when one cannot be reached or refuses for now."""
+    deadline_s: float = 60.0
+    """For one attempt to send and to get each part of its answer, without the time a call is asked to wait."""
+    retries: int = 5
+    """Rounds through all URLs after the first one."""
+    retry_interval_s: float = 0.2
+    """Before the second round; twice as long before each further one, 10 s at most."""
+    token_file: str | None = None
+    """A file with a bearer token, read whenever a connection is opened."""
+    _connection: HTTPConnection | None = field(default=None, init=False, repr=False, compare=False)
+    _owner: int = field(default=0, init=False, repr=False, compare=False)
+    _used_s: float = field(default=0.0, init=False, repr=False, compare=False)
+    _at: int = field(default=0, init=False, repr=False, compare=False)
+    _headers: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None, "_headers": {}}
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        content_type: str = JSON,
+        accept: str | None = None,
+        wait_s: float = 0.0,
+        repeatable: bool = True,
+        whole: Callable[[bytes], bool] | None = None,
+    ) -> Answer:
+        """Ask until there is a definite answer, or the retries are used up.
+
+        Args:
+          wait_s: how long the daemon was asked to wait before it answers.
+          repeatable: asking twice does no more than asking once; if not, a request is only sent again when it certainly
+            did not happen.
+          whole: whether a body is complete; one that is not counts as broken off.
+        Raises:
+          BrokerError: the daemon refused, or nobody answered; its ``outcome`` says whether it happened.
+        """
+        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
+        begun_s = time.monotonic()
+        happened = False
+        last = unreachable(self.urls[0], "never asked", attempts=0, seconds=0.0, outcome="not-applied")
+        for attempt in range((self.retries + 1) * len(self.urls)):
+            if attempt:
+                self._pause(attempt, last)
+            sent = False
+            try:
+                connection = self._connected()
+                connection.timeout = self.deadline_s + wait_s
+                if connection.sock is None:
+                    connection.connect()
+                connection.sock.settimeout(connection.timeout)
+                sent = True
+                return self._exchange(connection, method, path, body, headers, whole)
+            except BrokerError as error:
+                last = error
+                if not _worth_a_retry(error, repeatable=repeatable):
+                    raise error.after_all(happened) from None
+                happened |= error.outcome == "unknown"
+            except (OSError, HTTPException) as error:
+                happened |= sent
+                last = unreachable(
+                    self._url,
+                    _why(error),
+                    attempts=attempt + 1,
+                    seconds=time.monotonic() - begun_s,
+                    outcome="unknown" if happened else "not-applied",
+                )
+                self.close()
+                if sent and not repeatable:
+                    break
+            if len(self.urls) > 1:
+                self._at += 1
+                self.close()
+        raise last.after_all(happened)
+
+    def close(self) -> None:
+        """Let go of the connection; the next call opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None and self._owner == os.getpid():
+            connection.close()
+
+    # --- one attempt ---------------------------------------------------------------------------
+
+    @property
+    def _url(self) -> str:
+        return self.urls[self._at % len(self.urls)]
+
+    def _connected(self) -> HTTPConnection:
+        """A connection of this process that was used not long ago, or a new one."""
+        if self._connection is not None:
+            if self._owner == os.getpid() and time.monotonic() - self._used_s < MAX_IDLE_S:
+                return self._connection
+            self.close()
+        parts = urlsplit(self._url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._headers = {}
+        if self.token_file is not None:
+            self._headers["Authorization"] = f"Bearer {Path(self.token_file).read_text('utf-8').strip()}"
+        self._connection = kind(parts.hostname or "", parts.port, timeout=self.deadline_s)
+        self._owner = os.getpid()
+        return self._connection
+
+    def _exchange(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        whole: Callable[[bytes], bool] | None,
+    ) -> Answer:
+        base = urlsplit(self._url).path.rstrip("/")
+        connection.request(method, base + path, body, {**headers, **self._headers})
+        answer: HTTPResponse = connection.getresponse()
+        content = answer.read()
+        self._used_s = time.monotonic()
+        if answer.will_close:
+            self.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        if answer.status != 200:
+            raise refused(self._url, answer.status, found, content)
+        if whole is not None and not whole(content):
+            raise HTTPException(f"the answer broke off after {len(content)} bytes")
+        return Answer(found, content)
+
+    def _pause(self, attempt: int, last: BrokerError) -> None:
+        """Only between rounds: another URL is tried at once."""
+        round_, within = divmod(attempt, len(self.urls))
+        if within == 0:
+            pause_s = self.retry_interval_s * 2.0 ** (round_ - 1)
+            time.sleep(min(MAX_PAUSE_S, max(pause_s, last.retry_after_s or 0.0)))
+
+
+def _worth_a_retry(error: BrokerError, *, repeatable: bool) -> bool:
+    if error.code in FINAL_CODES or error.status not in (502, 503, 504):
+        return False
+    return repeatable or error.outcome == "not-applied"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
