@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "publish": Listed("plainsong.cli.publish:publish", "Publish messages: arguments, lines, NDJSON, files."),
         "poll": Listed("plainsong.cli.poll:poll", "Read messages of a topic and stop."),
         "tail": Listed("plainsong.cli.tail:tail", "Follow topics: print messages as they come."),
+        "on": Listed("plainsong.cli.on:on", "React to each message: run a command, or post it."),
         "peek": Listed("plainsong.cli.peek:peek", "Look at messages: state, size, expiry."),
     },
     "Topics": {

@@ -1,0 +1,174 @@
+"""What the options of ``plainsong on`` stand for: commands and URLs, positions, how often to retry."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from plainsong.cli.exits import CommandFailed
+from plainsong.positions import FilePosition, ServerPosition
+from protocol.errors import PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from plainsong.core.effects import Steps
+    from plainsong.core.operations import Operations
+    from plainsong.positions import Position
+
+FOREVER = "forever"
+READER = "reader:"
+
+
+class Retries(click.ParamType["int | None"]):
+    """A number of retries, or ``forever``, which is None."""
+
+    name = "retries"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """The number; fails for less than none."""
+        if value == FOREVER:
+            return None
+        if isinstance(value, int):
+            return value
+        text = str(value)
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            self.fail(f"{text[:40]!r} is no number of retries; use 0 or more, or {FOREVER}", param, ctx)
+        return int(text)
+
+
+# --- what to do ----------------------------------------------------------------------------------------
+
+
+def words_of(command: str, *, shell: bool) -> list[str]:
+    """The command and its arguments.
+
+    Raises:
+      click.UsageError: there is none, or it is not there.
+    """
+    if shell:
+        if not command.strip():
+            raise click.UsageError("--run names no command")
+        return ["/bin/sh", "-c", command]
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise click.UsageError(f"--run {command!r}: {error}") from None
+    if not words:
+        raise click.UsageError("--run names no command")
+    if shutil.which(words[0]) is None:
+        raise click.UsageError(f"--run: there is no command {words[0]!r}; pipes, variables and the like need --shell")
+    return words
+
+
+def header_lines(given: Iterable[str]) -> list[str]:
+    """Lines of ``Name: value``; ``@FILE`` stands for those of a file. Raises click.UsageError."""
+    lines: list[str] = []
+    for text in given:
+        if not text.startswith("@"):
+            lines.append(text)
+            continue
+        try:
+            found = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--header {text}: the file cannot be read: {error}") from None
+        lines += [line for line in found if line.strip()]
+    return lines
+
+
+# --- where it stands -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Where the position is kept."""
+
+    name: str
+    """As ``--position`` takes it."""
+    position: Position
+    path: Path | None = None
+    """Of the file, if it is one."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As long as the block lasts nobody else uses the file: two would repeat each other's work.
+
+        Positions that the daemon keeps tell two apart by themselves, when they save.
+
+        Raises:
+          CommandFailed: somebody does, or the directory cannot be written to; nothing was done.
+        """
+        if self.path is None:
+            yield
+            return
+        try:
+            lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CommandFailed(f"the position cannot be kept in {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            says = f"another process is at work with the position {self.path}"
+            raise CommandFailed(says, hint="one is enough; for another purpose give another --position") from error
+        finally:
+            os.close(lock)
+
+
+def keeper_of(given: str | None, derived: str) -> Keeper:
+    """The position that is meant; without ``--position`` a reader with a derived name.
+
+    Raises:
+      click.UsageError: it names none.
+    """
+    text = READER + derived if given is None else given
+    if text.startswith(READER):
+        try:
+            return Keeper(text, ServerPosition(text.removeprefix(READER)))
+        except PlainsongError as error:
+            raise click.UsageError(f"--position {text}: {error.detail}; {error.hint}") from None
+    if not text or text.endswith("/") or Path(text).is_dir():
+        raise click.UsageError(f"--position {text!r} is no file; use a file's name, or {READER}NAME")
+    path = Path(text).absolute()
+    return Keeper(str(path), FilePosition(path), path)
+
+
+def derived_name(command: str | None, url: str | None) -> str:
+    """A reader's name that stays the same when arguments change: of the command's file, or of the place posted to."""
+    if url is not None:
+        parts = urlsplit(url)
+        text = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+    else:
+        try:
+            first = shlex.split(command or "")[:1]
+        except ValueError:  # a shell may make more of it
+            first = (command or "").split()[:1]
+        text = Path(first[0]).stem if first else ""
+    slug = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:200]
+    return f"on-{slug}" if slug else "on"
+
+
+class Untouched:
+    """A position that is looked up and never moved, for a dry run."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+
+    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+        """As the position itself."""
+        return self._position.load(operations, topics)
+
+    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+        """Nothing is saved."""
+        del operations, positions
+        yield from ()

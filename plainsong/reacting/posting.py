@@ -1,0 +1,194 @@
+"""An effect that is an HTTP request: the payload posted to a URL, all else in its headers, the status the verdict.
+
+2xx is done. 4xx speaks of the message, which then never will be, except for those that speak of something else (who
+asks, or when); those, 5xx, redirects and broken connections are worth another attempt.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import select
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from time import monotonic
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from plainsong import __version__
+from plainsong.core.effects import Answer, Failure, Request, Send
+from plainsong.reacting.stopping import Stopped
+from plainsong.reacting.verdicts import Again, Done, Never
+from protocol.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+    from typing import Any
+
+    from plainsong.messages import Message
+    from plainsong.reacting.stopping import Stop
+    from plainsong.reacting.verdicts import Verdict
+    from plainsong.transport.outward import Outward
+
+#: Statuses from 400 to 499 that do not speak of this message: who asks (401, 403, 407), or when (408, 425, 429).
+PASSING = frozenset({401, 403, 407, 408, 421, 425, 429})
+#: Characters of an answer's first line that a verdict quotes.
+MAX_QUOTED = 300
+CONNECT_TIMEOUT_S = 10.0
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~%-]+\Z")
+_OURS = re.compile(r"(?i)(plainsong-.*|idempotency-key|host|content-length|transfer-encoding|connection)\Z")
+
+
+class Poster:
+    """Posts each message.
+
+    Args:
+      outward: what carries it.
+      url: http or https.
+      namespace: of the topic.
+      headers: more of them, checked (``checked_header``).
+      retry_all: every status but 2xx is worth another attempt.
+    Raises:
+      InvalidParameter: this is no URL that can be posted to.
+    """
+
+    def __init__(
+        self,
+        outward: Outward,
+        url: str,
+        namespace: str,
+        *,
+        content_type: str = "application/octet-stream",
+        headers: Sequence[tuple[str, str]] = (),
+        timeout_s: float,
+        retry_all: bool = False,
+        stop: Stop,
+    ) -> None:
+        self._outward = outward
+        self._base, self._target = place_and_target(url)
+        self._namespace = namespace
+        self._headers = (("User-Agent", f"plainsong/{__version__}"), ("Content-Type", content_type), *headers)
+        self._timeout_s = timeout_s
+        self._retry_all = retry_all
+        self._stop = stop
+
+    def __call__(self, message: Message, attempt: int) -> Verdict:
+        """One request. Raises Stopped: it was given up before its time was over; nobody knows whether it was taken."""
+        headers = (*self._headers, *headers_of(message, self._namespace, attempt))
+        request = Request("POST", self._target, headers, message.payload)
+        send = Send(self._base, request, min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)
+        answer = awaited(self._outward.start(send), self._stop)
+        return verdict_of(answer, retry_all=self._retry_all)
+
+
+def place_and_target(url: str) -> tuple[str, str]:
+    """``https://host:port`` and ``/path?query``. Raises InvalidParameter."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidParameter(f"{url[:200]!r} cannot be posted to", hint="for example https://example.com/hook")
+    if parts.username is not None or parts.fragment:
+        raise InvalidParameter("a URL to post to has neither user nor fragment", hint="use --header @FILE for secrets")
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]")
+    return f"{parts.scheme}://{parts.netloc}", path + (f"?{query}" if query else "")
+
+
+def checked_header(line: str) -> tuple[str, str]:
+    """``Name: value``. Raises InvalidParameter: it is none, or one that is ours to set."""
+    name, colon, value = line.partition(":")
+    name, value = name.strip(), value.strip()
+    if not colon or not _TOKEN.match(name) or not all(" " <= char <= "~" or char == "\t" for char in value):
+        raise InvalidParameter(f"{name[:80]!r} begins no header", hint="use 'Name: value', in printable ASCII")
+    if _OURS.match(name):
+        raise InvalidParameter(f"the header {name} is set for each message", hint="leave it out")
+    return name, value
+
+
+def headers_of(message: Message, namespace: str, attempt: int) -> list[tuple[str, str]]:
+    """What a request says of a message besides its payload.
+
+    Names and values of attributes are percent-encoded where they hold ``%`` or what headers cannot: other than
+    printable ASCII, and blanks at the ends.
+    """
+    message_id = str(message.id)
+    told = [
+        ("Idempotency-Key", f"{namespace}:{message.topic}:{message_id}"),
+        ("Plainsong-Message-Id", message_id),
+        ("Plainsong-Namespace", namespace),
+        ("Plainsong-Topic", message.topic),
+        ("Plainsong-Publish-Time-Ms", str(message.id.publish_time_ms)),
+        ("Plainsong-Attempt", str(attempt)),
+    ]
+    for name, value in message.attributes.items():
+        told.append((f"Plainsong-Attribute-{quote(name, safe=_NAME_SAFE)}", encoded(value)))
+        if name.lower() in ("traceparent", "tracestate") and value.isascii() and value.isprintable():
+            told.append((name.lower(), value.strip()))
+    return told
+
+
+_NAME_SAFE = "!#$&'*+^`|"
+_VALUE_SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def encoded(value: str) -> str:
+    """``value`` as a header's; ``urllib.parse.unquote`` has it back."""
+    text = quote(value, safe=_VALUE_SAFE)
+    inner = text.strip(" ")
+    left = len(text) - len(text.lstrip(" "))
+    return "%20" * left + inner + "%20" * (len(text) - left - len(inner))
+
+
+def verdict_of(answer: Answer | Failure, *, retry_all: bool = False) -> Verdict:
+    """What an answer means, or that there was none."""
+    if isinstance(answer, Failure):
+        return Again(answer.detail)
+    if 200 <= answer.status < 300:
+        return Done()
+    first = answer.body.decode("utf-8", "backslashreplace").strip().partition("\n")[0]
+    said = "".join(char if char.isprintable() else " " for char in first)[:MAX_QUOTED].strip()
+    why = f"status {answer.status}" + (f": {said}" if said else "")
+    if 400 <= answer.status < 500 and answer.status not in PASSING and not retry_all:
+        return Never(why)
+    return Again(why, retry_after_s(answer.headers, datetime.now(UTC)))
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
+    """``Retry-After``, in seconds from now; 0 where there is none that can be understood."""
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError):
+        return 0.0
+    return max(0.0, ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - now).total_seconds())
+
+
+def awaited(future: Future[Any], stop: Stop) -> Any:
+    """What a future of another thread comes to. Raises Stopped, and gives it up, when its time is over."""
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        future.add_done_callback(lambda _: _wake(writing))
+        while not future.done():
+            left_s = stop.until_s - monotonic()
+            if left_s <= 0:
+                future.cancel()
+                raise Stopped
+            listened = [reading.fileno(), stop.fileno()]
+            ready = select.select(listened, [], [], None if left_s == math.inf else left_s)[0]
+            if stop.fileno() in ready:
+                stop.listened()
+        return future.result()
+
+
+def _wake(writing: socket.socket) -> None:
+    with suppress(OSError):  # nobody waits any more
+        writing.send(b"\0")
