@@ -15,6 +15,8 @@ class TopicDescription(NamedTuple):
     generation: int
     ttl_s: int
     properties: Mapping[str, str]
+    remembers: bool
+    """Whether it knows a producer's sequence ids again."""
 
 
 class Extent(NamedTuple):

@@ -52,7 +52,8 @@ class Calls:
         """A topic's properties."""
         found = self.wire.ask("GET", self._path(topic)).json()
         properties = found.get("properties", found)  # bare where http.flat_topic_properties is set
-        return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties)
+        remembers = bool(found.get("deduplication", {}).get("enabled")) if properties is not found else False
+        return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties, remembers)
 
     def newest(self, topic: str) -> tuple[bytes | None, int]:
         """The id of the topic's last message (None: it has none), and how many transactions with messages are open."""
@@ -164,9 +165,13 @@ class Calls:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def store(self, topic: str, body: bytes) -> None:
-        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable."""
-        self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2)
+    def store(self, topic: str, body: bytes, *, repeatable: bool = True) -> None:
+        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable.
+
+        Args:
+          repeatable: False where the topic does not look at sequence ids.
+        """
+        self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2, repeatable=repeatable)
 
     def publish_staged(
         self,

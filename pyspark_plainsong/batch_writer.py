@@ -1,0 +1,112 @@
+"""Writing a DataFrame: in each topic all its rows appear in one moment, or none do."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter
+
+from pyspark_plainsong.messages import MixedGenerations, TaskStored, Winners, check_order, winners
+from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown, publish_under
+from pyspark_plainsong.staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import WriterCommitMessage
+    from pyspark.sql.types import StructType
+
+    from pyspark_plainsong.calls import Calls
+    from pyspark_plainsong.options import WriteOptions
+
+
+class SaveIsComplete(RuntimeError):
+    """Spark was told of a failure, and all rows are in the topics named nevertheless."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One save. Spark makes it once; ``write``, ``commit`` and ``abort`` work on copies of what it was then.
+
+    Raises:
+      ValueError: columns or options with which nothing can be written.
+      BrokerError: the topic cannot be written to, or asked about.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        self._calls: Calls = options.calls()
+        #: A save that the user gave no name is remembered by one of its own: it is done once, a second one again.
+        self._identity = Identity(
+            options.producer_name or f"spark-{uuid.uuid4().hex}",
+            options.sequence_id or 0,
+            options.memory_s,
+            must_be_remembered=options.producer_name is not None,
+        )
+        self._is_named = options.producer_name is not None
+        self._pointer = options.transaction_write_pointer
+        self._ordered = options.ordered
+        self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
+        if options.topic is not None:
+            self._calls.describe(options.topic)  # no task need start for a topic that is not there
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store the rows of one partition; in a task."""
+        return self._staging.run(self._calls, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks that count have stored, topic by topic.
+
+        Raises:
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: with what became of each topic.
+        """
+        won = winners(task for task in messages if isinstance(task, TaskStored))
+        check_order(won, ordered=self._ordered)
+        done: list[str] = []
+        try:
+            for each in won:
+                self._publish(each)
+                done.append(each.topic)
+        except (NotPublished, OutcomeUnknown) as error:
+            if not done:
+                raise
+            raise type(error)(f"{error}; {self._report(done, all_of_them=False)}") from error
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """See to it that nothing of the save can appear any more, or say that it is complete.
+
+        What was published without a transaction is not taken back: readers may have seen it.
+
+        Raises:
+          SaveIsComplete: all rows are in some topics, or in all of them.
+          BrokerError: the daemon could not be asked.
+        """
+        if any(message is None for message in messages):
+            return  # a task never came to its end, so the commit was never called
+        try:
+            won = winners(task for task in messages if isinstance(task, TaskStored))
+        except MixedGenerations:
+            return  # the commit found that, too
+        if self._pointer is not None:
+            for each in won:
+                self._calls.rollback(each.topic, self._pointer)
+            return
+        complete = [each.topic for each in won if self._identity.is_complete(self._calls, each)]
+        if complete:
+            raise SaveIsComplete(self._report(complete, all_of_them=len(complete) == len(won)))
+
+    def _publish(self, won: Winners) -> None:
+        if self._pointer is None:
+            self._identity.publish(self._calls, won)
+        else:
+            publish_under(self._calls, won, self._pointer)
+
+    def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
+        """What to say of topics that have all their rows when the save as a whole failed."""
+        if self._is_named:
+            advice = "run it again with the same producerName and sequenceId: what is there is not stored again"
+        elif all_of_them:
+            advice = "do not run it again"
+        else:
+            advice = "a second run would publish those rows again: write the rows of the other topics alone"
+        return f"complete, and not taken back: {', '.join(topics)}; {advice}"

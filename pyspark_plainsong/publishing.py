@@ -1,0 +1,139 @@
+"""Making what tasks stored part of its topics, once: a session, a look at what it remembers, one publish.
+
+A topic remembers the highest sequence id of each producer, so that a publish whose answer got lost can be sent
+again. Opening a session raises the producer's epoch: from then on no publish of an earlier session lands, however
+late it arrives, and what the topic remembers is the last word on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark_plainsong.wire_errors import BrokerError
+
+if TYPE_CHECKING:
+    from pyspark_plainsong.calls import Calls
+    from pyspark_plainsong.messages import Winners
+
+#: Of refusals after which an earlier attempt of the same publish may have landed all the same.
+_SHUT_OUT = frozenset({"producer_fenced", "producer_expired"})
+_OFF = "deduplication_disabled"
+
+
+class NotPublished(RuntimeError):
+    """The topic named does not have the rows, and gets them from nothing that is still on its way."""
+
+
+class OutcomeUnknown(RuntimeError):
+    """The broker could not be asked any more whether the topic named has the rows."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """As what a save or a micro-batch is remembered by each of its topics."""
+
+    producer: str
+    sequence_id: int
+    memory_s: int | None = None
+    """How long after the producer's last sign of life; None: as the daemon does by default."""
+    must_be_remembered: bool = True
+    """Refuse topics that remember nothing, where a second run would publish everything again."""
+
+    def publish(self, calls: Calls, won: Winners) -> bool:
+        """Publish the segments that count in one topic; False: it has rows of this identity already.
+
+        Raises:
+          NotPublished: the topic has not got them.
+          OutcomeUnknown: it may have.
+        """
+        try:
+            session = calls.open_producer(
+                won.topic, self.producer, retention_s=self.memory_s, generation=won.generation
+            )
+        except BrokerError as error:
+            if error.code != _OFF or self.must_be_remembered:
+                raise self._not_published(won, error) from error
+            return self._publish_unremembered(calls, won)
+        if session.last_sequence_id >= self.sequence_id:
+            return False
+        try:
+            return not self._send(calls, won, session.epoch)
+        except BrokerError as error:
+            if error.outcome == "not-applied" and error.code not in _SHUT_OUT:
+                raise self._not_published(won, error) from error
+            return self._settle(calls, won, error)
+
+    def is_complete(self, calls: Calls, won: Winners) -> bool:
+        """Whether the topic has the rows; if not, no publish that is still on its way brings them.
+
+        Raises:
+          BrokerError: it could not be asked.
+        """
+        known = calls.producer(won.topic, self.producer)
+        if known is None:
+            return False  # not even the session was opened, and that comes before the publish
+        if known.last_sequence_id >= self.sequence_id:
+            return True
+        return calls.open_producer(won.topic, self.producer).last_sequence_id >= self.sequence_id
+
+    def _send(self, calls: Calls, won: Winners, epoch: int | None) -> bool:
+        """Whether it was a duplicate."""
+        return calls.publish_staged(
+            won.topic,
+            producer=self.producer,
+            sequence_id=self.sequence_id,
+            segments=won.segments,
+            epoch=epoch,
+            generation=won.generation,
+            repeatable=epoch is not None,
+        ).duplicate
+
+    def _publish_unremembered(self, calls: Calls, won: Winners) -> bool:
+        """Where nobody would know a second one: a single attempt."""
+        try:
+            self._send(calls, won, None)
+        except BrokerError as error:
+            if error.outcome == "not-applied":
+                raise self._not_published(won, error) from error
+            raise OutcomeUnknown(
+                f"nobody can tell whether topic {won.topic} has the {won.rows} rows, "
+                f"since its deduplication is off: {error}"
+            ) from error
+        return True
+
+    def _settle(self, calls: Calls, won: Winners, error: BrokerError) -> bool:
+        """True when the publish that ``error`` says nothing certain of has landed."""
+        try:
+            complete = self.is_complete(calls, won)
+        except BrokerError as silence:
+            raise OutcomeUnknown(
+                f"whether topic {won.topic} has the {won.rows} rows is not known: {error}; then: {silence}. "
+                f"It remembers them as producer {self.producer}, sequence id {self.sequence_id}"
+            ) from error
+        if not complete:
+            raise self._not_published(won, error) from error
+        return True
+
+    def _not_published(self, won: Winners, error: BrokerError) -> NotPublished:
+        why = str(error)
+        if error.code == _OFF:
+            why += "; without it a second run would publish every row again"
+        elif self.memory_s is not None and "retention" in error.detail:
+            why += f"; {self.memory_s // 86400} days of memory were asked for: lower memoryDays, or have the daemon allow it"
+        return NotPublished(f"topic {won.topic} has none of the {won.rows} rows: {why}")
+
+
+def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
+    """Publish the segments that count under an outer transaction's pointer; a second time does nothing more.
+
+    Raises:
+      NotPublished, OutcomeUnknown: as ``Identity.publish``.
+    """
+    try:
+        calls.publish_under(won.topic, pointer=pointer, segments=won.segments, generation=won.generation)
+    except BrokerError as error:
+        rows = f"the {won.rows} rows under write pointer {pointer}"
+        if error.outcome == "not-applied":
+            raise NotPublished(f"topic {won.topic} does not have {rows}: {error}") from error
+        raise OutcomeUnknown(f"whether topic {won.topic} has {rows} is not known: {error}") from error
