@@ -1,0 +1,260 @@
+"""Posts as effects: what a server is sent, what its answers mean, and bounds on what it may do to us."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+
+from plainsong.core.effects import Answer, Failure
+from plainsong.errors import InvalidParameter
+from plainsong.messages import Message, Origin
+from plainsong.reacting.posting import (
+    PASSING,
+    Poster,
+    checked_header,
+    encoded,
+    headers_of,
+    place_and_target,
+    retry_after_s,
+    verdict_of,
+)
+from plainsong.reacting.stopping import Stop, Stopped
+from plainsong.reacting.verdicts import Again, Done, Never
+from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
+
+ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
+
+
+def message(payload=b"", attributes=None):
+    return Message(Origin("orders"), ID, payload, attributes=attributes or {})
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with what it is told, and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = []
+        #: ``(status, headers, body)`` for the requests to come; the last one stays.
+        self.answers = [(200, {}, b"")]
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append((self.path, self.headers, body))
+        answers = self.server.answers
+        status, headers, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+    def handle(self):
+        with suppress(ConnectionError):  # who has read enough has gone
+            super().handle()
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def stop():
+    stop = Stop(grace_s=60)
+    yield stop
+    stop.close()
+
+
+@pytest.fixture
+def poster(stop):
+    """Makes posters."""
+    with Outward() as outward:
+
+        def make(url, *, timeout_s=20, **options):
+            return Poster(outward, url, "shop", timeout_s=timeout_s, stop=stop, **options)
+
+        yield make
+
+
+# --- what a server is sent ---------------------------------------------------------------------------
+
+
+def test_a_post_carries_payload_id_and_attributes(server, poster):
+    attributes = {"routingKey": "ä 1%", "traceparent": "00-ab-cd-01", "bad name": " x "}
+    post = poster(f"{server.url}/hook?a=b c&ü", content_type="text/plain", headers=[("X-Mine", "1")])
+    assert post(message(b"\0payload", attributes), 2) == Done()
+    assert post(message(b""), 1) == Done()
+    (path, headers, body), (_, second, _) = server.asked
+    assert (path, body) == ("/hook?a=b%20c&%C3%BC", b"\0payload")
+    assert headers["Idempotency-Key"] == f"shop:orders:{ID.hex()}" == second["Idempotency-Key"]
+    assert headers["Plainsong-Message-Id"] == ID.hex()
+    assert headers["Plainsong-Topic"] == "orders"
+    assert headers["Plainsong-Namespace"] == "shop"
+    assert headers["Plainsong-Publish-Time-Ms"] == "1700000000005"
+    assert headers["Plainsong-Attempt"] == "2"
+    assert headers["Content-Type"] == "text/plain"
+    assert headers["X-Mine"] == "1"
+    assert headers["traceparent"] == "00-ab-cd-01"
+    assert unquote(headers["Plainsong-Attribute-routingKey"]) == "ä 1%"
+    assert unquote(headers["Plainsong-Attribute-bad%20name"]) == " x "
+    assert headers["Authorization"] is None
+    assert second["traceparent"] is None
+
+
+@pytest.mark.parametrize("value", ["", "plain", " both ends ", "%41", "a\r\nX-Evil: 1", "\0", "漢字", "tab\there"])
+def test_every_value_of_an_attribute_fits_a_header_and_comes_back(value):
+    text = encoded(value)
+    assert unquote(text) == value
+    assert text == text.strip()
+    assert text.isascii()
+    assert text.isprintable() or not text
+    assert all(name.isascii() and "\n" not in name for name, _ in headers_of(message(attributes={value: ""}), "n", 1))
+
+
+def test_trace_headers_that_could_smuggle_are_left_out():
+    told = headers_of(message(attributes={"traceparent": "00\r\nEvil: 1"}), "n", 1)
+    assert "traceparent" not in dict(told)
+
+
+def test_headers_of_the_command_line_are_checked():
+    assert checked_header("Authorization: Bearer a:b ") == ("Authorization", "Bearer a:b")
+    for wrong in ("", "no colon", "bad name: x", "X: ä", "Host: x", "content-length: 1", "Plainsong-Topic: x"):
+        with pytest.raises(InvalidParameter):
+            checked_header(wrong)
+    with pytest.raises(InvalidParameter):
+        checked_header("Transfer-Encoding: chunked")
+
+
+def test_a_url_is_a_place_and_a_target():
+    assert place_and_target("https://h.example") == ("https://h.example", "/")
+    assert place_and_target("http://h:81/a%20b/ü?x=%41") == ("http://h:81", "/a%20b/%C3%BC?x=%41")
+    for wrong in ("", "ftp://x/", "http://", "http://x:0/", "http://u:p@x/", "http://x/#f", "http://[x/"):
+        with pytest.raises(InvalidParameter):
+            place_and_target(wrong)
+
+
+# --- what answers mean -------------------------------------------------------------------------------
+
+
+def test_the_status_is_the_verdict():
+    for status in (200, 201, 202, 204, 299):
+        assert verdict_of(Answer(status, {}, b"")) == Done()
+    for status in (*PASSING, 500, 502, 503, 599, 301, 302, 307, 308):
+        assert verdict_of(Answer(status, {}, b"")) == Again(f"status {status}"), status
+    for status in (400, 404, 409, 410, 413, 422):
+        assert verdict_of(Answer(status, {}, b"no\x1b such\nmore")) == Never(f"status {status}: no  such")
+        assert verdict_of(Answer(status, {}, b""), retry_all=True) == Again(f"status {status}")
+    assert verdict_of(Failure("lost", "gone")) == Again("gone")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7),
+        ("Thu, 01 Jan 2026 00:00:30 GMT", 30),
+        ("Wed, 31 Dec 2025 23:59:59 GMT", 0),
+        ("soon", 0),
+        ("-1", 0),
+        ("9" * 40, 999_999_999),
+        ("", 0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(text, seconds):
+    assert retry_after_s({"retry-after": text}, datetime(2026, 1, 1, tzinfo=UTC)) == seconds
+
+
+def test_redirects_are_not_followed_and_worth_another_attempt(server, poster):
+    server.answers = [(302, {"Location": f"{server.url}/elsewhere"}, b"")]
+    assert poster(server.url)(message(), 1) == Again("status 302")
+    assert [path for path, _, _ in server.asked] == ["/"]
+
+
+def test_proxies_of_the_environment_are_not_used(server, poster, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert os.environ["http_proxy"]
+    assert poster(server.url)(message(), 1) == Done()
+
+
+def test_a_server_that_is_away_is_worth_another_attempt(poster):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert isinstance(poster(f"http://127.0.0.1:{port}")(message(), 1), Again)
+
+
+def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def drip():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.05):
+                    try:
+                        connection.sendall(b"X: y\r\n")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        post = poster(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.4)
+        assert post(message(), 1) == Again("no answer within 0.4 s")
+        ended.set()
+        thread.join()
+
+
+def test_an_answer_without_end_is_read_in_part(server, poster):
+    server.answers = [(200, {}, b"x" * (40 * MAX_ANSWER_BYTES)), (503, {"Retry-After": "3"}, b"later")]
+    post = poster(server.url)
+    assert post(message(), 1) == Done()
+    assert post(message(), 1) == Again("status 503: later", 3)
+
+
+def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def ask_twice():
+            connection, _ = server.accept()
+            with connection:
+                stop.ask()
+                stop.ask()
+                while connection.recv(4096):  # until it is given up
+                    pass
+
+        asking = threading.Thread(target=ask_twice)
+        asking.start()
+        with pytest.raises(Stopped):
+            poster(f"http://127.0.0.1:{server.getsockname()[1]}")(message(), 1)
+        asking.join()
+
+
+def test_a_post_under_way_may_come_to_its_end_after_the_first_request(server, poster, stop):
+    stop.ask()
+    assert poster(server.url)(message(), 1) == Done()

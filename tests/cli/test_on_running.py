@@ -1,0 +1,235 @@
+"""Commands as effects: what they are told, what their exit means, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from plainsong.messages import Message, Origin
+from plainsong.reacting.pumping import CHUNK
+from plainsong.reacting.running import Runner, told_of, variable_of, verdict_of
+from plainsong.reacting.stopping import Stop, Stopped
+from plainsong.reacting.verdicts import Again, Done, Never
+from tests.daemon.harness import ROOT, eventually
+
+ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
+
+
+def message(payload=b"", attributes=None):
+    return Message(Origin("orders"), ID, payload, attributes=attributes or {})
+
+
+class Collected:
+    """Output, kept."""
+
+    def __init__(self):
+        self.got = {"stdout": b"", "stderr": b""}
+        self.ends = 0
+
+    def take(self, message, stream, data):
+        self.got[stream] += data
+
+    def end(self, message):
+        self.ends += 1
+
+
+@pytest.fixture
+def stop():
+    stop = Stop(grace_s=60)
+    yield stop
+    stop.close()
+
+
+@pytest.fixture
+def output():
+    return Collected()
+
+
+@pytest.fixture
+def shell(stop, output):
+    """Runs a line of shell with a payload."""
+
+    def call(line, payload=b"", *, timeout_s=20, attributes=None, attempt=1):
+        runner = Runner(["/bin/sh", "-c", line], os.environ, "shop", timeout_s=timeout_s, stop=stop, output=output)
+        return runner(message(payload, attributes), attempt)
+
+    return call
+
+
+def is_gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return (
+                stat.read().rpartition(")")[2].split()[0] == "Z"
+            )  # dead, if not yet looked at by whoever took it over
+    except FileNotFoundError:
+        return True
+
+
+# --- verdicts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (0, Done()),
+        (65, Never("exit 65")),
+        (1, Again("exit 1")),
+        (127, Again("exit 127")),
+        (-9, Again("killed by SIGKILL")),
+        (-60, Again("killed by signal 60")),
+    ],
+)
+def test_exit_code_0_is_done_65_is_never_all_else_is_worth_another_attempt(code, verdict):
+    assert verdict_of(code) == verdict
+
+
+def test_the_last_line_of_standard_error_says_why(shell):
+    assert shell("echo first >&2; printf 'no \\033[1mcard\\n\\n' >&2; exit 65") == Never("exit 65: no  [1mcard")
+    assert verdict_of(1, b"\xff" + b"x" * 1000) == Again("exit 1: \\xff" + "x" * 296)
+
+
+def test_a_command_that_cannot_be_started_is_worth_another_attempt(stop, output):
+    runner = Runner(["/no/such/command"], os.environ, "shop", timeout_s=1, stop=stop, output=output)
+    verdict = runner(message(), 1)
+    assert isinstance(verdict, Again)
+    assert "/no/such/command cannot be started" in verdict.why
+
+
+# --- what it is told ---------------------------------------------------------------------------------
+
+
+def test_the_payload_is_on_standard_input_byte_for_byte(shell, output):
+    payload = bytes(range(256)) * (4 * CHUNK // 256)
+    assert shell("cat", payload) == Done()
+    assert output.got["stdout"] == payload
+
+
+def test_a_command_need_not_read_its_input(shell):
+    assert shell("exec <&-; exit 0", b"x" * (8 * CHUNK)) == Done()
+    assert shell("exit 0", b"x" * (8 * CHUNK)) == Done()
+
+
+def test_the_environment_tells_of_the_message(shell, output, monkeypatch):
+    monkeypatch.setenv("PLAINSONG_ATTRIBUTE_OLD", "of another")
+    monkeypatch.setenv("PLAINSONG_NAMESPACE", "another")
+    attributes = {"routing-key": "ä b", "traceparent": "00-ab-cd-01"}
+    assert shell("env", attributes=attributes, attempt=3) == Done()
+    lines = output.got["stdout"].decode().splitlines()
+    told = dict(line.split("=", 1) for line in lines if line.startswith(("PLAINSONG_", "TRACEPARENT")))
+    assert told["PLAINSONG_TOPIC"] == "orders"
+    assert told["PLAINSONG_NAMESPACE"] == "shop"
+    assert told["PLAINSONG_MESSAGE_ID"] == ID.hex()
+    assert told["PLAINSONG_PUBLISH_TIME_MS"] == "1700000000005"
+    assert told["PLAINSONG_ATTEMPT"] == "3"
+    assert told["PLAINSONG_ATTRIBUTE_ROUTING_KEY"] == "ä b"
+    assert told["PLAINSONG_ATTRIBUTES"] == '{"routing-key": "\\u00e4 b", "traceparent": "00-ab-cd-01"}'
+    assert told["TRACEPARENT"] == "00-ab-cd-01"
+    assert "PLAINSONG_ATTRIBUTE_OLD" not in told
+
+
+def test_attributes_that_no_variable_can_hold_are_in_the_json_alone():
+    told = told_of(message(attributes={"a": "x\0y", "b-c": "first", "b_c": "second", "ü=": "1"}), 1)
+    assert "PLAINSONG_ATTRIBUTE_A" not in told
+    assert told["PLAINSONG_ATTRIBUTE_B_C"] == b"first"
+    assert variable_of("ü=") == "PLAINSONG_ATTRIBUTE___"
+    assert "\\u0000" in str(told["PLAINSONG_ATTRIBUTES"])
+    assert "TRACEPARENT" not in told_of(message(attributes={"traceparent": "a\nb"}), 1)
+
+
+def test_words_are_no_shell_line(stop, output):
+    runner = Runner(["echo", "$HOME; `id`"], os.environ, "shop", timeout_s=20, stop=stop, output=output)
+    assert runner(message(), 1) == Done()
+    assert output.got["stdout"] == b"$HOME; `id`\n"
+
+
+# --- its end -----------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, output):
+    verdict = shell("sleep 100 & echo $!; echo slow >&2; wait", timeout_s=0.5)
+    assert verdict == Again("took longer than 0.5 s: slow")
+    sleeper = int(output.got["stdout"])
+    eventually("the sleeper is gone", lambda: is_gone(sleeper))
+    assert output.ends == 1
+
+
+def test_one_that_does_not_heed_sigterm_is_killed(shell, monkeypatch):
+    monkeypatch.setattr("plainsong.reacting.pumping.KILL_AFTER_S", 0.1)
+    assert shell("trap '' TERM; while :; do sleep 0.05; done", timeout_s=0.3) == Again("took longer than 0.3 s")
+
+
+def test_an_end_on_request_is_no_success(shell):
+    assert isinstance(shell("trap 'exit 0' TERM; while :; do sleep 0.05; done", timeout_s=0.3), Again)
+
+
+def test_a_process_that_is_left_behind_with_the_pipes_holds_nobody_up(shell, output):
+    began_s = time.monotonic()
+    assert shell("echo before; sleep 30 & echo $! >&2") == Done()
+    assert time.monotonic() - began_s < 10
+    assert output.got["stdout"] == b"before\n"
+    os.kill(int(output.got["stderr"]), signal.SIGKILL)
+
+
+def test_exits_are_noticed_where_the_kernel_cannot_tell(shell, output, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    assert shell("cat", b"all of it") == Done()
+    assert output.got["stdout"] == b"all of it"
+    assert shell("exec sleep 100", timeout_s=0.2) == Again("took longer than 0.2 s")
+
+
+def test_what_runs_may_come_to_its_end_after_the_first_request(shell, stop):
+    stop.ask()
+    assert shell("sleep 0.2; exit 0") == Done()
+
+
+@pytest.mark.parametrize("how", ["second request", "grace over"])
+def test_what_runs_is_given_up_at_the_second_request_or_after_the_grace(shell, output, stop, how):
+    if how == "grace over":
+        stop._grace_s = 0.2
+        stop.ask()
+        with pytest.raises(Stopped):
+            shell("exec sleep 100")
+    else:
+        timer = threading.Timer(0.3, lambda: (stop.ask(), stop.ask()))
+        timer.start()
+        with pytest.raises(Stopped):
+            shell("echo $$; exec sleep 100")
+        timer.join()
+        assert is_gone(int(output.got["stdout"]))
+    assert output.ends == 1
+
+
+def test_whoever_interrupts_leaves_nothing_behind(stop):
+    class Broken(Collected):
+        def take(self, message, stream, data):
+            super().take(message, stream, data)
+            raise BrokenPipeError
+
+    output = Broken()
+    runner = Runner(["/bin/sh", "-c", "echo $$; exec sleep 100"], {}, "shop", timeout_s=20, stop=stop, output=output)
+    with pytest.raises(BrokenPipeError):
+        runner(message(), 1)
+    assert is_gone(int(output.got["stdout"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_command_dies_with_the_program(tmp_path):
+    code = (
+        "import os, sys; from tests.cli.test_on_running import *;"
+        "Runner(['/bin/sh', '-c', 'echo $$; exec sleep 100'], os.environ, 'n', timeout_s=60, stop=Stop(),"
+        " output=type('Out', (), {'take': lambda s, m, n, d: (sys.stdout.buffer.write(d), sys.stdout.flush()),"
+        " 'end': lambda s, m: None})())(message(), 1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as program:
+        child = int(program.stdout.readline())
+        assert not is_gone(child)
+        program.kill()
+        program.wait()
+        eventually("its command is gone", lambda: is_gone(child))
