@@ -66,8 +66,8 @@ def play(client: Client, url: str) -> None:
     for _ in zip(containers, client.read(ANSWERS, start, follow=True), strict=False):
         pass  # each says that it is ready
     send(client, "log-level debug", {"app": "shop", "program": "web"}, answers=2)
-    for command in ("pause", "resume", "stop"):
-        send(client, command, {"app": "shop"}, answers=3)
+    for order in ("pause", "resume", "stop"):
+        send(client, order, {"app": "shop"}, answers=3)
     for container in containers:
         container.wait()
 

@@ -1,0 +1,93 @@
+"""The examples as processes: run to their end, or started, killed and started again."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.daemon.harness import ROOT, Daemon, clean_environ, free_port
+
+EXAMPLES = ROOT / "examples"
+#: Far beyond what any of them takes.
+PATIENCE_S = 60.0
+
+
+def command(name: str, url: str, *words: str | Path) -> list[str]:
+    return [sys.executable, str(EXAMPLES / f"{name}.py"), "--url", url, *map(str, words)]
+
+
+def run(name: str, url: str, *words: str | Path) -> str:
+    """What an example says on standard output; it must end well and say nothing else."""
+    done = subprocess.run(
+        command(name, url, *words),
+        cwd=ROOT.parent,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
+    return done.stdout
+
+
+class Program:
+    """An example that is started, killed, and started again; never left behind. What it says goes to a file."""
+
+    def __init__(self, log: Path, name: str, url: str, *words: str | Path) -> None:
+        self.command = command(name, url, *words)
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self.command, env=clean_environ(), stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        """SIGKILL, to it alone; its children live on as they would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE_S)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(PATIENCE_S)
+
+    @property
+    def ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+@contextmanager
+def mortal(*programs: Program) -> Iterator[None]:
+    """All started at the beginning of the block, and gone at its end."""
+    with ExitStack() as ends:
+        for program in programs:
+            ends.callback(program.kill)
+            program.start()
+        yield
+
+
+@contextmanager
+def lasting_daemon(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
+    """A daemon that comes back at the same address when it is killed and started again."""
+    address = f"127.0.0.1:{free_port()}"
+    with Daemon(tmp_path / "data", bind=address) as daemon:
+        yield daemon, f"http://{address}"
+
+
+def kill_now_and_then(chance: random.Random, times: int, *victims: Program | Daemon) -> None:
+    """Kill one of them and start it again, so many times, at moments that the seed chooses."""
+    for _ in range(times):
+        time.sleep(chance.uniform(0.05, 0.6))
+        victim = chance.choice(victims)
+        victim.kill()
+        victim.start()

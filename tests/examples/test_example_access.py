@@ -1,0 +1,91 @@
+"""Dataset accesses: trail, registry and lineage say what the topic says, also after kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from plainsong import JSON, Client
+from tests.daemon.harness import eventually
+from tests.examples.programs import Program, kill_now_and_then, lasting_daemon, mortal, run
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path, timeout=30)) as database:
+        return database.execute(sql).fetchall()
+
+
+def check(client: Client, directory: Path) -> int:
+    """What the three made against what one thinks of the topic's messages oneself; how many there are."""
+    accesses = list(client.read("dataset-access", serializer=JSON))
+    trail = [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
+    assert [line.pop("id") for line in trail] == [str(each.id) for each in accesses]
+    assert [line.pop("time") for line in trail] == [each.publish_time.isoformat() for each in accesses]
+    values = [each.value for each in accesses]
+    assert trail == values
+
+    used = Counter((each["dataset"], each["program"]) for each in values)
+    assert {(d, p): n for d, p, n in query(directory / "usage.db", "SELECT dataset, program, times FROM usage")} == used
+
+    by_run: dict[str, list[dict[str, str]]] = {}
+    for each in values:
+        by_run.setdefault(each["run"], []).append(each)
+    edges = {
+        (source["dataset"], source["program"], target["dataset"])
+        for accesses_of_run in by_run.values()
+        for source in accesses_of_run
+        for target in accesses_of_run
+        if (source["access"], target["access"]) == ("read", "write")
+    }
+    assert set(query(directory / "lineage.db", "SELECT source, program, target FROM edges")) == edges
+    return len(values)
+
+
+def test_trail_registry_and_lineage_agree_with_the_topic(url: str, namespace: str, tmp_path: Path):
+    for seed in ("4", "5"):  # the second time they go on where they were
+        said = run("access_events", url, "--namespace", namespace, "--directory", tmp_path, "--seed", seed)
+    assert "orders-feed -- import-orders --> orders" in said
+    with Client(url, namespace=namespace) as client:
+        assert check(client, tmp_path) > 50
+
+
+def test_a_line_that_a_crash_has_torn_is_written_anew(url: str, namespace: str, tmp_path: Path):
+    words = ("--namespace", namespace, "--directory", tmp_path)
+    run("access_events", url, *words)
+    trail = tmp_path / "audit.jsonl"
+    trail.write_bytes(trail.read_bytes()[:-30])
+    run("access_events", url, *words, "audit")
+    with Client(url, namespace=namespace) as client:
+        check(client, tmp_path)
+
+
+def test_every_access_counts_once_although_consumers_and_daemon_are_killed(tmp_path: Path):
+    with lasting_daemon(tmp_path) as (daemon, url), Client(url, namespace="access") as client:
+        client.create_topic("dataset-access")
+        words = ("--directory", tmp_path, "--follow")
+        consumers = [
+            Program(tmp_path / f"{each}.log", "access_events", url, *words, each)
+            for each in ("audit", "usage", "lineage")
+        ]
+        publisher = Program(tmp_path / "log", "access_events", url, "--runs", "3000", "publish")
+        with mortal(*consumers, publisher):
+            kill_now_and_then(random.Random(11), 7, *consumers, daemon)
+            assert publisher.wait() == 0
+            published = client.stats("dataset-access")["messages"]
+            eventually("usage is complete", lambda: usage_sum(tmp_path) == published)
+            count = "SELECT count(*) FROM accesses"
+            eventually("lineage is complete", lambda: query(tmp_path / "lineage.db", count) == [(published,)])
+            eventually(
+                "the trail is complete", lambda: (tmp_path / "audit.jsonl").read_bytes().count(b"\n") == published
+            )
+        assert not any("Traceback" in each.said() for each in consumers)
+        assert check(client, tmp_path) == published
+
+
+def usage_sum(directory: Path) -> int:
+    return query(directory / "usage.db", "SELECT coalesce(sum(times), 0) FROM usage")[0][0]

@@ -1,0 +1,80 @@
+"""Configuration: programs hear of each change once and in order, also of those made while no daemon was there."""
+
+from __future__ import annotations
+
+import random
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.daemon.harness import eventually
+from tests.examples.programs import Program, lasting_daemon, mortal, run
+
+Values = Callable[..., list[Any]]
+
+
+def test_programs_start_with_a_snapshot_and_go_on_with_changes(url: str, namespace: str, tmp_path: Path):
+    words = ("--namespace", namespace, "--database", tmp_path / "configuration.db")
+    for first in (1, 9):
+        said = run("configuration", url, *words)
+        assert revisions(said, "join", "starts") == [first + 1]
+        assert revisions(said, "report", "starts") == [first + 3]
+        assert revisions(said, "join", "goes on") == [first + 4, first + 6]
+        assert revisions(said, "report", "goes on") == [first + 5, first + 7]
+    assert "join goes on with {'memory': '4g', 'stop': 'yes'}" in said
+
+
+def revisions(said: str, program: str, verb: str) -> list[int]:
+    return [int(found) for found in re.findall(rf"^{program} {verb} with .* revision (\d+)$", said, re.MULTILINE)]
+
+
+def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, values: Values):
+    database = tmp_path / "configuration.db"
+    with lasting_daemon(tmp_path) as (daemon, url):
+        words = ("--database", database)
+        program = Program(tmp_path / "log", "configuration", url, *words, "program", "join")
+        with mortal(program):
+            eventually("the program runs", lambda: "starts with {}" in program.said())
+            run("configuration", url, *words, "set", "join", "memory", "1g")
+            daemon.kill()
+            assert "after the next relay" in run("configuration", url, *words, "set", "join", "memory", "2g")
+            assert waiting(database) == [2]
+            daemon.start()
+            run("configuration", url, *words, "relay")
+            run("configuration", url, *words, "set", "join", "stop", "yes")
+            assert program.wait() == 0
+        assert revisions(program.said(), "join", "goes on") == [1, 2, 3]
+        assert waiting(database) == []
+        assert [each["revision"] for each in values(url, "configuration", "configuration")] == [1, 2, 3]
+
+
+def test_each_change_is_told_once_although_those_who_make_it_are_killed(tmp_path: Path, values: Values):
+    chance, database = random.Random(2), tmp_path / "configuration.db"
+    with lasting_daemon(tmp_path) as (daemon, url):
+        run("configuration", url, "--database", database, "relay")
+        for number in range(8):
+            change = Program(
+                tmp_path / "log", "configuration", url, "--database", database, "set", "join", "n", str(number)
+            )
+            with mortal(change):
+                time.sleep(chance.uniform(0.2, 0.45))
+            if number == 4:
+                daemon.kill()
+                daemon.start()
+        run("configuration", url, "--database", database, "relay")
+        told = values(url, "configuration", "configuration")
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT value, revision FROM configuration").fetchall()
+        [made] = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()
+    assert made > 0
+    assert [each["revision"] for each in told] == list(range(1, made + 1))
+    assert rows == [(told[-1]["value"], made)]
+
+
+def waiting(database: Path) -> list[int]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [revision for (revision,) in connection.execute("SELECT revision FROM outbox")]

@@ -1,0 +1,70 @@
+"""The scheduler: each trigger has one run, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from plainsong import JSON, Client
+from tests.daemon.harness import eventually
+from tests.examples.programs import Program, kill_now_and_then, lasting_daemon, mortal, run
+
+Values = Callable[..., list[Any]]
+
+
+def test_data_another_program_and_the_outside_start_programs(url: str, namespace: str, tmp_path: Path, values: Values):
+    for _ in range(2):  # the second finds what the first has left
+        said = run("scheduler", url, "--namespace", namespace, "--database", tmp_path / "scheduler.db")
+        assert [said.count(f"starts {each}") for each in ("daily-report", "billing", "reload-prices")] == [1, 1, 1]
+    states = Counter((each["program"], each["state"]) for each in values(url, namespace, "programs"))
+    programs = ("daily-report", "billing", "reload-prices")
+    assert states == {(program, state): 2 for program in programs for state in ("started", "completed")}
+
+
+def test_an_event_that_nobody_waits_for_starts_nothing(url: str, namespace: str, tmp_path: Path, values: Values):
+    words = ("--namespace", namespace, "--database", tmp_path / "scheduler.db")
+    run("scheduler", url, *words, "event", "data", "dataset=purchases", "partition=1")
+    run("scheduler", url, *words, "event", "outside", "event=rain")
+    with Client(url, namespace=namespace) as client:
+        client.publish("outside", [b"no JSON", b"[1]"])
+    assert run("scheduler", url, *words, "--messages", "4", "serve") == ""
+    assert values(url, namespace, "programs") == []
+
+
+def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_path: Path):
+    chance = random.Random(7)
+    with lasting_daemon(tmp_path) as (daemon, url), Client(url, namespace="scheduler") as client:
+        for topic in ("data", "programs", "outside"):
+            client.create_topic(topic)
+        database = tmp_path / "scheduler.db"
+        scheduler = Program(tmp_path / "log", "scheduler", url, "--database", database, "serve")
+        with mortal(scheduler):
+            for number in range(3):
+                with client.producer("data", f"data-{number}", serializer=JSON) as data:
+                    data.publish([{"dataset": "purchases", "partition": f"{number}-{day}"} for day in range(4)])
+                with client.producer("outside", f"outside-{number}", serializer=JSON) as outside:
+                    outside.publish([{"event": "prices-changed"}, {"event": "rain"}])
+                kill_now_and_then(chance, 4, scheduler, scheduler, daemon)
+            eventually("all has ended", lambda: ended(database) == 4 + 4 + 3, 60)
+        assert "Traceback" not in scheduler.said()
+
+        events = {topic: list(client.read(topic, serializer=JSON)) for topic in ("data", "programs", "outside")}
+    reports = [f"daily-report-{each.id}" for each in events["data"][2::3]]
+    completed = {each.value["run"]: each.id for each in events["programs"] if each.value["state"] == "completed"}
+    billings = [f"billing-{completed[report]}" for report in reports]
+    reloads = [f"reload-prices-{each.id}" for each in events["outside"] if each.value["event"] == "prices-changed"]
+    assert (len(reports), len(billings), len(reloads)) == (4, 4, 3)
+    told = Counter((each.value["run"], each.value["state"]) for each in events["programs"])
+    assert told == {(run, state): 1 for run in [*reports, *billings, *reloads] for state in ("started", "completed")}
+
+
+def ended(database: Path) -> int:
+    """How many runs the scheduler knows to have ended."""
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        known = connection.execute("SELECT name FROM sqlite_master WHERE name = 'runs'").fetchone()
+        return connection.execute("SELECT count(*) FROM runs WHERE ended").fetchone()[0] if known else 0

@@ -1,0 +1,138 @@
+"""The workflow: followers see its states and tokens as they are, and each of them once, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plainsong import Client
+from tests.daemon.harness import clean_environ
+from tests.examples.programs import EXAMPLES, Program, command, lasting_daemon, mortal, run
+
+Values = Callable[..., list[Any]]
+STEPS = ["fetch", "clean", "count", "report"]
+TOKEN = {
+    "source": "purchases",
+    "rows": 987,
+    "dropped": 13,
+    "customers": 329,
+    "report": "329 customers, 13 rows dropped",
+}
+#: Dies as a kill would have it, at one moment of the second step.
+DYING = """
+import os, runpy, sys
+sys.path.insert(0, sys.argv.pop(1))
+import workflow_states
+moment, method = sys.argv.pop(1), sys.argv.pop(1)
+whole = getattr(workflow_states.Runs, method)
+def dies(runs):
+    if runs.changes[0][1] != "clean":
+        return whole(runs)
+    if moment == "after":
+        whole(runs)
+    os._exit(9)
+setattr(workflow_states.Runs, method, dies)
+sys.argv[0] = workflow_states.__file__
+workflow_states.main()
+"""
+
+
+def rows(database: Path, run: str) -> list[tuple[str, Any]]:
+    """The steps of a run as its own database has them."""
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute(
+            "SELECT step, token, committed FROM steps WHERE run = ? ORDER BY tx", (run,)
+        ).fetchall()
+    assert all(committed for _, _, committed in found)
+    return [(step, json.loads(token)) for step, token, _ in found]
+
+
+def test_followers_see_each_state_with_its_token(url: str, namespace: str, tmp_path: Path, values: Values):
+    database = tmp_path / "workflow.db"
+    said = run("workflow_states", url, "--namespace", namespace, "--database", database, "--run", "r1")
+    assert said.count("is done") == 4
+    assert '"state": "completed"' in said
+    assert rows(database, "r1")[-1] == ("report", TOKEN)
+    check_told(values, url, namespace, "r1")
+
+
+def check_told(values: Values, url: str, namespace: str, run: str) -> None:
+    """Both topics tell of every step once, in order; the changes make the token."""
+    states, tokens = (
+        [each for each in values(url, namespace, topic, isolation="committed") if each["run"] == run]
+        for topic in ("states", "tokens")
+    )
+    assert [(each["step"], each["state"]) for each in states] == [
+        (step, "completed" if step == "report" else "running") for step in STEPS
+    ]
+    assert [each["step"] for each in tokens] == STEPS
+    token: dict[str, Any] = {}
+    for each in tokens:
+        token |= each["changed"]
+    assert token == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("moment", "method", "outcome"),
+    [
+        ("before", "commit_tx", None),
+        ("after", "commit_tx", "aborted"),
+        ("before", "post_tx_commit", "committed"),
+        ("after", "post_tx_commit", None),
+    ],
+)
+def test_a_death_around_the_decision_is_made_good(
+    moment: str, method: str, outcome: str | None, url: str, namespace: str, tmp_path: Path, values: Values
+):
+    words = ("--namespace", namespace, "--database", tmp_path / "workflow.db", "--run", "r1", "run")
+    args = [sys.executable, "-c", DYING, str(EXAMPLES), moment, method, *command("workflow_states", url, *words)[2:]]
+    died = subprocess.run(args, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    assert died.returncode == 9, died.stderr
+    said = run("workflow_states", url, *words)
+    assert ("interrupted: " + outcome if outcome else "") in said
+    assert ("interrupted" in said) == (outcome is not None)
+    assert ("clean is done" in said) == (method == "commit_tx")
+    assert [step for step, _ in rows(tmp_path / "workflow.db", "r1")] == STEPS
+    check_told(values, url, namespace, "r1")
+
+
+def test_states_and_rows_agree_although_workflow_and_daemon_are_killed(tmp_path: Path, values: Values):
+    chance, database = random.Random(3), tmp_path / "workflow.db"
+    with lasting_daemon(tmp_path) as (daemon, url):
+        for name in ("r1", "r2"):
+            workflow = Program(
+                tmp_path / "log",
+                "workflow_states",
+                url,
+                "--database",
+                database,
+                "--run",
+                name,
+                "--pause-s",
+                "0.1",
+                "run",
+            )
+            with mortal(workflow):
+                for victim in (workflow, daemon, workflow, workflow):
+                    time.sleep(chance.uniform(0.35, 0.8))
+                    victim.kill()
+                    victim.start()
+                while workflow.wait() != 0:
+                    workflow.start()  # its transaction was undone with the daemon's death; it says so and goes on
+        for name in ("r1", "r2"):
+            assert [step for step, _ in rows(database, name)] == STEPS
+            assert rows(database, name)[-1][1] == TOKEN
+            check_told(values, url, "workflow", name)
+        with Client(url, namespace="workflow") as client:
+            left = client.transactions.list(state="in_progress")  # begun by those who were killed
+        assert not any(each.topics for each in left)  # and they hold up nobody
