@@ -2,7 +2,7 @@
 
 Events of all kinds come on topics of their own. A user subscribes to topics by patterns, and to what the events say. The
 daemon keeps where each user is, and one event loop looks after all of them. A user who comes for the first time begins
-an hour ago. What was shown and not yet noted when the program is killed is shown again; nothing is left out.
+an hour ago. What was shown and not yet noted when the program is killed is shown again, under the same id; nothing is left out.
 
     notifications.py                       events of all kinds, and what each user gets to see
     notifications.py inbox ada --follow    one user's notifications, as they come
@@ -59,7 +59,7 @@ async def inbox(client: AsyncClient, user: str, *, follow: bool) -> None:
     ) as messages:
         async for message in messages:
             if wanted.says.items() <= message.value.items():
-                print(f"{user:<6} {message.publish_time:%H:%M:%S} {message.topic:<16} {message.value}", flush=True)
+                print(f"{user:<6} {message.id:.20} {message.topic:<16} {message.value}", flush=True)
 
 
 async def main() -> None:

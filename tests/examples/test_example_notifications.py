@@ -1,0 +1,59 @@
+"""Notifications: each user sees what he asked for, also what he missed, and nothing twice when nobody was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plainsong import JSON, Client
+from tests.daemon.harness import eventually
+from tests.examples.programs import Program, mortal, run
+
+EVENTS = {"events-metadata": 2, "events-programs": 4, "events-data": 2}
+
+
+def seen_by(said: str, user: str) -> list[str]:
+    """The topics and contents that a user was shown."""
+    return [line.split(maxsplit=2)[2] for line in said.splitlines() if line.startswith(user)]
+
+
+def test_each_user_sees_what_he_asked_for(url: str, namespace: str):
+    said = run("notifications", url, "--namespace", namespace)
+    with Client(url, namespace=namespace) as client:
+        happened = [(each.topic, each.value) for topic in EVENTS for each in client.read(topic, serializer=JSON)]
+    assert len(happened) == sum(EVENTS.values())
+    assert sorted(seen_by(said, "ada")) == sorted(f"{topic:<16} {value}" for topic, value in happened)
+    assert seen_by(said, "grace") == ["events-programs  {'program': 'join', 'state': 'failed'}"]
+    assert sorted(seen_by(said, "linus")) == sorted(
+        f"{topic:<16} {value}" for topic, value in happened if topic != "events-programs"
+    )
+    assert len(said.splitlines()) == 8 + 1 + 4
+
+
+def test_a_user_sees_what_he_missed_and_nothing_again(url: str, namespace: str):
+    run("notifications", url, "--namespace", namespace)
+    assert run("notifications", url, "--namespace", namespace, "inbox") == ""
+    for _ in range(2):
+        run("notifications", url, "--namespace", namespace, "happen")
+    said = run("notifications", url, "--namespace", namespace, "inbox", "ada", "grace")
+    assert [len(seen_by(said, user)) for user in ("ada", "grace", "linus")] == [16, 2, 0]
+
+
+def test_an_inbox_that_follows_shows_what_comes_and_after_a_kill_at_most_the_last_again(
+    url: str, namespace: str, tmp_path: Path
+):
+    words = ("--namespace", namespace, "--follow", "inbox", "ada")
+    inbox = Program(tmp_path / "log", "notifications", url, *words)
+    with mortal(inbox):
+        for times in (1, 2):
+            run("notifications", url, "--namespace", namespace, "happen")
+            eventually("ada has seen it", lambda times=times: len(set(lines(inbox))) == 8 * times)
+            inbox.kill()
+            inbox.start()
+        run("notifications", url, "--namespace", namespace, "happen")
+        eventually("ada has seen all", lambda: len(set(lines(inbox))) == 24)
+    assert 24 <= len(lines(inbox)) <= 24 + 2
+
+
+def lines(inbox: Program) -> list[str]:
+    """What was shown; each line has the id of its message."""
+    return inbox.said().splitlines()
