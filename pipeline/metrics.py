@@ -31,6 +31,9 @@ METRICS: dict[str, Known] = {
     "rows_total": Known(Counter, "Messages and rows handled by this run.", ("topic",)),
     "bytes_total": Known(Counter, "Bytes of payloads handled by this run.", ("topic",)),
     "batches_total": Known(Counter, "Batches, chunks or key ranges finished by this run.", ("topic",)),
+    "dead_letters_total": Known(
+        Counter, "Messages that this run could not read, and kept as dead letters.", ("topic",)
+    ),
     "lag_seconds": Known(Gauge, "Age of the oldest message that waits for the job.", ("topic",)),
     "ttl_used_ratio": Known(Gauge, "That age, as a part of the topic's time to live.", ("topic",)),
     "warnings_total": Known(Counter, "Warnings of this run, by what they warn of.", ("warning",)),

@@ -1,0 +1,79 @@
+"""One batch of messages into the four tables: what the stream does, again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.audit.dead_letters import DEAD_LETTERS, dead_letter_rows
+from pipeline.audit.judging import judged
+from pipeline.audit.lineage import EDGES, edge_rows
+from pipeline.audit.trail import TRAIL, trail_rows
+from pipeline.audit.usage import USAGE, usage_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pipeline.audit.keeping import Keeping
+
+TABLES: Final = (TRAIL, USAGE, EDGES, DEAD_LETTERS)
+TABLE: Final = {table.name: table for table in TABLES}
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What a batch came to: messages that were new, those of them that were bad, and when the last was published."""
+
+    messages: int = 0
+    bad: int = 0
+    bytes: int = 0
+    last_published_ms: int = 0
+
+
+def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
+    """Put messages, rows of the connector, into the tables, but for those that are there.
+
+    Of each topic they are the next ones, all up to the last of them. When it returns they are in, on the disk; when it
+    raises they may be, and are to be given again.
+    """
+    weighed = keeping.unseen(judged(messages))
+    # Of a good message the payload is of no more use; of a bad one it is all there is.
+    lean = weighed.withColumn("size", F.length("payload")).withColumn(
+        "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))
+    )
+    rows = lean.persist()
+    try:
+        topics = (
+            rows.groupBy("topic")
+            .agg(
+                F.max("message_id").alias("last"),
+                F.count(F.lit(1)).alias("messages"),
+                F.count("reason").alias("bad"),
+                F.sum("size").alias("bytes"),
+                F.max(F.unix_millis("published")).alias("last_published_ms"),
+            )
+            .collect()
+        )
+        if not topics:
+            return Absorbed()
+        batch = {
+            TRAIL.name: trail_rows(rows),
+            USAGE.name: usage_rows(rows),
+            EDGES.name: edge_rows(rows),
+            DEAD_LETTERS.name: dead_letter_rows(rows),
+        }
+        bad = sum(topic["bad"] for topic in topics)
+        if not bad:
+            del batch[DEAD_LETTERS.name]
+        keeping.add(batch, {topic["topic"]: bytes(topic["last"]).hex() for topic in topics})
+    finally:
+        rows.unpersist()
+    keeping.merge(messages.sparkSession)
+    return Absorbed(
+        sum(topic["messages"] for topic in topics),
+        bad,
+        sum(topic["bytes"] for topic in topics),
+        max(topic["last_published_ms"] for topic in topics),
+    )
