@@ -50,6 +50,11 @@ class Progress:
         self._told_s = -EVERY_S
         self._line = ""
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody gets to see ``step``."""
+        return self._as_json or self._shown
+
     # --- what is rewritten -----------------------------------------------------------------------
 
     def step(

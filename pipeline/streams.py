@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -40,3 +40,26 @@ def watch(
     finally:
         if query.isActive:
             query.stop()
+
+
+def watch_all(queries: Sequence[StreamingQuery], *, idle: Callable[[], object]) -> None:
+    """Wait until all queries have ended.
+
+    Args:
+      idle: called about every second, and at the end.
+    Raises:
+      StreamingQueryException: one failed; the others are stopped. Whatever ``idle`` raises; all are stopped then.
+    """
+    try:
+        left = list(queries)
+        while left:
+            left[0].awaitTermination(LOOK_S)  # of one; the others are looked at
+            for query in left:
+                if not query.isActive:
+                    query.awaitTermination()  # raises what it failed of
+            left = [query for query in left if query.isActive]
+            idle()
+    finally:
+        for query in queries:
+            if query.isActive:
+                query.stop()

@@ -1,0 +1,152 @@
+"""Bringing an archive up to date with its topics: one streaming query each, from where the archive ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.archive import layout
+from pipeline.archive.coverage import Range, covered, minus
+from pipeline.archive.files import open_files
+from pipeline.archive.reading import load_manifests
+from pipeline.archive.writing import TIMESTAMPS, BatchWriter, Log, Offsets
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.times import now_ms, show_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from pipeline.archive.manifest import Manifest
+    from pipeline.job import Run
+    from plainsong import Client
+
+FIRST = bytes(20)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How topics are archived."""
+
+    root: str
+    checkpoint: str | None = None
+    """Below which the queries keep their offsets; None: in the archive."""
+    batch_rows: int = 1_000_000
+    batch_bytes: int = 256 << 20
+    compression: str = "zstd"
+    isolation: str | None = None
+    may_lose: bool = False
+    """Go on behind what expired before it was archived, instead of failing."""
+    warn_at: float = 0.5
+    """Of the topic's ttl."""
+
+
+class Subject:
+    """One topic, its archive and its checkpoint."""
+
+    def __init__(self, run: Run, client: Client, topic: str, choices: Choices) -> None:
+        properties = client.properties(topic)
+        self.run, self.topic, self.choices = run, topic, choices
+        self.log = Log(run.where.namespace, topic, int(properties["generation"]))
+        self.ttl_s = int(properties["ttl"])
+        self.files = open_files(choices.root, run.session)
+        below = layout.checkpoint_folder(self.log.namespace, topic, self.log.generation)
+        top = choices.root if choices.checkpoint is None else choices.checkpoint
+        self.checkpoint = f"{top.rstrip('/')}/{below}"
+        self._checkpoint_files = open_files(self.checkpoint, run.session)
+        self.offsets = Offsets(self._checkpoint_files, self.log)
+        self._client = client
+
+    @property
+    def resumes_at(self) -> bytes:
+        """The id from which on nothing is archived yet, as far as a new run would go by."""
+        return self.offsets.done() or self.offsets.first() or self._end_of_archive()
+
+    def begin(self) -> bytes:
+        """Where the query's first batch starts: noted now, if the checkpoint is new, and the same ever after."""
+        start = self.offsets.first()
+        if start is None:
+            if not self.offsets.is_new:
+                says = f"{self.checkpoint} is a checkpoint of something else"
+                raise CommandFailed(says, hint="choose another --checkpoint", code=Exit.STORE)
+            start = self._end_of_archive()
+            self.offsets.begin(start)
+        return start
+
+    def start(self, done: Callable[[Manifest], None], *, every: str | None) -> StreamingQuery:
+        """Start the query.
+
+        Args:
+          done: called in the query's thread with each batch that was written.
+          every: the trigger's interval; None: once, until what is there now has been archived.
+        """
+        start = self.begin()
+        spark = self.run.session()
+        spark.conf.set(*TIMESTAMPS)
+        rows = spark.readStream.format("plainsong").options(**self._source(start)).load()
+        writer = BatchWriter(
+            self.files,
+            self.log,
+            self.offsets,
+            compression=self.choices.compression,
+            is_held=lambda first, end: not minus(Range(first, end), covered(self.entries())),
+            done=done,
+        )
+        query = rows.writeStream.foreachBatch(writer).queryName(f"archive {self.log.name}")
+        query = query.option("checkpointLocation", self._checkpoint_files.url(""))
+        return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
+
+    def entries(self) -> list[Manifest]:
+        """The entries of this generation."""
+        return load_manifests(self.files, self.log.folder)
+
+    def waiting_s(self, end: bytes) -> float:
+        """The age of the oldest message from ``end`` on, whatever its state; 0 when there is none."""
+        seen = self._client.messages(self.topic, end, limit=1)
+        return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
+
+    def judge(self, end: bytes) -> bool:
+        """Tell how far the archive is behind; whether that is too far."""
+        age_s = self.waiting_s(end)
+        self.run.metrics.set("lag_seconds", age_s, topic=self.topic)
+        self.run.metrics.set("ttl_used_ratio", age_s / self.ttl_s, topic=self.topic)
+        if age_s <= self.choices.warn_at * self.ttl_s:
+            return False
+        used = f"{age_s / self.ttl_s:.0%} of its time to live"
+        self.run.warn(
+            f"{self.log.name}: the oldest message that is not archived is {show_length(age_s * 1000)} old, {used}; "
+            "archive more often, or raise the ttl",
+            "behind",
+            topic=self.topic,
+            ageSeconds=round(age_s, 1),
+            ttlSeconds=self.ttl_s,
+        )
+        return True
+
+    def _end_of_archive(self) -> bytes:
+        """The first id after all that is archived of this generation; a gap before it is not filled."""
+        held = covered(self.entries())
+        return held[-1].end if held else FIRST
+
+    def _source(self, start: bytes) -> dict[str, str]:
+        options = self.run.source(
+            subscribe=self.topic,
+            startingOffsets=starting_offsets(self.log, start),
+            maxOffsetsPerTrigger=str(self.choices.batch_rows),
+            maxBytesPerTrigger=str(self.choices.batch_bytes),
+            minPartitions=str(self.run.session().sparkContext.defaultParallelism),
+            failOnDataLoss=str(not self.choices.may_lose).lower(),
+        )
+        if self.choices.isolation is not None:
+            options["isolation"] = self.choices.isolation
+        return options
+
+
+def starting_offsets(log: Log, start: bytes) -> str:
+    """An id as the connector takes it for its first position."""
+    if start == FIRST:
+        return "earliest"
+    told: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
+    return json.dumps(told, separators=(",", ":"))

@@ -1,0 +1,189 @@
+"""What the commands of ``archive`` do: for each topic in turn, or for all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.archive import layout
+from pipeline.archive.appending import Choices, Subject
+from pipeline.archive.compaction import Compaction, plan
+from pipeline.archive.coverage import Range
+from pipeline.archive.files import open_files
+from pipeline.archive.reading import load_manifests
+from pipeline.archive.verification import Findings, Verification
+from pipeline.archive.writing import Log
+from pipeline.streams import watch_all
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.patterns import chosen
+from plainsong.cli.tables import show_bytes, show_count
+from plainsong.cli.times import now_ms, show_time
+from pyspark_plainsong.options import ReadOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.archive.manifest import Manifest
+    from pipeline.job import Run
+    from pyspark_plainsong.calls import Calls
+
+
+def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
+    """Archive what there is, or follow.
+
+    Args:
+      every: the interval of following; None: once.
+      options: of ``Choices``.
+    Returns:
+      the topics whose archive was, or is, too far behind.
+    Raises:
+      CommandFailed: a topic is not there; nothing was done. What Spark and the daemon raise; what has a manifest by
+        then is archived.
+    """
+    choices = Choices(root, **options)
+    with run.client(*topics) as client:
+        subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
+        if run.dry_run:
+            for subject in subjects:
+                foresee(run, subject)
+            return []
+        behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
+        appended = [Appending(run, subject) for subject in subjects]
+        groups = [appended] if every is not None else [[each] for each in appended]
+        for group in groups:
+            run.progress.begin()
+            queries = [each.subject.start(each.done, every=every) for each in group]
+            watch_all(queries, idle=lambda group=group: [each.tell(following=every is not None) for each in group])  # type: ignore[misc]
+        for each in appended:
+            if each.end():
+                behind.add(each.subject.topic)
+    return sorted(behind)
+
+
+#: A topic that is followed is asked this often, in looks of a second, whether its archive is behind.
+JUDGE_EVERY = 30
+
+
+class Appending:
+    """One topic under way; batches end in the query's thread, and are told in the command's."""
+
+    def __init__(self, run: Run, subject: Subject) -> None:
+        self._run = run
+        self.subject = subject
+        self._written: list[Manifest] = []
+        self._told = 0
+        self._looks = 0
+        self._expected = expected(run, subject) if run.progress.is_heard else None
+
+    def done(self, manifest: Manifest) -> None:
+        """A batch was written."""
+        self._written.append(manifest)
+
+    def tell(self, *, following: bool = False) -> None:
+        """Say what was written since the last time."""
+        topic = self.subject.topic
+        for manifest in self._written[self._told :]:
+            self._told += 1
+            self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
+            self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
+            self._run.metrics.add("batches_total", topic=topic)
+            bounds = {"start": manifest.start.hex(), "end": manifest.end.hex()}
+            rows, batch_bytes = manifest.stats.count, manifest.stats.payload_bytes
+            self._run.progress.event(
+                "batch", topic=topic, batch=manifest.batch, rows=rows, payloadBytes=batch_bytes, **bounds
+            )
+            self._run.metrics.write()
+        if self._written:
+            last = self._written[-1]
+            lag_s = max(0.0, (now_ms() - layout.time_of(last.end)) / 1000)
+            rows = sum(each.stats.count for each in self._written)
+            of = None if following else self._expected
+            self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
+        self._looks += 1
+        if following and self._looks % JUDGE_EVERY == 0:
+            self.subject.judge(self.subject.resumes_at)
+            self._run.metrics.write()
+
+    def end(self) -> bool:
+        """Say what it came to; whether the archive is behind even now."""
+        self.tell()
+        rows = sum(each.stats.count for each in self._written)
+        size = sum(each.stats.payload_bytes for each in self._written)
+        end = self.subject.resumes_at
+        text = f"{self.subject.topic}: {show_count(rows)} messages, {show_bytes(size)} in {len(self._written)} batches"
+        told = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
+        self._run.progress.result(text, "archived", **told, end=end.hex())
+        return self.subject.judge(end)
+
+
+def expected(run: Run, subject: Subject) -> int:
+    """How many messages wait to be archived, whatever becomes of their transactions."""
+    return _calls(run, subject.topic).offsets(subject.topic, start=subject.resumes_at).messages
+
+
+def foresee(run: Run, subject: Subject) -> None:
+    """Say what ``append`` would do."""
+    start = subject.resumes_at
+    ahead = _calls(run, subject.topic).offsets(subject.topic, start=start)
+    since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
+    run.progress.result(
+        f"{subject.topic}: would archive {show_count(ahead.messages)} messages, {show_bytes(ahead.size_bytes)}, "
+        f"since {since}, into {subject.files.url(subject.log.folder)}",
+        "foreseen",
+        topic=subject.topic,
+        messages=ahead.messages,
+        bytes=ahead.size_bytes,
+        start=start.hex(),
+        folder=subject.files.url(subject.log.folder),
+    )
+    subject.judge(start)
+
+
+def _calls(run: Run, topic: str) -> Calls:
+    """The connector's own client: it knows ``/offsets``, which counts without moving payloads."""
+    return ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()
+
+
+def compact(
+    run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
+) -> None:
+    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there."""
+    files = open_files(root, run.session)
+    entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
+    there = sorted({entry.topic for entry in entries})
+    for log in sorted(
+        {Log(each.namespace, each.topic, each.generation) for each in entries if each.topic in chosen(there, topics)},
+        key=lambda each: (each.topic, each.generation),
+    ):
+        own = [each for each in entries if Log(each.namespace, each.topic, each.generation) == log]
+        days = plan(own, unfinished=today)
+        if run.dry_run:
+            for day in days:
+                rows = sum(piece.entry.stats.count for piece in day.pieces)
+                text = f"{log.topic}: would write {day.day} from {len(day.pieces)} entries"
+                run.progress.result(text, "foreseen", topic=log.topic, day=day.day, entries=len(day.pieces), rows=rows)
+            continue
+        compaction = Compaction(run.session(), files, log, compression=compression)
+        rows = 0
+        for number, day in enumerate(days):
+            manifest = compaction.run(day)
+            rows += manifest.stats.count
+            run.metrics.add("rows_total", manifest.stats.count, topic=log.topic)
+            run.metrics.add("batches_total", topic=log.topic)
+            run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
+            run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
+        swept = compaction.sweep(keep_ms)
+        text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
+        run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
+
+
+def verify(run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None) -> Findings:
+    """Compare a range of ids with the topic. Raises CommandFailed: the topic is not there; what Spark raises."""
+    with run.client(topic) as client:
+        properties = client.properties(topic)
+    if start >= end:
+        raise CommandFailed("--from is not before --to", code=Exit.USAGE)
+    log = Log(run.where.namespace, topic, int(properties["generation"]))
+    source = run.source(subscribe=topic, **({} if isolation is None else {"isolation": isolation}))
+    files = open_files(root, run.session)
+    ttl_s = int(properties["ttl"])
+    return Verification(run.session(), files, log, source, ttl_s, Range(start, end)).run()

@@ -1,0 +1,156 @@
+"""The job ``archive``: its three commands, and what they tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipeline.job import Run, job_options
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.times import Length, Place, show_time
+from plainsong.cli.verb import VerbGroup
+
+_root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")
+_compression = click.option(
+    "--compression", default="zstd", type=click.Choice(["zstd", "snappy", "lz4_raw", "gzip", "none"]), show_default=True
+)
+_isolation = click.option(
+    "--isolation", type=click.Choice(["committed", "uncommitted"]), help="Of reading; the connector's by default."
+)
+
+
+class Keep(click.ParamType[int]):
+    """A length of time in milliseconds, or 0."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds."""
+        if isinstance(value, int) or str(value) in ("0", "0s"):
+            return int(str(value).removesuffix("s"))
+        return Length(0.001).convert(value, param, ctx)
+
+
+@click.group(cls=VerbGroup)
+def archive() -> None:
+    """Keep topics as Parquet files, beyond their expiry.
+
+    Each message stands in an archive once, whatever is killed when, and every
+    file stands in a manifest that says what it holds. `pipeline.archive.read`
+    gives the rows.
+    """
+
+
+@archive.command(
+    examples=[
+        "plainsong pipeline run archive append orders --root archive",
+        "plainsong pipeline run archive append 'orders-*' --root archive --follow",
+    ]
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
+@_root
+@click.option("--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default.")
+@click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is archived.")
+@click.option("--every", default="10s", metavar="TIME", type=Length(), help="How often --follow looks; 10s by default.")
+@click.option("--batch-rows", default=1_000_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@click.option("--batch-bytes", default=256 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@_compression
+@_isolation
+@click.option("--may-lose", is_flag=True, help="Go on behind what expired before it was archived, instead of failing.")
+@click.option(
+    "--warn-at", default=0.5, type=click.FloatRange(0, 1), show_default=True, help="Part of the ttl that is too late."
+)
+@click.option("--fail-when-behind", is_flag=True, help="End with exit code 1 after such a warning.")
+@job_options("archive")
+def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None:
+    """Bring the archive up to date with topics.
+
+    What the archive has is not read again. With several topics one is archived
+    after the other; with --follow all at once.
+    """
+    from pipeline.archive import archiving  # here, so that help needs no pyspark
+
+    every, follow, fail = options.pop("every"), options.pop("follow"), options.pop("fail_when_behind")
+    behind = archiving.append(run, topics, root, every=f"{every} seconds" if follow else None, **options)
+    if behind and fail:
+        raise CommandFailed(
+            f"the archive was behind for {', '.join(behind)}", hint="it is not any more, unless it says so again"
+        )
+
+
+@archive.command(examples=["plainsong pipeline run archive compact --root archive"])
+@click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
+@_root
+@_compression
+@click.option("--today", is_flag=True, help="Also the day that the archive has not reached the end of.")
+@click.option(
+    "--keep",
+    default="1h",
+    metavar="TIME",
+    type=Keep(),
+    help="Take replaced files away so much later, for readers that have begun; 1h by default.",
+)
+@job_options("archive")
+def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
+    """Make one set of files of each finished day (dt=2026-01-31).
+
+    May be killed anywhere and run again, also by two at once. Readers that go
+    by the manifests see each message once all the time.
+    """
+    from pipeline.archive import archiving
+
+    archiving.compact(run, topics, root, compression=compression, today=today, keep_ms=keep)
+
+
+@archive.command(
+    examples=[
+        "plainsong pipeline run archive verify orders --root archive",
+        "plainsong pipeline run archive verify orders --root archive --from -2d --to -1d",
+    ]
+)
+@click.argument("topic")
+@_root
+@click.option(
+    "--from", "start", type=Place(now="ms"), default="oldest", metavar="PLACE", help="From here on; all by default."
+)
+@click.option("--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help="Before here; now by default.")
+@_isolation
+@job_options("archive", dry_run=False)
+def verify(run: Run, topic: str, root: str, start: Any, end: Any, isolation: str | None) -> None:
+    """Compare the archive with the topic, message by message.
+
+    Also compares the files with their manifests, which tells damage of what
+    expired in the topic long ago. Ends with 1 when something is missing,
+    different or damaged.
+    """
+    from pipeline.archive import archiving
+
+    first = bytes(20) if start == "oldest" else _bound(start)
+    last = _bound(end)
+    findings = archiving.verify(run, topic, root, first, last, isolation)
+    run.progress.result("\n".join(_told(findings)), "verified", topic=topic, **findings.as_json())
+    if not findings.is_good:
+        said = [f"{findings.counts[name]} messages {name}" for name in ("missing", "different", "twice")]
+        said = [each for each in said if not each.startswith("0 ")]
+        said += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
+        raise CommandFailed(f"the archive is not what the topic was: {', '.join(said)}", code=Exit.FAILED)
+
+
+def _bound(place: str | bytes | int) -> bytes:
+    from plainsong.starts import as_bound
+
+    assert not isinstance(place, str), place
+    return as_bound(place)
+
+
+def _told(findings: Any) -> list[str]:
+    from pipeline.archive.verification import VERDICTS
+
+    counts = [(name, f"{tables.show_count(findings.counts[name]):>12}  {says}") for name, (says, _) in VERDICTS.items()]
+    lines = tables.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
+    lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
+    lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
+    holes = ((show_time(int.from_bytes(each[:8], "big")) for each in hole) for hole in findings.holes)
+    return lines + ["hole: from {} to {}".format(*times) for times in holes]

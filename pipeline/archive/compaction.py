@@ -1,0 +1,212 @@
+"""Batches become days: one entry for each day of a topic, in steps that may end anywhere and be done again.
+
+    check   the files of the sources hold what their manifests say: damage is found before it is copied
+    write   the day's rows, sorted, into a folder whose name follows from the sources, so a second try takes the same
+    finish  read back, compare, make durable, and write the manifest: from here on the day answers for its range
+    sweep   take away what other entries answer for altogether, some time after they began to
+
+A day is compacted when the archive reaches beyond its end, so it is written once. A batch that reaches over midnight
+goes with the second of its days.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from pipeline.archive import layout
+from pipeline.archive.coverage import Range, covered, merged, minus, pieces
+from pipeline.archive.manifest import NAME, NOTHING, Manifest, Stats
+from pipeline.archive.reading import is_all, load_manifests, rows_of, within
+from pipeline.archive.rows import SCHEMA, stats_by_entry, stats_of
+from pipeline.archive.writing import TIMESTAMPS
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.times import now_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from pipeline.archive.coverage import Piece
+    from pipeline.archive.files import Files
+    from pipeline.archive.writing import Log
+
+#: A folder without a manifest that nobody has touched for so long is what a killed run left.
+ORPHAN_MS = 86_400_000
+#: About so many payload bytes go into one file of a day.
+FILE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day that is to be written."""
+
+    day: str
+    start: bytes
+    end: bytes
+    pieces: tuple[Piece, ...]
+
+    @property
+    def revision(self) -> int:
+        """Above those it replaces."""
+        return 1 + max((piece.entry.revision for piece in self.pieces if piece.entry.kind == "day"), default=0)
+
+    @property
+    def entry(self) -> str:
+        """The name of its folder: the same for the same sources."""
+        said = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def plan(entries: Sequence[Manifest], *, unfinished: bool = False) -> list[Day]:
+    """The days of one generation that are not in one entry yet.
+
+    Args:
+      unfinished: also the last day, which the archive may not have reached the end of.
+    """
+    found = pieces(entries)
+    days: list[Day] = []
+    for run in covered(entries):
+        start = run.start
+        for day in _days_with_rows(within(found, *run)):
+            day_end = layout.time_bound(layout.day_start_ms(day) + layout.DAY_MS)
+            end = min(day_end, run.end)
+            parts = tuple(within(found, start, end))
+            done = len(parts) == 1 and parts[0].entry.kind == "day" and parts[0].is_whole
+            if not done and (unfinished or end == day_end):
+                days.append(Day(day, start, end, parts))
+            start = end
+    return days
+
+
+def _days_with_rows(found: Sequence[Piece]) -> list[str]:
+    days: set[str] = set()
+    for piece in found:
+        first, last = piece.entry.stats.first, piece.entry.stats.last
+        if first is None or last is None or last < piece.start or first >= piece.end:
+            continue
+        low, high = max(first, piece.start), min(last, piece.end)
+        low_ms = layout.day_start_ms(layout.day_of(layout.time_of(low)))
+        days |= {layout.day_of(ms) for ms in range(low_ms, layout.time_of(high) + 1, layout.DAY_MS)}
+    return sorted(days)
+
+
+class Compaction:
+    """The compaction of one generation of one topic."""
+
+    def __init__(self, spark: SparkSession, files: Files, log: Log, *, compression: str = "zstd") -> None:
+        self._spark = spark
+        self._files = files
+        self._log = log
+        self._compression = compression
+
+    def entries(self) -> list[Manifest]:
+        """Those there are now."""
+        return load_manifests(self._files, self._log.folder)
+
+    def run(self, day: Day) -> Manifest:
+        """All steps of one day but the sweep. Raises CommandFailed: a source is damaged; nothing was replaced."""
+        self.check(day)
+        self.write(day)
+        return self.finish(day)
+
+    def check(self, day: Day) -> None:
+        """Raises CommandFailed: a source does not hold what its manifest says; nothing was done."""
+        entries = [piece.entry for piece in day.pieces]
+        now = stats_by_entry(self._spark, self._files, entries)
+        for entry in entries:
+            if now[entry.folder] != entry.stats:
+                raise _damaged(f"{entry.folder} does not hold what its manifest says")
+
+    def write(self, day: Day) -> None:
+        """Write the files, in place of those of a try before."""
+        self._spark.conf.set(*TIMESTAMPS)
+        rows = rows_of(self._spark, self._files, day.pieces)
+        count = 1 + sum(piece.entry.stats.payload_bytes for piece in day.pieces) // FILE_BYTES
+        spread = rows.repartition(1) if count == 1 else rows.repartitionByRange(count, sf.col("message_id"))
+        sorted_rows = spread.sortWithinPartitions("message_id")
+        sorted_rows.write.mode("overwrite").option("compression", self._compression).parquet(self._url(day))
+
+    def finish(self, day: Day) -> Manifest:
+        """Make the day part of the archive. Raises CommandFailed: it is not what its sources are; it is no part."""
+        folder = self.folder(day)
+        stats = stats_of(self._spark.read.schema(SCHEMA).parquet(self._url(day)))
+        if stats != self._expected(day):
+            raise _damaged(f"{folder} came out different from its sources")
+        self._files.settle(folder)
+        manifest = Manifest(
+            kind="day",
+            namespace=self._log.namespace,
+            topic=self._log.topic,
+            generation=self._log.generation,
+            start=day.start,
+            end=day.end,
+            stats=stats,
+            files=tuple(self._files.sizes(folder).items()),
+            written_ms=now_ms(),
+            source=day.entry,
+            day=day.day,
+            revision=day.revision,
+            folder=folder,
+        )
+        self._files.write(f"{folder}/{NAME}", manifest.as_json())
+        return manifest
+
+    def sweep(self, keep_ms: int, removed: Callable[[str], None] = lambda folder: None) -> int:
+        """Take away entries that others answer for since ``keep_ms``, and what killed runs left; how many folders.
+
+        Args:
+          removed: called with each folder that is gone.
+        """
+        entries = self.entries()
+        gone = [entry.folder for entry in replaced(entries, now_ms() - keep_ms)]
+        with_manifest = {entry.folder for entry in entries}
+        gone += [folder for folder in self._folders() if folder not in with_manifest and self._is_old(folder)]
+        for folder in gone:
+            self._files.remove(folder)
+            removed(folder)
+        return len(gone)
+
+    def folder(self, day: Day) -> str:
+        """Where a day goes."""
+        return layout.day_folder(self._log.namespace, self._log.topic, self._log.generation, day.day, day.entry)
+
+    def _url(self, day: Day) -> str:
+        return self._files.url(self.folder(day))
+
+    def _expected(self, day: Day) -> Stats:
+        whole = [piece for piece in day.pieces if is_all(piece)]
+        cut = [piece for piece in day.pieces if not is_all(piece)]
+        found = sum((piece.entry.stats for piece in whole), NOTHING)
+        return found + stats_of(rows_of(self._spark, self._files, cut)) if cut else found
+
+    def _folders(self) -> list[str]:
+        found = []
+        for above in ("batches", "days"):
+            for group in self._files.names(f"{self._log.folder}/{above}"):
+                under = f"{self._log.folder}/{above}/{group}"
+                found += [f"{under}/{name}" for name in self._files.names(under)]
+        return found
+
+    def _is_old(self, folder: str) -> bool:
+        return now_ms() - self._files.modified_ms(folder) > ORPHAN_MS
+
+
+def replaced(entries: Sequence[Manifest], before_ms: int) -> list[Manifest]:
+    """Entries whose whole range others answer for, all of them written before a time."""
+    found: list[Manifest] = []
+    ranked = sorted((entry for entry in entries if entry.written_ms <= before_ms), key=lambda each: each.rank)
+    taken: list[Range] = []
+    for entry in ranked:
+        if not minus(Range(entry.start, entry.end), taken):
+            found.append(entry)
+        taken = merged([*taken, Range(entry.start, entry.end)])
+    return found
+
+
+def _damaged(message: str) -> CommandFailed:
+    return CommandFailed(message, hint="`archive verify` says what is damaged", code=Exit.STORE)

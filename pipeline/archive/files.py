@@ -1,0 +1,156 @@
+"""The files of an archive beside Spark's own: on local disks, and on whatever Hadoop's FileSystem can reach.
+
+All paths are from the root. ``write`` is atomic and durable: on local disks the bytes are synced before the rename
+and the folder after it; elsewhere the file system's own close and rename are relied on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote, urlsplit
+
+from pipeline.archive.manifest import NAME as MANIFEST
+from plainsong.cli.exits import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+
+class Files(Protocol):
+    """What archives need of a file system."""
+
+    def url(self, path: str) -> str:
+        """The same for Spark."""
+
+    def find(self, under: str, name: str) -> list[str]:
+        """All files of that name below a folder, sorted; none when there is no such folder."""
+
+    def read(self, path: str) -> bytes | None:
+        """What is in a file; None when there is none."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Make or replace a file, with its folders, whole or not at all."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Names and sizes of the Parquet files right in a folder, sorted; none when there is no such folder."""
+
+    def names(self, folder: str) -> list[str]:
+        """What stands right in a folder, sorted; nothing when there is none."""
+
+    def settle(self, folder: str) -> None:
+        """Make the Parquet files of a folder durable."""
+
+    def remove(self, folder: str) -> None:
+        """Take a folder away with all that is in it; nothing when there is none."""
+
+    def modified_ms(self, folder: str) -> int:
+        """When something right in it was changed last, in milliseconds since 1970."""
+
+
+def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> Files:
+    """The file system of a root: a path, ``file:…``, or a URL that Hadoop knows.
+
+    Args:
+      session: gives the session through which other file systems are reached.
+    Raises:
+      CommandFailed: it is such a URL, and there is no session.
+    """
+    parts = urlsplit(root)
+    if "://" not in root and not root.startswith("file:"):
+        return LocalFiles(Path(root))
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return LocalFiles(Path(unquote(parts.path)))
+    if session is None:
+        raise CommandFailed(f"{root} cannot be looked into without Spark", code=Exit.USAGE)
+    from pipeline.archive.hadoop import HadoopFiles
+
+    return HadoopFiles(root, session())
+
+
+class LocalFiles:
+    """Files on this machine's disks, or mounted as if they were."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def url(self, path: str) -> str:
+        """As ``Files``."""
+        return self._at(path).as_uri()
+
+    def find(self, under: str, name: str) -> list[str]:
+        """As ``Files``."""
+        found = (each.relative_to(self._root).as_posix() for each in self._at(under).rglob(name) if each.is_file())
+        return sorted(found)
+
+    def read(self, path: str) -> bytes | None:
+        """As ``Files``."""
+        try:
+            return self._at(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, path: str, data: bytes) -> None:
+        """As ``Files``."""
+        target = self._at(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+        _sync(target.parent)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As ``Files``."""
+        return {each.name: each.stat().st_size for each in self._parquet(folder)}
+
+    def names(self, folder: str) -> list[str]:
+        """As ``Files``."""
+        at = self._at(folder)
+        return sorted(each.name for each in at.iterdir()) if at.is_dir() else []
+
+    def settle(self, folder: str) -> None:
+        """As ``Files``."""
+        for each in self._parquet(folder):
+            _sync(each)
+        at = self._at(folder)
+        # Folders that were made on the way must not be lost either.
+        while at.is_relative_to(self._root):
+            _sync(at)
+            at = at.parent
+
+    def remove(self, folder: str) -> None:
+        """As ``Files``; what has a manifest loses that first, so that no half of it is ever taken for a whole."""
+        at = self._at(folder)
+        if at.is_dir():
+            (at / MANIFEST).unlink(missing_ok=True)
+            _sync(at)
+            shutil.rmtree(at)
+
+    def modified_ms(self, folder: str) -> int:
+        """As ``Files``."""
+        at = self._at(folder)
+        return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
+
+    def _at(self, path: str) -> Path:
+        return self._root.joinpath(*PurePosixPath(path).parts)
+
+    def _parquet(self, folder: str) -> list[Path]:
+        return sorted(each for each in self._at(folder).glob("*.parquet") if each.name[0] not in "._")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

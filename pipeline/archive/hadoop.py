@@ -1,0 +1,93 @@
+"""The files of an archive on HDFS, S3 and the like, through the Hadoop classes that Spark brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.archive.manifest import NAME
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class HadoopFiles:
+    """Files below a URL that Hadoop knows; see ``pipeline.archive.files.Files``.
+
+    The classes are reached through the driver's JVM, so the session must be a classic one, not Spark Connect.
+    """
+
+    def __init__(self, root: str, spark: SparkSession) -> None:
+        self._root = root.rstrip("/")
+        self._gateway: Any = spark.sparkContext._gateway
+        self._jvm: Any = spark._jvm
+        self._conf: Any = spark._jsc.hadoopConfiguration()
+        self._system: Any = self._path("").getFileSystem(self._conf)
+
+    def url(self, path: str) -> str:
+        """As ``Files``."""
+        return f"{self._root}/{path}" if path else self._root
+
+    def find(self, under: str, name: str) -> list[str]:
+        """As ``Files``."""
+        top = self._path(under)
+        if not self._system.exists(top):
+            return []
+        base = self._system.makeQualified(self._path("")).toUri().getPath().rstrip("/") + "/"
+        found, files = [], self._system.listFiles(top, True)
+        while files.hasNext():
+            each = files.next().getPath()
+            if each.getName() == name:
+                found.append(str(each.toUri().getPath()).removeprefix(base))
+        return sorted(found)
+
+    def read(self, path: str) -> bytes | None:
+        """As ``Files``."""
+        at = self._path(path)
+        if not self._system.exists(at):
+            return None
+        stream = self._system.open(at)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def write(self, path: str, data: bytes) -> None:
+        """As ``Files``; where a rename copies (S3), the file still appears only when it is complete."""
+        at, beside = self._path(path), self._path(f"{path}.tmp")
+        stream = self._system.create(beside, True)
+        stream.write(bytearray(data))
+        stream.close()
+        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(at.toUri(), self._conf)
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        context.rename(context.makeQualified(beside), context.makeQualified(at), options)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As ``Files``."""
+        found = {each.getPath().getName(): int(each.getLen()) for each in self._statuses(folder) if each.isFile()}
+        return {name: found[name] for name in sorted(found) if name.endswith(".parquet") and name[0] not in "._"}
+
+    def names(self, folder: str) -> list[str]:
+        """As ``Files``."""
+        return sorted(each.getPath().getName() for each in self._statuses(folder))
+
+    def settle(self, folder: str) -> None:
+        """As ``Files``: what was closed is as durable as the file system makes it."""
+
+    def remove(self, folder: str) -> None:
+        """As ``Files``."""
+        self._system.delete(self._path(f"{folder}/{NAME}"), False)
+        self._system.delete(self._path(folder), True)
+
+    def modified_ms(self, folder: str) -> int:
+        """As ``Files``."""
+        own = self._system.getFileStatus(self._path(folder)).getModificationTime()
+        return max(int(own), *(int(each.getModificationTime()) for each in self._statuses(folder)), 0)
+
+    def _statuses(self, folder: str) -> list[Any]:
+        at = self._path(folder)
+        return list(self._system.listStatus(at)) if self._system.exists(at) else []
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.url(path))

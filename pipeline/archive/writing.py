@@ -1,0 +1,187 @@
+"""One micro-batch becomes one folder: written over what a killed run left, read back, and given its manifest last."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.archive import layout
+from pipeline.archive.manifest import NAME, Manifest, parse_manifest
+from pipeline.archive.rows import SCHEMA, archived, stats_of
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.times import now_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipeline.archive.files import Files
+
+#: The file in a checkpoint that says where its first batch starts.
+START = "_start.json"
+#: Spark's own default is the INT96 of old, which other readers take for deprecated.
+TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One generation of one topic."""
+
+    namespace: str
+    topic: str
+    generation: int
+
+    @property
+    def name(self) -> str:
+        """As the connector's offsets name it."""
+        return f"{self.namespace}:{self.topic}"
+
+    @property
+    def folder(self) -> str:
+        """Of its entries."""
+        return layout.generation_folder(self.namespace, self.topic, self.generation)
+
+
+class Offsets:
+    """What a query noted in its checkpoint: the range of each batch.
+
+    Args:
+      files: with the checkpoint as their root.
+      log: whose messages the query reads.
+    """
+
+    def __init__(self, files: Files, log: Log) -> None:
+        self._files = files
+        self._log = log
+
+    def bounds(self, batch: int) -> tuple[bytes, bytes]:
+        """The ids ``start <= id < end`` of a batch that Spark has begun. Raises CommandFailed."""
+        start = self.first() if batch == 0 else self._end(batch - 1)
+        end = self._end(batch)
+        if start is None or end is None:
+            raise CommandFailed(f"the checkpoint says nothing of batch {batch}", code=Exit.STORE)
+        return start, end
+
+    def done(self) -> bytes | None:
+        """Where the newest batch that was finished ends; None before the first one."""
+        batches = [int(name) for name in self._files.names("commits") if name.isdigit()]
+        return self._end(max(batches)) if batches else None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no query has used the checkpoint yet."""
+        return not self._files.names("offsets")
+
+    def first(self) -> bytes | None:
+        """Where the first batch starts; None for a new checkpoint."""
+        text = self._files.read(START)
+        return None if text is None else bytes.fromhex(json.loads(text)["start"])
+
+    def begin(self, start: bytes) -> None:
+        """Note where the first batch starts, before there is one: what is asked for again after a kill is the same."""
+        told = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
+        self._files.write(START, json.dumps(told).encode())
+
+    def _end(self, batch: int) -> bytes | None:
+        text = self._files.read(f"offsets/{batch}")
+        if text is None:
+            return None
+        # v1, a line of Spark's, and the connector's offset.
+        told: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
+        if told["gen"] != self._log.generation:
+            says = f"the checkpoint is of generation {told['gen']} of {self._log.name}, not {self._log.generation}"
+            raise CommandFailed(says, hint="give each generation a --checkpoint of its own", code=Exit.STORE)
+        return bytes.fromhex(told["next"])
+
+
+class BatchWriter:
+    """What ``foreachBatch`` calls; the same batch comes again after a kill, with the same range.
+
+    Args:
+      files: of the archive.
+      offsets: of the query's checkpoint.
+      is_held: whether a range of ids stands in the archive already; asked once, since only the first batch of a run
+        can be one that was there before.
+      done: called with each batch that was written.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        log: Log,
+        offsets: Offsets,
+        *,
+        compression: str = "zstd",
+        is_held: Callable[[bytes, bytes], bool] = lambda start, end: False,
+        done: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> None:
+        self._files = files
+        self._log = log
+        self._offsets = offsets
+        self._compression = compression
+        self._is_held = is_held
+        self._done = done
+        self._is_first = True
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Write a batch, unless it is there. Raises whatever Spark raises; the batch is no part of the archive then."""
+        spark = rows.sparkSession
+        archive = _query_id(spark)
+        start, end = self._offsets.bounds(batch)
+        folder = layout.batch_folder(self._log.namespace, self._log.topic, self._log.generation, archive, batch)
+        again, self._is_first = self._is_first, False
+        if again and self._is_there(folder, start, end):
+            return
+        self.write(rows, folder, end)
+        self._done(self.describe(spark, folder, archive, batch, (start, end)))
+
+    def write(self, rows: DataFrame, folder: str, end: bytes) -> None:
+        """The files, in place of whatever a killed run left there."""
+        kept = archived(rows, self._log.generation)
+        # A partition of the connector is a range of ids, read in order: so is each file.
+        kept.write.mode("overwrite").option("compression", self._compression).parquet(self._files.url(folder))
+
+    def describe(
+        self, spark: SparkSession, folder: str, archive: str, batch: int, bounds: tuple[bytes, bytes]
+    ) -> Manifest:
+        """Read back what was written, make it durable, and write the manifest, which makes it part of the archive."""
+        stats = stats_of(spark.read.schema(SCHEMA).parquet(self._files.url(folder)))
+        start, end = bounds
+        if stats.count and not (start <= (stats.first or b"") and (stats.last or b"") < end):
+            raise CommandFailed(f"batch {batch} of {self._log.name} has ids outside of its range", code=Exit.STORE)
+        self._files.settle(folder)
+        manifest = Manifest(
+            kind="batch",
+            namespace=self._log.namespace,
+            topic=self._log.topic,
+            generation=self._log.generation,
+            start=start,
+            end=end,
+            stats=stats,
+            files=tuple(self._files.sizes(folder).items()),
+            written_ms=now_ms(),
+            source=archive,
+            batch=batch,
+            folder=folder,
+        )
+        self._files.write(f"{folder}/{NAME}", manifest.as_json())
+        return manifest
+
+    def _is_there(self, folder: str, start: bytes, end: bytes) -> bool:
+        text = self._files.read(f"{folder}/{NAME}")
+        if text is None:
+            return self._is_held(start, end)  # compacted meanwhile
+        there = parse_manifest(text, folder)
+        if (there.start, there.end) != (start, end):
+            says = f"{there.name} is of other ids than the checkpoint says"
+            raise CommandFailed(says, hint="was the checkpoint restored, or edited?", code=Exit.STORE)
+        return True
+
+
+def _query_id(spark: SparkSession) -> str:
+    """The archive id: that of the query, which is that of its checkpoint."""
+    found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert found is not None, "this runs inside of a streaming query"
+    return found.replace("-", "")
