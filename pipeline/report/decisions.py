@@ -61,38 +61,33 @@ class Asked:
     decisions: Sequence[Decision]
     unavailable: str | None = None
     """Why the service said nothing; None: it answered."""
-    not_asked: int = 0
-    """Pointers beyond the bound; their state is ``unknown``."""
 
 
-def ask_about(
-    found: Iterable[Found],
-    transactions: Transactions,
-    max_pointers: int,
-    *,
-    step: Callable[[], None] = lambda: None,
-) -> Asked:
-    """What became of each pointer; of the newest ``max_pointers`` only, where there are more.
+def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Callable[[], None] = lambda: None) -> Asked:
+    """What became of each pointer.
 
     Args:
       step: called behind each question.
     Raises:
       PlainsongError: what goes wrong on the way. That the daemon has no service is an answer.
     """
-    newest = sorted(found, key=lambda each: each.pointer, reverse=True)
     decisions: list[Decision] = []
     unavailable = None
-    for each in newest[:max_pointers]:
-        try:
-            decisions.append(_told(each, transactions.get(each.pointer)))
-        except TransactionsUnavailable as error:
-            unavailable = error.detail
-            break
-        step()
-    left = newest[len(decisions) :]
-    return Asked(
-        [*decisions, *map(_unknown, left)], unavailable, 0 if unavailable else max(0, len(newest) - max_pointers)
-    )
+    for each in found:
+        if unavailable is None:
+            try:
+                decisions.append(_told(each, transactions.get(each.pointer)))
+                step()
+                continue
+            except TransactionsUnavailable as error:
+                unavailable = error.detail
+        decisions.append(_unknown(each))
+    return Asked(decisions, unavailable)
+
+
+def not_asked(found: Iterable[Found], why: str) -> Asked:
+    """The same where there is nobody to ask."""
+    return Asked([_unknown(each) for each in found], why)
 
 
 def _told(found: Found, status: TransactionStatus) -> Decision:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from pipeline.report.rates import quantiles
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -40,3 +42,17 @@ def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFr
         (until_ms - sf.col("begun_ms")).alias("open_ms"),
         sf.when(until_ms.isNotNull(), held_ms).alias("held_ms"),
     ).orderBy(sf.desc_nulls_last("held_ms"), "transaction", "topic")
+
+
+def hold_quantiles(holds: DataFrame) -> DataFrame:
+    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long each topic was held.
+
+    Of ``HOLDS``; ``open`` are those still in progress, which count with the time so far, and ``unknown`` those whose
+    end is not remembered, which do not.
+    """
+    return holds.groupBy("topic").agg(
+        sf.count("*").alias("transactions"),
+        sf.count_if(sf.col("state") == "in_progress").alias("open"),
+        sf.count_if(sf.col("held_ms").isNull()).alias("unknown"),
+        *quantiles("held_ms"),
+    )

@@ -1,0 +1,8 @@
+"""``python -m pipeline.report``: the job as a program of its own."""
+
+from __future__ import annotations
+
+from pipeline.job import main
+from pipeline.report.command import report
+
+main(report, "report")

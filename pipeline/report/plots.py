@@ -1,0 +1,180 @@
+"""The plots of a report, as SVG that takes the page's own colours: on a light page dark text, on a dark one light.
+
+Without a display and without time stamps: the same report makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from plainsong.cli.times import show_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from pipeline.report.report import Report
+
+#: Topics with a line of their own; of the others the tables tell.
+MAX_LINES = 8
+#: Readable on white and on near-black alike, and told apart by those who see fewer colours.
+COLOURS = ("#3584c6", "#d97a00", "#1f9e77", "#c05a9b", "#cf4a32", "#7a6cd0", "#8a8f98", "#b59a00")
+STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": COLOURS[6], "invalid": COLOURS[4]}
+#: Stand for the page's colours in what is drawn, and are replaced in the SVG.
+_TEXT, _GRID = "#010203", "#040506"
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": ["sans-serif"],
+    "font.size": 10,
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "axes.edgecolor": _GRID,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+}
+
+
+class Plot(NamedTuple):
+    """One picture and what it shows."""
+
+    key: str
+    """Its section in ``MADE_FROM``."""
+    title: str
+    svg: str
+
+
+def plots_of(report: Report) -> list[Plot]:
+    """All plots that have something to show."""
+    found = [
+        Plot("sizes", "Messages in the queue", _drawn("sizes", report, _sizes)),
+        Plot("rates", "Messages published per second", _drawn("rates", report, _rates)),
+    ]
+    if report.latency_steps:
+        found.append(Plot("latency", "Publish to visible, median and 99th percentile", _drawn("l", report, _latency)))
+    if any(row["held_ms"] is not None for row in report.holds):
+        found.append(Plot("holds", "How long transactions held a topic", _drawn("holds", report, _holds)))
+    return found
+
+
+def _drawn(name: str, report: Report, draw: Callable[[Axes, Report], None]) -> str:
+    """One figure as an ``svg`` element."""
+    # A salt of its own for each: ids of several pictures in one page must not meet.
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": f"plainsong {name}"}):
+        figure = Figure(figsize=(8.6, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, report)
+        axes.set_xlim(_time(report.grid.start_ms), _time(report.grid.end_ms))
+        locator = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_TEXT, "currentColor").replace(_GRID, "var(--rule)")
+    return re.sub(r' width="[\d.]+pt" height="[\d.]+pt"| height="[\d.]+pt"| width="[\d.]+pt"', "", svg, count=2)
+
+
+# --- what is drawn -----------------------------------------------------------------------------------
+
+
+def _sizes(axes: Axes, report: Report) -> None:
+    for topic, colour in _lines(report, report.sizes):
+        rows = report.of_topic(report.sizes, topic)
+        # A point belongs to both lines where one turns into the other, so that no gap is seen.
+        known = [row["messages"] if row["complete"] else None for row in rows]
+        least = [
+            row["messages"] if not row["complete"] or not rows[max(0, at - 1)]["complete"] else None
+            for at, row in enumerate(rows)
+        ]
+        _plot(axes, rows, known, colour, label=_name(topic))
+        if any(value is not None for value in least):
+            label = None if any(value is not None for value in known) else _name(topic) + " (at least)"
+            _plot(axes, rows, least, colour, linestyle="--", label=label)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(_count))
+
+
+def _rates(axes: Axes, report: Report) -> None:
+    for topic, colour in _lines(report, report.rates):
+        rows = report.of_topic(report.rates, topic)
+        per_second = [row["messages"] / report.grid.length_s(step) for step, row in enumerate(rows)]
+        _plot(axes, rows, per_second, colour, drawstyle="steps-post", label=_name(topic))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(_count))
+
+
+def _latency(axes: Axes, report: Report) -> None:
+    for topic, colour in _lines(report, report.latency_steps):
+        rows = report.of_topic(report.latency_steps, topic)
+        _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", markersize=3, label=_name(topic))
+        _plot(axes, rows, [row["p99_ms"] for row in rows], colour, marker="^", markersize=3, linestyle=":", label=None)
+    _lengths(axes)
+
+
+def _holds(axes: Axes, report: Report) -> None:
+    for state in sorted({row["state"] for row in report.holds if row["held_ms"] is not None}):
+        rows = [row for row in report.holds if row["state"] == state and row["held_ms"] is not None]
+        axes.scatter(
+            [_time(row["first_publish_ms"]) for row in rows],
+            [row["held_ms"] for row in rows],
+            s=16,
+            color=STATE_COLOURS.get(state, COLOURS[5]),
+            label=state.replace("_", " "),
+        )
+    _lengths(axes)
+
+
+def _plot(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], values: Sequence[float | None], colour: str, **more: Any
+) -> None:
+    drawn = [float("nan") if value is None else value for value in values]
+    axes.plot([_time(row["time_ms"]) for row in rows], drawn, color=colour, **more)
+
+
+def _lengths(axes: Axes) -> None:
+    """A scale from nothing to days."""
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_length(value)))
+
+
+def _lines(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The topics that get a line, those with most messages, each with its colour."""
+    total = {facts.topic: 0 for facts in report.topics}
+    for row in rows:
+        total[row["topic"]] = max(total.get(row["topic"], 0), row["messages"])
+    most = sorted(total, key=lambda topic: (-total[topic], topic))[:MAX_LINES]
+    colour = {facts.topic: COLOURS[number % len(COLOURS)] for number, facts in enumerate(report.topics)}
+    return [(topic, colour[topic]) for topic in sorted(most)]
+
+
+def _time(time_ms: int) -> float:
+    """As matplotlib counts: days since 1970."""
+    return time_ms / 86_400_000
+
+
+def _name(topic: str) -> str:
+    # A name that begins with an underscore would be left out of the legend.
+    return " " + topic.partition(":")[2]
+
+
+def _count(value: float, _: object) -> str:
+    return f"{value:,.0f}".replace(",", " ") if value == int(value) else f"{value:g}"

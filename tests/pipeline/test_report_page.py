@@ -1,0 +1,131 @@
+"""The page is one file that needs nothing else, follows light and dark, and says what its figures are made of."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from xml.etree import ElementTree
+
+import pytest
+
+from pipeline.report import gather
+from pipeline.report.decisions import Asked
+from pipeline.report.facts import TopicFacts, with_archive
+from pipeline.report.grid import Grid, grid_over
+from pipeline.report.messages import MESSAGES
+from pipeline.report.page import page_of, write_page
+from pipeline.report.report import MADE_FROM, Report
+from pipeline.report.shown import as_json, lines_of
+from plainsong.errors import InvalidParameter
+from tests.pipeline import reported
+
+START_MS = 1_700_000_000_000
+FACTS = [
+    TopicFacts("ns:a", 1, 20_000, START_MS + 5_000, False, {}),
+    TopicFacts("ns:b", 2, 3_000, START_MS, True, {}),
+    TopicFacts("ns:c", 1, 10**9, START_MS, False, {}, "a <note> about it"),
+]
+
+
+@pytest.fixture(scope="module")
+def made(spark) -> Report:
+    rows, decisions = reported.a_history(11, 300, START_MS)
+    messages = spark.createDataFrame(rows, MESSAGES).coalesce(2).cache()
+    grid = grid_over(START_MS, START_MS + 60_000)
+    frames = gather.frames_of(spark, messages, FACTS, Asked(decisions), grid, START_MS + 60_000)
+    return gather.report_of(frames, FACTS, grid, START_MS + 60_000, len(rows), ["two pointers <too many>"])
+
+
+def svgs(page: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+
+
+def test_the_page_has_a_plot_for_each_kind_of_figure_and_needs_nothing_from_elsewhere(made):
+    page = page_of(made)
+    assert len(svgs(page)) == 4
+    assert "<script" not in page
+    links = re.findall(r"""(?:src|href)=["']([^"']+)|url\(([^)]+)\)""", page)
+    assert all((one or other).startswith("#") for one, other in links)
+    assert page.count("<html") == page.count("</html>") == 1
+
+
+def test_plots_are_whole_describe_themselves_and_share_no_ids(made):
+    ids: list[str] = []
+    for svg in svgs(page_of(made)):
+        root = ElementTree.fromstring(svg)
+        assert root.get("aria-label")
+        assert root.get("role") == "img"
+        ids += [
+            value for each in root.iter() for name, value in each.attrib.items() if name == "id" and "_" not in value
+        ]
+    assert len(ids) == len(set(ids))
+
+
+def test_plots_take_the_colours_of_the_page(made):
+    page = page_of(made)
+    assert "prefers-color-scheme: dark" in page
+    for svg in svgs(page):
+        assert "currentColor" in svg
+        assert "#010203" not in svg
+        assert "#000000" not in svg
+
+
+def test_every_section_says_what_it_is_made_of_and_what_is_not_known(made):
+    for text in (unescape(page_of(made)), " ".join(" ".join(lines_of(made)).split())):
+        for key, said in MADE_FROM.items():
+            assert said in text, key
+    assert "two pointers &lt;too many&gt;" in page_of(made)
+    assert "a &lt;note&gt; about it" in page_of(made)
+    assert "c: a <note> about it" in as_json(made)["notes"]
+
+
+def test_the_same_report_is_the_same_page(made, tmp_path):
+    write_page(made, tmp_path / "one.html")
+    assert (tmp_path / "one.html").read_text() == page_of(made)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.html"]
+
+
+def test_an_empty_topic_makes_a_page_too(spark):
+    grid = Grid(START_MS, START_MS + 1000, 1000)
+    messages = spark.createDataFrame([], MESSAGES)
+    frames = gather.frames_of(spark, messages, FACTS[:1], Asked([]), grid, START_MS)
+    empty = gather.report_of(frames, FACTS[:1], grid, START_MS, 0, [])
+    assert len(svgs(page_of(empty))) == 2
+    assert "ns:a" in "\n".join(lines_of(empty))
+
+
+def test_sizes_are_lower_bounds_where_messages_expired_since(made):
+    of_a = {row["time_ms"]: row["complete"] for row in made.of_topic(made.sizes, "ns:a")}
+    assert {time_ms >= START_MS + 25_000 for time_ms, complete in of_a.items() if complete} == {True}
+    assert all(row["complete"] for row in made.of_topic(made.sizes, "ns:b"))
+    assert "≥" in "\n".join(lines_of(made))
+
+
+# --- grids, and what an archive adds -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("range_s", "step_s"), [(1, 1), (120, 1), (121, 2), (86_400, 900), (365 * 86_400, 4 * 86_400)])
+def test_steps_are_round_and_few_unless_asked_for(range_s, step_s):
+    grid = grid_over(START_MS, START_MS + range_s * 1000)
+    assert grid.step_ms == step_s * 1000
+    assert grid.steps <= 120
+
+
+def test_a_range_of_nothing_and_one_of_too_many_steps_are_refused():
+    with pytest.raises(InvalidParameter, match="empty"):
+        grid_over(START_MS, START_MS)
+    with pytest.raises(InvalidParameter, match="steps"):
+        grid_over(START_MS, START_MS + 86_400_000, 1)
+
+
+def test_an_archive_that_reaches_the_topic_makes_sizes_known_from_where_it_begins():
+    topic = FACTS[0]
+    until = topic.known_from_ms
+    assert with_archive(topic, [(10, 20), (30, until)], False).known_from_ms == 30
+    assert not with_archive(topic, [(10, 20), (30, until)], True).whole
+    assert with_archive(topic, [(10, until + 5)], True).whole
+    behind = with_archive(topic, [(10, until - 1)], True)
+    assert (behind.known_from_ms, behind.whole) == (until, False)
+    assert "expired" in behind.note
+    assert with_archive(topic, [], False) == topic
+    assert with_archive(FACTS[1], [(10, 20)], True) == FACTS[1]
