@@ -23,6 +23,7 @@ from protocol.records import HighWater, Metadata, Reader
 from protocol.topic.pending import Pending
 from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
+from protocol.topic.torn_payloads import torn_ranges
 from protocol.transactions.authority import Nobody
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
     state.loaded()
     state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
     settle_known(state)
+    if not store.traits.whole_commits:
+        await _find_torn_payloads(state, store)
     return state
 
 
@@ -99,6 +102,15 @@ async def _load_pointers(state: TopicState, generation: int, store: Store) -> No
         return True
 
     await store.scan(Table.METADATA, start, stop_after(start), take)
+
+
+async def _find_torn_payloads(state: TopicState, store: Store) -> None:
+    def take(rows: list[Row]) -> bool:
+        state.torn_payloads += [key for key, _ in rows]
+        return True
+
+    for start, stop in torn_ranges(state):
+        await store.scan(Table.PAYLOAD, start, stop, take, values=False)
 
 
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:

@@ -34,7 +34,7 @@ class Described:
     key: bytes
     value: bytes
     kind: str = "unparseable"
-    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``producer``, ``producers``, ``message``, ``reference``,
+    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``, ``reference``,
     ``payload``; ``namespace``; of the transaction
     service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
@@ -102,7 +102,8 @@ def _message(row: Described) -> None:
 def _payload(row: Described) -> None:
     row.name, row.generation, pointer, ts, seq = keys.parse_payload_key(row.key)
     row.time_ms = ts
-    row.fields = {"write_pointer": pointer, "write_ts_ms": ts, "payload_sequence_id": seq}
+    under = "write_pointer" if pointer > 0 else "staged_pointer"
+    row.fields = {under: pointer, "write_ts_ms": ts, "payload_sequence_id": seq}
     message = _value(row)
     if message.payload is None:
         raise DamagedRow("a payload row has no payload")
@@ -161,8 +162,7 @@ def _system(row: Described) -> None:
         }
         row.kind = "reader"
     elif key.kind == keys.POINTER:
-        row.fields = pointer_fields(row.key, row.value)
-        row.kind = "pointer"
+        row.kind, row.fields = pointer_fields(row.key, row.value)
     elif key.kind == keys.PRODUCER:
         row.fields = producer_fields(key.rest, row.value)
         row.kind = "producer"

@@ -42,23 +42,33 @@ def reference_fields(message: MessageRow) -> Fields:
         "first_payload": stored.first.hex(),
         "last_payload": stored.last.hex(),
     }
+    if stored.staged is not None:
+        fields["staged_pointer"] = stored.staged
     if stored.segments is not None:
         fields["segments"] = sorted(stored.segments)
     return fields
 
 
-def pointer_fields(key: bytes, value: bytes) -> Fields:
-    """What a topic's row about a write pointer says. Raises DamagedRow."""
+def pointer_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
+    """Kind and words of a topic's row about a write pointer, or about what is staged. Raises DamagedRow."""
     pending = Pending.decode(keys.parse_pointer_key(key)[2], value)
+    if pending.staged_by is not None:
+        return "staged", {"staged_pointer": pending.pointer, "producer": pending.staged_by} | _used(pending)
     fields: Fields = {
         "write_pointer": pending.pointer,
-        "first_used_ms": pending.since_ms,
-        "last_used_ms": pending.used_ms,
         "messages": pending.messages,
         "message_bytes": pending.size,
         "rolled_back": pending.rolled_back,
         "runs": [{"first": run.first.hex(), "last": run.last.hex(), "before": run.before} for run in pending.runs],
     }
+    if pending.published is not None:
+        fields["stored_published"] = {"first": pending.published[0].hex(), "last": pending.published[1].hex()}
+    return "pointer", fields | _used(pending)
+
+
+def _used(pending: Pending) -> Fields:
+    """When it was used, and what is stored under it."""
+    fields: Fields = {"first_used_ms": pending.since_ms, "last_used_ms": pending.used_ms}
     if pending.last_stored is not None and pending.first_stored is not None:
         fields |= {
             "stored": pending.stored,
@@ -77,8 +87,6 @@ def pointer_fields(key: bytes, value: bytes) -> Fields:
             {"producer": producer, "segment": segment or None, "epoch": epoch, "last_producer_id": highest}
             for (producer, segment), (epoch, highest) in pending.stored_by.items()
         ]
-    if pending.published is not None:
-        fields["stored_published"] = {"first": pending.published[0].hex(), "last": pending.published[1].hex()}
     return fields
 
 

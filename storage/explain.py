@@ -127,6 +127,8 @@ class GenerationSummary:
     """The lowest of them, rolled back or not."""
     stored: int = 0
     """Messages stored under them and not published."""
+    staged: int = 0
+    """Messages staged by producers and not published."""
     producers: int = 0
     """Of which the topic has a row."""
     invalid: int = 0
@@ -141,6 +143,8 @@ class GenerationSummary:
             self.producers += 1
         elif row.kind == "pointer":
             self._add_pointer(row)
+        elif row.kind == "staged":
+            self.staged += _whole(row.fields.get("stored", 0))
         elif row.kind == "payload":
             self.payload_rows += 1
         elif row.message is not None and row.kind in ("message", "reference"):

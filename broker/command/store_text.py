@@ -57,6 +57,7 @@ def summary_json(summary: Summary) -> dict[str, object]:
                         "undecided_pointers": rows.pointers,
                         "oldest_pointer": rows.oldest_pointer,
                         "stored_unpublished": rows.stored,
+                        "staged_unpublished": rows.staged,
                         "to_be_cleaned": topic.cleaned(number),
                     }
                     for number, rows in sorted(topic.generations.items())
@@ -147,6 +148,7 @@ def _generation_line(topic: TopicSummary, number: int) -> str:
         (rows.producers, "producers"),
         (rows.references, "rows for stored messages"),
         (rows.stored, "stored and not published"),
+        (rows.staged, "staged and not published"),
         (rows.rolled_back, "rolled back"),
         (rows.invalid, "of invalid transactions"),
         (topic.cleaned(number), "to be cleaned"),

@@ -31,6 +31,7 @@ from protocol.topic.settling import list_pointers, take_decided
 from protocol.topic.staging import publish_staged, store_staged
 from protocol.topic.staging_asks import PublishStaged, StoreStaged
 from protocol.topic.step import Step
+from protocol.topic.torn_payloads import remove_torn_payloads
 from protocol.topic.under import publish_under, store_under
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class TopicCore:
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
         if state.torn:
             remove_torn(state, step)
+        if state.torn_payloads:
+            remove_torn_payloads(state, step)
         follow_policy(state, step, now)
         for ticket, ask in arrivals:
             if isinstance(ask, asks.Look):

@@ -123,6 +123,8 @@ class TopicState:
     """Keys of message rows of an atomic request that was cut off, last one first: the next step removes them."""
     torn_bytes: int = 0
     """Of their rows."""
+    torn_payloads: list[bytes] = field(default_factory=list)
+    """Keys of payload rows that a cut-off commit left: the next step removes them too."""
     replaying: Replay | None = None
     """What rows behind the mark say about producers, while they are being read."""
 

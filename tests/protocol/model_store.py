@@ -22,6 +22,7 @@ from protocol.topic.pending import Pending
 from protocol.topic.producers.record import Producer, Remembering
 from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
+from protocol.topic.torn_payloads import torn_ranges
 from protocol.transactions.authority import Nobody
 from storage.rolled import rolled_back
 
@@ -114,6 +115,8 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
         state.readers[key[len(readers) :].decode("ascii")] = Reader.decode(value)
     state.loaded()
     settle_known(state)
+    for start, stop in torn_ranges(state):
+        state.torn_payloads += [key for key, _ in store.scan(Table.PAYLOAD, start, stop)]
     return state
 
 

@@ -101,6 +101,7 @@ def full_pending() -> Pending:
     pending.stored_by["p", "s"] = (1, 2)
     pending.took_ids("p", 1, 2)
     pending.rolled_back = pending.orphaned = True
+    pending.staged_by = "p"
     return pending
 
 

@@ -149,6 +149,7 @@ class PointerMachine(RuleBasedStateMachine):
             self.look_at(number, self.pointers.setdefault(number, Pointer()), state.pending.get(number))
 
     def look_at(self, number, model, pending):
+        state = self.core.state
         if pending is None:
             assert not [each for each in model.kept if each.known]
             return
@@ -167,6 +168,8 @@ class PointerMachine(RuleBasedStateMachine):
         unknown = {each.position for each in kept if not each.known}
         for key, value in self.store.scan(Table.PAYLOAD, start, start + b"\xff" * 11):
             row, position = decode_row(value), key[len(start) :]
+            if key in state.torn_payloads:
+                continue  # the next step removes it
             given = pending.first_stored is not None and pending.first_stored <= position <= pending.last_stored
             known = given and position not in unknown
             model.kept.append(Kept(position, row.payload, names.get(row.extras.get("s")), known))

@@ -10,7 +10,7 @@ from protocol.effects import Operation, Table, put_one
 from protocol.names import TopicName
 from protocol.properties import TopicProperties
 from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
-from protocol.references import Stored
+from protocol.references import Stored, staged_pointer
 from protocol.rows import SEGMENT, MessageRow, encode_row
 from protocol.topic.pending import Pending, Segment
 from protocol.topic.producers.record import Producer, Remembering, Result
@@ -85,6 +85,23 @@ def rows_about_producers() -> list[Operation]:
         put_one(Table.METADATA, system(keys.PRODUCERS), Remembering(since=at, forgotten=at, epochs=3).encode()),
         put_one(Table.METADATA, keys.namespace_key("shop"), NamespaceProperties("enabled", 1).encode()),
         put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, INVALID), stored_by.encode()),
+    ]
+
+
+def rows_about_staging() -> list[Operation]:
+    """What a producer has staged and not published, with one of its rows, and a row of what it published."""
+    open_, gone = (staged_pointer(NOW_MS, seq) for seq in (1, 0))
+    at = keys._POSITION.pack(NOW_MS - 9, 0)
+    staged = Pending(open_, NOW_MS - 9, NOW_MS, stored=2, stored_bytes=11, first_stored=at, last_stored=at)
+    staged.staged_by = "p"
+    staged.segments["a"] = Segment(0, 2, 11)
+    staged.stored_by["p", "a"] = (3, 1)
+    reference = Stored(2, 12, at, at, frozenset((0,)), gone)
+    return [
+        put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, open_), staged.encode()),
+        payload(ORDERS, 2, open_, NOW_MS - 9, 0, MessageRow(b"staged", extras={SEGMENT: 0})),
+        message(ORDERS, 2, NOW_MS, 6, MessageRow(None, extras={**reference.extras(), "d": ["p", 3, 1, 11]})),
+        payload(ORDERS, 2, gone, NOW_MS - 9, 0, MessageRow(b"a winner", extras={SEGMENT: 0})),
     ]
 
 

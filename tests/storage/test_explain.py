@@ -15,14 +15,17 @@ from rows_of_all_kinds import (
     ORDERS,
     make_store,
     rows_about_producers,
+    rows_about_staging,
     rows_of_all_kinds,
     rows_that_do_not_parse,
 )
 
+from broker.command.store_text import summary_json, summary_text
 from protocol.effects import Table
 from protocol.ids import pack_position
 from storage.describe import Described, describe
 from storage.explain import MAX_EXAMPLES, Choice, explain, walk
+from storage.leveldb import LevelDBStore
 from storage.readonly import open_stopped
 
 
@@ -53,7 +56,7 @@ def test_whatever_bytes_a_row_has_describing_it_never_fails(table, key, value):
     json.dumps(describe(table, key, value).shown())
 
 
-@given(st.sampled_from(rows_of_all_kinds() + rows_about_producers()), st.data())
+@given(st.sampled_from(rows_of_all_kinds() + rows_about_producers() + rows_about_staging()), st.data())
 def test_whatever_byte_of_a_row_is_changed_describing_it_never_fails(operation, data):
     key, value = bytearray(operation.prefix + operation.suffixes[0]), bytearray(operation.values[0])
     for garbled in (key, value):
@@ -177,3 +180,30 @@ async def test_rows_of_the_transaction_service_are_of_no_topic(tmp_path, choice,
     with open_stopped(await make_store(tmp_path / "data")) as (database, _):
         assert walk(database, Table.METADATA, lambda row: rows.append(row) or True) == ""
     assert sum(map(choice.takes, rows)) == count
+
+
+def test_what_is_staged_and_what_was_is_told_in_words():
+    staged, kept, reference, winner = described(rows_about_staging())
+    assert (staged.kind, kept.kind, reference.kind, winner.kind) == ("staged", "payload", "reference", "payload")
+    said = staged.shown()
+    assert (said["producer"], said["stored"], said["stored_bytes"]) == ("p", 2, 11)
+    assert said["segments"] == {"a": {"index": 0, "messages": 2, "bytes": 11}}
+    assert said["staged_pointer"] == kept.shown()["staged_pointer"] < 0
+    said = reference.shown()
+    assert (said["messages"], said["segments"], said["producer"], said["first_producer_id"]) == (2, [0], "p", 11)
+    assert said["staged_pointer"] == winner.shown()["staged_pointer"] < 0
+    for row in (staged, kept, reference, winner):
+        assert "write_pointer" not in row.shown()
+
+
+async def test_a_summary_counts_what_is_staged_and_takes_it_for_no_transaction(tmp_path):
+    directory = await make_store(tmp_path / "data")
+    async with await LevelDBStore.open(directory) as store:
+        await store.write(rows_about_staging(), claim=await store.claim(ORDERS))
+    with open_stopped(directory) as (database, _):
+        summary = explain(database, now_ms=NOW_MS)
+    second = summary.topics[ORDERS].generations[2]
+    assert (second.staged, second.stored, second.pointers, second.oldest_pointer) == (2, 3, 1, INVALID)
+    assert (second.messages, second.references) == (9, 2)
+    assert summary_json(summary)["topics"][1]["generations"][1]["staged_unpublished"] == 2
+    assert "2 staged and not published" in summary_text(summary)
