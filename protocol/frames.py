@@ -86,7 +86,7 @@ def decode_frames(
                 (size,) = _SIZE.unpack_from(data, at)
                 start = at + 4
                 at = start + size
-                named = _attributes(data[start:at]) if size > 1 else NO_ATTRIBUTES
+                named = decode_attributes(data[start:at]) if size > 1 else NO_ATTRIBUTES
             found.append(make(message_id, payload, pointer, named))
         (count,) = _SIZE.unpack_from(data, at + 20)
     except struct.error:
@@ -121,7 +121,7 @@ def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] |
     )
 
 
-def _attributes(packed: bytes) -> dict[str, str]:
+def decode_attributes(packed: bytes) -> dict[str, str]:
     """A msgpack map of strings."""
     try:
         count, at = _head(packed, 0, fixed=0x80, fixed_mask=0x0F, sized={0xDE: 2, 0xDF: 4})

@@ -1,1 +1,5 @@
-"""Topics as Spark tables and streams."""
+"""Plainsong's topics as Spark's tables and streams; Spark finds the data source ``plainsong`` by this package's name."""
+
+from pyspark_plainsong.source import DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -39,6 +39,8 @@ class News(NamedTuple):
 
     topics: frozenset[str]
     """Those with something to read."""
+    quiet: Mapping[str, bytes]
+    """Those with nothing, decided or not, and the position up to which there is nothing."""
     unreadable: Mapping[str, str]
     """Topics that cannot be read, with the error's code."""
 

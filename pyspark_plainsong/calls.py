@@ -16,6 +16,7 @@ from pyspark_plainsong.answers import (
     TopicDescription,
     TransactionService,
 )
+from pyspark_plainsong.offsets import FIRST, after
 from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Calls:
         found = self.wire.ask("POST", path, body, wait_s=wait_ms / 1000).json()["topics"]
         return News(
             frozenset(topic for topic, each in found.items() if each.get("messages")),
+            {
+                topic: after(bytes.fromhex(each["lastId"])) if each["lastId"] else FIRST
+                for topic, each in found.items()
+                if each.get("end") == "end" and not each["messages"]
+            },
             {topic: str(each["error"]["code"]) for topic, each in found.items() if each.get("error")},
         )
 
@@ -154,12 +160,7 @@ class Calls:
 
     def transaction_service(self) -> TransactionService:
         """Who decides transactions for the daemon, and whether they can be asked now."""
-        try:
-            found = self.wire.ask("GET", "/readyz").json()
-        except BrokerError as error:
-            if error.status != 503:
-                raise
-            return TransactionService("unknown", available=False, why=error.detail)
+        found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503: ready or not, it says so
         told = found["transactions"]
         return TransactionService(str(told["service"]), available=bool(told["available"]), why=str(told["why"] or ""))
 

@@ -76,6 +76,7 @@ class Wire:
         wait_s: float = 0.0,
         repeatable: bool = True,
         whole: Callable[[bytes], bool] | None = None,
+        statuses: tuple[int, ...] = (200,),
     ) -> Answer:
         """Ask until there is a definite answer, or the retries are used up.
 
@@ -84,6 +85,7 @@ class Wire:
           repeatable: asking twice does no more than asking once; if not, a request is only sent again when it certainly
             did not happen.
           whole: whether a body is complete; one that is not counts as broken off.
+          statuses: of answers that are no errors.
         Raises:
           BrokerError: the daemon refused, or nobody answered; its ``outcome`` says whether it happened.
         """
@@ -102,7 +104,10 @@ class Wire:
                     connection.connect()
                 connection.sock.settimeout(connection.timeout)
                 sent = True
-                return self._exchange(connection, method, path, body, headers, whole)
+                answer = self._exchange(connection, method, path, body, headers, statuses)
+                if whole is None or whole(answer.body):
+                    return answer
+                raise HTTPException(f"the answer broke off after {len(answer.body)} bytes")
             except BrokerError as error:
                 last = error
                 if not _worth_a_retry(error, repeatable=repeatable):
@@ -159,7 +164,7 @@ class Wire:
         path: str,
         body: bytes | None,
         headers: dict[str, str],
-        whole: Callable[[bytes], bool] | None,
+        statuses: tuple[int, ...],
     ) -> Answer:
         base = urlsplit(self._url).path.rstrip("/")
         connection.request(method, base + path, body, {**headers, **self._headers})
@@ -169,10 +174,8 @@ class Wire:
         if answer.will_close:
             self.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        if answer.status != 200:
+        if answer.status not in statuses:
             raise refused(self._url, answer.status, found, content)
-        if whole is not None and not whole(content):
-            raise HTTPException(f"the answer broke off after {len(content)} bytes")
         return Answer(found, content)
 
     def _pause(self, attempt: int, last: BrokerError) -> None:

@@ -39,11 +39,16 @@ class BrokerError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" + (f" ({self.hint})" if self.hint else "")
 
+    def with_hint(self, further: str) -> BrokerError:
+        """The same, with one more hint."""
+        hint = f"{self.hint}; {further}" if self.hint else further
+        return BrokerError(self.status, self.code, self.detail, hint, self.outcome, self.retry_after_s)
+
     def after_all(self, may_have_happened: bool) -> BrokerError:
         """This error as the last of several attempts, of which an earlier one may have happened."""
-        if may_have_happened:
-            self.outcome = "unknown"
-        return self
+        if not may_have_happened:
+            return self
+        return BrokerError(self.status, self.code, self.detail, self.hint, "unknown", self.retry_after_s)
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> BrokerError:

@@ -1,0 +1,65 @@
+"""Where a stream stands: for each topic a generation and the id that comes next, as JSON in Spark's checkpoints.
+
+    {"v": 1, "topics": {"namespace:topic": {"gen": 3, "next": "<40 hex digits>"}}}
+
+Ranges are half-open, and a position has one form only. Spark compares the texts, so topics are in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ID_BYTES = 20
+#: Before every message.
+FIRST = bytes(ID_BYTES)
+VERSION = 1
+
+
+class Position(NamedTuple):
+    """Where reading goes on in one topic."""
+
+    generation: int
+    next: bytes
+    """The first id that was not read, 20 bytes; zeros: the oldest message there is."""
+
+
+def after(message_id: bytes) -> bytes:
+    """The position just behind a message."""
+    return (int.from_bytes(message_id, "big") + 1).to_bytes(ID_BYTES, "big")
+
+
+def at_time(milliseconds: int) -> bytes:
+    """The position before all that is published from this moment on."""
+    return min(milliseconds, 2**63 - 1).to_bytes(8, "big") + bytes(12)
+
+
+def to_offset(namespace: str, positions: Mapping[str, Position]) -> dict[str, Any]:
+    """Positions by topic as Spark keeps them."""
+    topics = {
+        f"{namespace}:{topic}": {"gen": position.generation, "next": position.next.hex()}
+        for topic, position in sorted(positions.items())
+    }
+    return {"v": VERSION, "topics": topics}
+
+
+def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position]:
+    """What ``to_offset`` made.
+
+    Raises:
+      ValueError: it is of a later version, or of another namespace.
+    """
+    if offset.get("v") != VERSION:
+        raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package knows {VERSION}")
+    positions = {}
+    for name, each in offset["topics"].items():
+        of, _, topic = name.partition(":")
+        if of != namespace:
+            raise ValueError(
+                f"the checkpoint is of the namespace {of}, and the option namespace is {namespace}: "
+                "a query cannot change it; give it another checkpoint"
+            )
+        positions[topic] = Position(int(each["gen"]), bytes.fromhex(each["next"]))
+    return positions

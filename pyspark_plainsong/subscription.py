@@ -1,0 +1,110 @@
+"""Which topics are read, where each of them ends, and whether transactions count."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from pyspark_plainsong.offsets import FIRST, Position, after, at_time
+from pyspark_plainsong.wire_errors import BrokerError
+
+if TYPE_CHECKING:
+    from pyspark_plainsong.bounds import Bound, TopicBound
+    from pyspark_plainsong.calls import Calls, Isolation
+    from pyspark_plainsong.loss import Losses
+    from pyspark_plainsong.options import ReadOptions
+
+
+class Subscription:
+    """The topics of a query as the daemon has them now. All methods raise BrokerError."""
+
+    def __init__(self, calls: Calls, options: ReadOptions, losses: Losses) -> None:
+        self._calls = calls
+        self._options = options
+        self._losses = losses
+        self._isolation: Isolation | None = None
+
+    @property
+    def isolation(self) -> Isolation:
+        """As asked for; where the daemon has no transactions at all, everything is committed."""
+        if self._isolation is None:
+            self._isolation = self._options.isolation
+            if self._isolation == "committed" and self._calls.transaction_service().service == "off":
+                self._isolation = "uncommitted"
+        return self._isolation
+
+    def topics(self) -> list[str]:
+        """Their names, sorted: those of the list, or those that match the pattern now."""
+        if self._options.topics is not None:
+            return sorted(self._options.topics)
+        pattern = re.compile(self._options.pattern)
+        return [topic for topic in self._calls.topics() if pattern.fullmatch(topic)]
+
+    def generation(self, topic: str) -> int | None:
+        """A topic's; None: one that matched the pattern went away."""
+        try:
+            return self._calls.describe(topic).generation
+        except BrokerError as error:
+            if error.code == "topic_not_found" and self._options.topics is None:
+                return None
+            raise
+
+    def start(self, topic: str) -> Position:
+        """Where reading of a topic starts for the first time.
+
+        Raises:
+          DataLoss: the options name a message of a former generation, or one that expired.
+        """
+        generation = self._calls.describe(topic).generation
+        asked = self._options.starting.of(topic)
+        if asked.generation is not None and asked.generation != generation:
+            self._losses.recreated(topic, asked.generation, generation)
+            return Position(generation, FIRST)
+        return Position(generation, self._position(topic, asked))
+
+    def end(self, topic: str, start: bytes) -> bytes:
+        """The exclusive end of a batch that starts at ``start``: fixed now, and decided up to there."""
+        asked = self._options.ending.of(topic).bound
+        return self._decided(topic, start, None if asked in ("latest", "earliest") else _id(asked))
+
+    def newest(self, topic: str) -> bytes:
+        """The position behind all that was published until now, decided or not."""
+        return _behind(self._calls.newest(topic)[0])
+
+    def _position(self, topic: str, asked: TopicBound) -> bytes:
+        if asked.bound == "earliest":
+            return FIRST
+        if asked.bound == "latest":
+            return self._decided(topic, FIRST, None)
+        if isinstance(asked.bound, bytes):
+            self._check_there(topic, asked.bound)
+        return _id(asked.bound)
+
+    def _check_there(self, topic: str, start: bytes) -> None:
+        """Whoever names a message wants what comes after it: all of it."""
+        if start == FIRST:
+            return
+        found = self._calls.offsets(topic, start=start, max_messages=1, isolation="uncommitted")
+        if start < found.earliest and found.end > start:
+            self._losses.expired(topic, start, found.earliest)
+
+    def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
+        """The end of what is decided, ``end`` at most."""
+        newest, undecided = self._calls.newest(topic)
+        behind = _behind(newest)
+        last = behind if end is None else min(end, behind)
+        if self.isolation == "uncommitted" or not undecided or last <= start:
+            return last
+        # The daemon's own eyes, message by message; without open transactions that would be a walk for nothing.
+        return self._calls.offsets(topic, start=start, end=last, isolation="committed").end
+
+
+def _behind(newest: bytes | None) -> bytes:
+    return FIRST if newest is None else after(newest)
+
+
+def _id(bound: Bound) -> bytes:
+    if isinstance(bound, int):
+        return at_time(bound)
+    assert isinstance(bound, bytes)
+    return bound
