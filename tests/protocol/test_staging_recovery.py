@@ -1,0 +1,156 @@
+"""Staging across crashes, clocks set back, deletions and cleaning: nothing lost, nothing twice, nothing left."""
+
+from __future__ import annotations
+
+import pytest
+from model_store import NAME
+from producing_topic import NOW_MS, POINTER
+from staging_topic import StagingTopic
+
+from protocol.effects import Table
+from protocol.errors import (
+    InvalidParameter,
+    TopicNotFound,
+)
+from protocol.ids import pack_id
+from protocol.keys import POINTER as POINTER_KIND
+from protocol.keys import pointer_key
+from protocol.properties import TopicProperties
+from protocol.requests import PublishRequest
+from protocol.topic.asks import Create, PlanCleaning, Remove, Undelete
+from protocol.topic.pending import Pending
+from protocol.topic.pointer_asks import PublishUnder, StoreUnder
+from protocol.topic.staging_asks import PublishStaged
+
+
+@pytest.fixture
+def topic():
+    return StagingTopic()
+
+
+def test_a_staged_pointer_is_never_given_again_after_a_crash_with_the_clock_set_back(topic):
+    seen = set()
+    for hours in range(4):
+        topic.stage("a", "one", producer=f"p{hours}")
+        seen |= set(topic.state.staged.values())
+        topic.load()
+        topic.now_ms -= 3_600_000
+    assert len(seen) == 4
+    receipt = topic.publish([0], producer="other")
+    positions = {pack_id(*divmod(-pointer, 65_536)) for pointer in seen}
+    assert receipt.first_id > max(positions)
+
+
+@pytest.mark.parametrize("rows", range(6))
+@pytest.mark.parametrize("passed_ms", [-1000, 0, 1, 1000])
+def test_a_store_that_was_cut_off_and_comes_again_is_published_once(topic, rows, passed_ms):
+    topic.stage("a", "zero", ids=[0])
+    topic.now_ms += 5
+    topic.step(topic.store_ask("a", "one", "two", ids=[1, 2]), rows=rows)
+    topic.now_ms += passed_ms
+    topic.stage("a", "one", "two", ids=[1, 2])
+    topic.stage("a", "three", ids=[3])
+    topic.batch(0, "a")
+    assert topic.read() == ["zero", "one", "two", "three"]
+    assert len(topic.store.tables[Table.PAYLOAD]) == 4
+
+
+@pytest.mark.parametrize("rows", range(5))
+@pytest.mark.parametrize("passed_ms", [-1000, 0, 1000])
+def test_a_first_store_that_was_cut_off_and_comes_again_is_published_once(topic, rows, passed_ms):
+    topic.step(topic.store_ask("a", "one", "two", ids=[0, 1]), rows=rows)
+    topic.now_ms += passed_ms
+    topic.stage("a", "one", "two", ids=[0, 1])
+    topic.batch(0, "a")
+    assert topic.read() == ["one", "two"]
+
+
+@pytest.mark.parametrize("rows", range(4))
+def test_a_publish_that_was_cut_off_happened_or_not_and_comes_again_once(topic, rows):
+    topic.stage("a", "one", "two", ids=[0, 1])
+    request = PublishRequest([], producer="p", sequence_ids=[0], segments=["a"])
+    topic.step(PublishStaged(request, 0), rows=rows)
+    there = rows > 1  # behind the row that says that producers are remembered
+    assert topic.read() == (["one", "two"] if there else [])
+    assert topic.batch(0, "a").duplicate is there
+    assert topic.read() == ["one", "two"]
+    assert topic.state.staged == {}
+    topic.publish([0], producer="other")
+    assert topic.system_rows(POINTER_KIND) == []
+
+
+def test_stores_of_a_transaction_that_were_cut_off_and_come_again_are_published_once(topic):
+    topic.store_under(POINTER, [0])
+    topic.now_ms += 5
+    request = PublishRequest([b"p1"], POINTER, producer="p", sequence_ids=[1])
+    topic.step(StoreUnder(request, 0), rows=1)
+    topic.now_ms += 5
+    topic.store_under(POINTER, [1])
+    topic.ask(PublishUnder(PublishRequest([], POINTER), 0))
+    assert topic.read() == ["p0", "p1"]
+
+
+def planned(topic):
+    """Pointers of what the janitor may remove as orphans."""
+    return [pointer for pointer, _, _ in topic.ask(PlanCleaning(0)).orphans]
+
+
+@pytest.mark.parametrize(("lifetime_ms", "life_ms"), [(50_000, 50_000), (0, 7 * 24 * 3600 * 1000)])
+def test_what_is_never_published_is_cleaned_a_lifetime_after_the_last_store(lifetime_ms, life_ms):
+    topic = StagingTopic(max_lifetime_ms=lifetime_ms)
+    topic.stage("a", "one")
+    topic.now_ms += life_ms - 1
+    assert planned(topic) == []
+    topic.stage("a", "two")
+    pointer = topic.pending().pointer
+    topic.now_ms += life_ms - 1
+    assert planned(topic) == []
+    topic.now_ms += 1
+    assert planned(topic) == [pointer]
+    topic.refuses(InvalidParameter, lambda: topic.batch(0, "a"))
+    topic.load()
+    topic.refuses(InvalidParameter, lambda: topic.batch(0, "a"))
+    topic.stage("a", "anew")
+    assert topic.pending().pointer != pointer
+    topic.batch(0, "a")
+    assert topic.read() == ["anew"]
+    assert planned(topic) == [pointer], "until all of it is gone"
+
+
+def test_a_deleted_topic_brought_back_has_what_was_staged_and_a_new_one_has_not(topic):
+    topic.stage("a", "one")
+    topic.ask(Remove())
+    topic.refuses(TopicNotFound, lambda: topic.stage("a", "two"))
+    topic.refuses(TopicNotFound, lambda: topic.batch(0, "a"))
+    topic.load()
+    topic.ask(Undelete())
+    topic.stage("a", "two")
+    topic.batch(0, "a")
+    assert topic.read() == ["one", "two"]
+    topic.stage("b", "gone")
+    topic.ask(Remove())
+    topic.ask(Create(TopicProperties()))
+    topic.refuses(InvalidParameter, lambda: topic.batch(1, "b"))
+    assert (topic.state.stored_bytes, topic.state.pending) == (0, {})
+    topic.stage("b", "new")
+    topic.batch(0, "b")
+    assert topic.read() == ["new"]
+
+
+def test_a_row_about_a_staged_pointer_that_cannot_be_read_costs_what_was_staged_and_nothing_else(topic):
+    topic.stage("a", "one")
+    pointer = topic.pending().pointer
+    topic.core.state.pending[pointer] = Pending.of_damaged(pointer, NOW_MS)
+    topic.core.state.staged.clear()
+    topic.state.loaded()
+    assert topic.state.staged == {}
+    topic.refuses(InvalidParameter, lambda: topic.batch(0, "a"))
+    topic.now_ms -= 1000
+    topic.stage("a", "anew")
+    assert topic.pending().pointer < pointer
+    topic.batch(0, "a")
+    assert topic.read() == ["anew"]
+    topic.now_ms += topic.limits.max_lifetime_ms + 1000
+    assert planned(topic) == []
+    assert topic.state.pending == {}
+    assert pointer_key(NAME, 1, pointer) in topic.store.tables[Table.METADATA], "it is kept for somebody to look at"
