@@ -66,6 +66,8 @@ class RangeReader:
             if error.code != "topic_not_found":
                 raise
             self._losses.deleted(part.topic)
+        finally:
+            self._calls.close()  # the next task has a reader of its own
 
     def _pages(self, part: TopicRange, batches: FrameBatches) -> Iterator[bytes]:
         """Page after page, until there is nothing more before the end: a page may end earlier, by the daemon's bounds."""

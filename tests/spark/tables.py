@@ -1,0 +1,90 @@
+"""The connector's readers without Spark around them, at a real daemon, with messages of every kind in its topics."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructField, StructType
+from topics import NAMESPACE, Topics
+
+from pyspark_plainsong.batch_reader import BatchReader
+from pyspark_plainsong.options import ReadOptions
+from pyspark_plainsong.schema import COLUMNS, read_schema
+from pyspark_plainsong.stream_reader import StreamReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark_plainsong.partitions import TopicRange
+
+READ = f"/v1/namespaces/{NAMESPACE}/topics"
+
+
+class Tables(Topics):
+    """Topics that are read."""
+
+    def publish(self, topic: str, *payloads: str, **fields: Any) -> None:
+        self.ask("POST", f"{READ}/{topic}/publish", {"messages": list(payloads), **fields})
+
+    def publish_many(self, topic: str, count: int, first: int = 0) -> list[bytes]:
+        """So many messages, each a number; what they are."""
+        texts = [f"{number:06d}" for number in range(first, first + count)]
+        for at in range(0, count, 1000):
+            self.publish(topic, *texts[at : at + 1000])
+        return [text.encode() for text in texts]
+
+    def begin(self) -> int:
+        return int(self.ask("POST", "/v1/transactions")["id"])
+
+    def decide(self, transaction: int, verb: str) -> None:
+        self.ask("POST", f"/v1/transactions/{transaction}/{verb}")
+
+    def delete(self, topic: str) -> None:
+        self.ask("DELETE", f"{READ}/{topic}")
+
+    def store(self, topic: str, pointer: int, *payloads: str) -> None:
+        self.ask("POST", f"{READ}/{topic}/store", {"transactionWritePointer": pointer, "messages": list(payloads)})
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def read_options(self, topic: str | None, *, streaming: bool = False, **given: Any) -> ReadOptions:
+        options = {**self.options(subscribe=topic, pollTimeoutMs=0), **{k: str(v) for k, v in given.items()}}
+        return ReadOptions.parse({name.lower(): value for name, value in options.items()}, streaming=streaming)
+
+    def batch(self, topic: str | None, *columns: str, **given: Any) -> BatchReader:
+        return BatchReader(self.read_options(topic, **given), schema_of(columns))
+
+    def stream(self, topic: str | None, **given: Any) -> StreamReader:
+        return StreamReader(self.read_options(topic, streaming=True, **given), schema_of(("payload",)))
+
+    def rows(self, topic: str | None, *columns: str, **given: Any) -> list[dict[str, Any]]:
+        """All rows of all partitions, in their order."""
+        reader = self.batch(topic, *columns, **given)
+        return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    def read(self, topic: str | None, **given: Any) -> list[bytes]:
+        """The payloads."""
+        return [row["payload"] for row in self.rows(topic, "payload", **given)]
+
+
+def schema_of(columns: Sequence[str]) -> StructType:
+    """Some columns; without any, all of them."""
+    if not columns:
+        return read_schema(include_transaction=False)
+    return StructType([StructField(name, COLUMNS[name]) for name in columns])
+
+
+def sizes(reader: BatchReader | StreamReader, parts: Sequence[TopicRange]) -> list[int]:
+    """How many rows each partition has."""
+    return [sum(batch.num_rows for batch in reader.read(part)) for part in parts]
+
+
+def payloads(reader: BatchReader | StreamReader, parts: Sequence[TopicRange]) -> list[bytes]:
+    return [value.as_py() for part in parts for batch in reader.read(part) for value in batch.column("payload")]
+
+
+def wait_until_later_than(milliseconds: int) -> None:
+    """Until the clock, which is the daemon's too, has passed a time."""
+    while time.time() * 1000 <= milliseconds:
+        time.sleep(0.005)

@@ -1,0 +1,136 @@
+"""Options of reading: what they mean, and what is refused with the name that was meant."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from pyspark_plainsong.bounds import TopicBound
+from pyspark_plainsong.option_text import BadOption
+from pyspark_plainsong.options import ReadOptions, WriteOptions
+from pyspark_plainsong.schema import BadSchema, check_schema, read_schema
+
+NEEDED = {"url": "http://127.0.0.1:7420", "namespace": "demo", "subscribe": "orders"}
+ID = "0000018bcfe56800000200000000000000000000"
+
+
+def parse(streaming: bool = False, **given: str) -> ReadOptions:
+    return ReadOptions.parse({name.lower(): value for name, value in {**NEEDED, **given}.items()}, streaming=streaming)
+
+
+def refusal(streaming: bool = False, **given: str) -> str:
+    with pytest.raises(BadOption) as caught:
+        parse(streaming, **given)
+    return str(caught.value)
+
+
+def test_the_defaults_are_earliest_committed_and_failing_on_loss():
+    options = parse()
+    assert options.connection.urls == ("http://127.0.0.1:7420",)
+    assert (options.starting.default, options.ending.default) == ("earliest", "latest")
+    assert (options.isolation, options.fail_on_data_loss, options.include_transaction) == ("committed", True, False)
+    assert options.topics == ("orders",)
+
+
+@pytest.mark.parametrize("missing", ["url", "namespace", "subscribe"])
+def test_what_is_missing_is_named(missing):
+    given = {name: value for name, value in NEEDED.items() if name != missing}
+    with pytest.raises(BadOption, match=f"option {missing} is missing"):
+        ReadOptions.parse(given, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("maxRecordPerPartition", "maxRecordsPerPartition"),
+        ("topics", "subscribe"),
+        ("kafka.bootstrap.servers", "url"),
+        ("startingOffsetsByTimestamp", "startingTimestamp"),
+        ("topicsPattern", "subscribePattern"),
+        ("authtokenfile", "auth.tokenFile"),
+        ("pushFilters", "those for reading a batch are url, namespace"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_one_that_is_meant(unknown, meant):
+    assert meant in refusal(**{unknown: "1"})
+
+
+def test_options_of_another_use_are_refused_as_such():
+    assert "endingOffsets is for reading a batch, not for reading a stream" in refusal(True, endingOffsets="latest")
+    assert "maxOffsetsPerTrigger is for reading a stream" in refusal(maxOffsetsPerTrigger="5")
+    assert "its topics are in subscribe" in refusal(topic="orders")
+    assert "headers are the column headers" in refusal(includeHeaders="true")
+    with pytest.raises(BadOption, match="subscribe is for reading, not for writing a batch"):
+        WriteOptions.parse(NEEDED, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"subscribePattern": "o.*"}, "exclude each other"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "exclude each other"),
+        ({"endingOffsets": "latest", "endingTimestamp": "1"}, "exclude each other"),
+        ({"startingOffsets": "latest"}, "always empty"),
+        ({"endingOffsets": "earliest"}, "always empty"),
+        ({"startingTimestamp": "2000", "endingTimestamp": "1000"}, "the start is behind the end"),
+        ({"startingOffsets": '{"prices": "earliest"}'}, "which subscribe does not"),
+        ({"startingOffsets": '{"other:orders": "earliest"}'}, "not of the namespace demo"),
+        ({"startingOffsets": "0000"}, "40 hex digits"),
+        ({"startingOffsets": "{"}, "no JSON"),
+        ({"startingTimestamp": "yesterday"}, "ISO-8601"),
+        ({"isolation": "serializable"}, "committed, uncommitted"),
+        ({"fetchSize": "0"}, "1 to 1000000"),
+        ({"fetchSize": "many"}, "a whole number"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"url": "127.0.0.1:7420"}, "http://host:port"),
+        ({"url": "http://me:secret@host"}, "auth.tokenFile"),
+        ({"namespace": "de-mo"}, "underscores"),
+        ({"subscribe": "orders,,prices"}, "subscribe"),
+        ({"subscribe": ""}, "empty"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(given, why):
+    assert why in refusal(**given)
+
+
+def test_a_bad_pattern_is_refused():
+    given = {**NEEDED, "subscribePattern": "("}
+    del given["subscribe"]
+    with pytest.raises(BadOption, match="subscribePattern"):
+        ReadOptions.parse(given, streaming=False)
+
+
+def test_times_are_milliseconds_or_iso_8601_in_utc():
+    for text in ("1700000000000", "2023-11-14T22:13:20Z", "2023-11-14 22:13:20", "2023-11-15T00:13:20+02:00"):
+        assert parse(startingTimestamp=text).starting.default == 1_700_000_000_000
+    # What is not before a moment within a millisecond begins with the next one.
+    assert parse(startingTimestamp="2023-11-14T22:13:20.000001Z").starting.default == 1_700_000_000_001
+
+
+def test_offsets_are_words_ids_json_or_a_checkpoints():
+    assert parse(startingOffsets=ID).starting.default == bytes.fromhex(ID)
+    by_topic = parse(startingOffsets=f'{{"orders": "{ID}"}}').starting
+    assert by_topic.of("orders") == TopicBound(bytes.fromhex(ID))
+    assert by_topic.of("prices") == TopicBound("earliest")
+    checkpoint = f'{{"v": 1, "topics": {{"demo:orders": {{"gen": 3, "next": "{ID}"}}}}}}'
+    assert parse(startingOffsets=checkpoint).starting.of("orders") == TopicBound(bytes.fromhex(ID), 3)
+
+
+def test_sparks_own_options_are_passed_over():
+    assert parse(True, checkpointLocation="/tmp/x", path="y").topics == ("orders",)
+
+
+def test_any_columns_in_any_order_and_nothing_else():
+    everything = read_schema(include_transaction=True)
+    some = check_schema(StructType([everything["payload"], everything["namespace"]]))
+    assert some.names == ["payload", "namespace"]
+    for columns, why in (
+        ({"payload": StringType()}, "binary, not string"),
+        ({"playload": BinaryType()}, "is payload meant"),
+        ({"zzz": BinaryType()}, "there are namespace"),
+    ):
+        with pytest.raises(BadSchema, match=why):
+            check_schema(StructType([StructField(name, kind) for name, kind in columns.items()]))
+    with pytest.raises(BadSchema, match="there twice"):
+        check_schema(StructType([everything["payload"], everything["payload"]]))

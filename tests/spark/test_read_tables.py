@@ -1,0 +1,203 @@
+"""Reading topics as tables, at a real daemon: bounds, several topics, partitions, and how pages become a whole."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tables import READ, Tables, payloads, sizes, wait_until_later_than
+
+from pyspark_plainsong.calls import Calls
+from pyspark_plainsong.loss import DataLoss
+from pyspark_plainsong.partitions import TooManyPartitions, cut
+from pyspark_plainsong.wire import BrokerError
+from tests.daemon.harness import Daemon
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Its pages are small, so that every longer read has many."""
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data", "poll.max_bytes=2000", "poll.max_messages=70") as daemon:
+        yield Tables("http://{}:{}".format(*daemon.address))
+
+
+def test_a_page_that_the_daemon_cuts_is_not_the_end(tables):
+    topic = tables.create("long")
+    written = tables.publish_many(topic, 1000)
+    assert tables.read(topic) == written
+    assert tables.read(topic, fetchSize=7) == written
+
+
+def test_every_column_of_a_message_is_there(tables):
+    topic = tables.create("whole")
+    body = {"messages": [{"payload": "x", "attributes": {"routingKey": "k", "traceparent": "t"}}, "y"]}
+    tables.ask("POST", f"{READ}/{topic}/publish", body)
+    first, second = tables.rows(topic)
+    assert (first["namespace"], first["topic"], first["payload"]) == ("demo", "whole", b"x")
+    assert (first["routing_key"], dict(first["headers"])) == ("k", {"traceparent": "t"})
+    assert (second["routing_key"], second["headers"]) == (None, None)
+    shown = tables.ask("GET", f"{READ}/{topic}/messages")[0]
+    assert first["message_id"].hex() == shown["id"]
+    assert int(first["publish_timestamp"].timestamp() * 1000) == shown["publishTimeMs"]
+    assert (first["seq_id"], first["write_timestamp"], first["payload_seq_id"]) == (0, None, None)
+    assert list(first)[-1] == "headers"
+
+
+def test_time_bounds_are_half_open(tables):
+    topic = tables.create("times")
+    tables.publish(topic, "a")
+    middle_ms = int(time.time() * 1000) + 1
+    wait_until_later_than(middle_ms)
+    tables.publish(topic, "b")
+    at = tables.rows(topic)[1]["publish_timestamp"]
+    at_ms = int(at.timestamp() * 1000)
+    assert tables.read(topic, startingTimestamp=at_ms) == [b"b"]
+    assert tables.read(topic, endingTimestamp=at_ms) == [b"a"]
+    assert tables.read(topic, startingTimestamp=at.isoformat(), endingTimestamp=at_ms + 1) == [b"b"]
+    assert tables.read(topic, endingTimestamp=2**60) == [b"a", b"b"]
+
+
+def test_id_bounds_are_half_open_for_all_topics_or_one(tables):
+    topic, other = tables.create("ids-one"), tables.create("ids-two")
+    tables.publish(topic, "a", "b", "c")
+    tables.publish(other, "d")
+    ids = [row["message_id"].hex() for row in tables.rows(topic, "message_id")]
+    assert tables.read(topic, startingOffsets=ids[1]) == [b"b", b"c"]
+    assert tables.read(topic, startingOffsets=ids[0], endingOffsets=ids[2]) == [b"a", b"b"]
+    both = f"{topic},{other}"
+    assert tables.read(both, startingOffsets=f'{{"{topic}": "{ids[2]}"}}') == [b"c", b"d"]
+    assert tables.read(both, endingOffsets=f'{{"demo:{topic}": "{ids[1]}"}}') == [b"a", b"d"]
+
+
+def test_a_list_and_a_pattern_of_whole_names(tables):
+    for topic in ("ev-a", "ev-b", "ev-b-old", "xev-a"):
+        tables.publish(tables.create(topic), topic)
+    assert tables.read("ev-b,xev-a, ev-b") == [b"ev-b", b"xev-a"]
+    assert tables.read(None, subscribePattern="ev-[ab]") == [b"ev-a", b"ev-b"]
+    assert tables.read(None, subscribePattern="ev-.*") == [b"ev-a", b"ev-b", b"ev-b-old"]
+    assert tables.read(None, subscribePattern="none-.*") == []
+
+
+def test_a_topic_that_is_not_there_is_named(tables):
+    with pytest.raises(BrokerError, match="topic demo:nowhere does not exist"):
+        tables.read("nowhere")
+
+
+def test_what_comes_after_the_plan_is_not_in_the_table(tables):
+    topic = tables.create("fixed")
+    tables.publish(topic, "a")
+    reader = tables.batch(topic, "payload")
+    parts = reader.partitions()
+    tables.publish(topic, "b")
+    assert payloads(reader, parts) == [b"a"]
+    assert payloads(reader, parts) == [b"a"]  # a task that is tried again
+
+
+def test_an_empty_topic_and_a_partition_of_sparks_own_have_no_rows(tables):
+    reader = tables.batch(tables.create("void"), "payload")
+    assert reader.partitions() == []
+    assert list(reader.read(None)) == []
+
+
+@pytest.mark.parametrize("wanted", [2, 3, 10])
+def test_a_topic_is_cut_into_at_least_so_many_partitions(tables, wanted):
+    topic = tables.create(f"cut-{wanted}")
+    written = tables.publish_many(topic, 500)
+    reader = tables.batch(topic, "payload", minPartitions=wanted)
+    parts = reader.partitions()
+    assert len(parts) >= wanted
+    assert payloads(reader, parts) == written
+    assert max(sizes(reader, parts)) <= 2 * 500 / wanted
+
+
+def test_several_topics_share_the_partitions_by_their_size(tables):
+    small, large = tables.create("share-small"), tables.create("share-large")
+    tables.publish(small, "x")
+    written = tables.publish_many(large, 400)
+    reader = tables.batch(f"{small},{large}", "payload", minPartitions=5)
+    parts = reader.partitions()
+    assert [part.topic for part in parts].count(small) == 1
+    assert len(parts) >= 5
+    assert sorted(payloads(reader, parts)) == sorted([b"x", *written])
+
+
+def test_no_partition_has_more_than_its_records(tables):
+    topic = tables.create("records")
+    written = tables.publish_many(topic, 250)
+    for extra in ({}, {"minPartitions": 7}):
+        reader = tables.batch(topic, "payload", maxRecordsPerPartition=40, **extra)
+        parts = reader.partitions()
+        assert max(sizes(reader, parts)) <= 40
+        assert payloads(reader, parts) == written
+    assert len(tables.batch(topic, maxRecordsPerPartition=50).partitions()) == 5
+
+
+def test_partitions_may_be_cut_inside_what_a_transaction_stored(tables):
+    topic = tables.create("inside")
+    pointer = tables.begin()
+    texts = [f"{number:03d}" for number in range(90)]
+    tables.store(topic, pointer, *texts)
+    tables.publish(topic, transactionWritePointer=pointer)
+    tables.decide(pointer, "commit")
+    for given in ({"minPartitions": 4}, {"maxRecordsPerPartition": 11}):
+        reader = tables.batch(topic, **given)
+        parts = reader.partitions()
+        assert len(parts) >= 4
+        rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [row["payload"].decode() for row in rows] == texts
+        assert len({row["publish_timestamp"] for row in rows}) == 1
+        assert all(row["write_timestamp"] is not None for row in rows)
+
+
+def test_too_many_partitions_are_refused(tables, monkeypatch):
+    topic = tables.create("crumbs")
+    tables.publish_many(topic, 30)
+    monkeypatch.setattr("pyspark_plainsong.partitions.MAX_PARTITIONS", 20)
+    with pytest.raises(TooManyPartitions, match="more than 20 partitions"):
+        tables.batch(topic, maxRecordsPerPartition=1).partitions()
+
+
+def test_expired_messages_are_lost_for_whoever_names_them_only(tables):
+    topic = tables.create("expiring", ttl=1)
+    tables.publish(topic, "old")
+    named = tables.rows(topic, "message_id")[0]["message_id"].hex()
+    wait_until_later_than(int(named[:16], 16) + 1100)
+    tables.publish(topic, "new")
+    assert tables.read(topic) == [b"new"]
+    assert tables.read(topic, startingTimestamp=0) == [b"new"]
+    with pytest.raises(DataLoss, match=r"expired by its time to live.*failOnDataLoss=false"):
+        tables.read(topic, startingOffsets=named)
+    assert tables.read(topic, startingOffsets=named, failOnDataLoss="false") == [b"new"]
+
+
+def test_a_recreated_topic_is_told_from_an_expired_one(tables):
+    topic = tables.create("again")
+    tables.publish(topic, "old")
+    offsets = f'{{"v": 1, "topics": {{"demo:{topic}": {{"gen": 1, "next": "{"0" * 40}"}}}}}}'
+    reader = tables.batch(topic, "payload")
+    parts = reader.partitions()
+    tables.delete(topic)
+    with pytest.raises(DataLoss, match="was deleted: what"):
+        payloads(reader, parts)
+    tables.create(topic)
+    tables.publish(topic, "new")
+    with pytest.raises(DataLoss, match=r"created anew \(generation 1 before, 2 now\)"):
+        payloads(reader, parts)
+    with pytest.raises(DataLoss, match="created anew"):
+        tables.read(topic, startingOffsets=offsets)
+    assert tables.read(topic, startingOffsets=offsets, failOnDataLoss="false") == [b"new"]
+
+
+def test_a_range_that_expires_while_it_is_read_is_noticed(tables):
+    topic = tables.create("meanwhile", ttl=1)
+    tables.publish(topic, "a", "b")
+    first = tables.rows(topic, "message_id")[0]["message_id"]
+    reader = tables.batch(topic, "payload", startingOffsets=first.hex())
+    parts = reader.partitions()
+    wait_until_later_than(int.from_bytes(first[:8], "big") + 1100)
+    with pytest.raises(DataLoss, match="expired"):
+        payloads(reader, parts)
+
+
+def test_cutting_nothing_asks_nobody():
+    assert cut(Calls(None, "n"), [], 5, 5) == []  # type: ignore[arg-type]
