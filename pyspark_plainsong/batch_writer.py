@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter
@@ -35,7 +36,7 @@ class BatchWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        self._calls: Calls = options.calls()
+        self._connection = options.connection
         #: A save that the user gave no name is remembered by one of its own: it is done once, a second one again.
         self._identity = Identity(
             options.producer_name or f"spark-{uuid.uuid4().hex}",
@@ -48,11 +49,13 @@ class BatchWriter(DataSourceArrowWriter):
         self._ordered = options.ordered
         self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
         if options.topic is not None:
-            self._calls.describe(options.topic)  # no task need start for a topic that is not there
+            with closing(options.calls()) as calls:
+                calls.describe(options.topic)  # no task need start for a topic that is not there
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; in a task."""
-        return self._staging.run(self._calls, iterator)
+        with closing(self._connection.calls()) as calls:
+            return self._staging.run(calls, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish what the tasks that count have stored, topic by topic.
@@ -64,9 +67,10 @@ class BatchWriter(DataSourceArrowWriter):
         check_order(won, ordered=self._ordered)
         done: list[str] = []
         try:
-            for each in won:
-                self._publish(each)
-                done.append(each.topic)
+            with closing(self._connection.calls()) as calls:
+                for each in won:
+                    self._publish(calls, each)
+                    done.append(each.topic)
         except (NotPublished, OutcomeUnknown) as error:
             if not done:
                 raise
@@ -87,19 +91,20 @@ class BatchWriter(DataSourceArrowWriter):
             won = winners(task for task in messages if isinstance(task, TaskStored))
         except MixedGenerations:
             return  # the commit found that, too
-        if self._pointer is not None:
-            for each in won:
-                self._calls.rollback(each.topic, self._pointer)
-            return
-        complete = [each.topic for each in won if self._identity.is_complete(self._calls, each)]
+        with closing(self._connection.calls()) as calls:
+            if self._pointer is not None:
+                for each in won:
+                    calls.rollback(each.topic, self._pointer)
+                return
+            complete = [each.topic for each in won if self._identity.is_complete(calls, each)]
         if complete:
             raise SaveIsComplete(self._report(complete, all_of_them=len(complete) == len(won)))
 
-    def _publish(self, won: Winners) -> None:
+    def _publish(self, calls: Calls, won: Winners) -> None:
         if self._pointer is None:
-            self._identity.publish(self._calls, won)
+            self._identity.publish(calls, won)
         else:
-            publish_under(self._calls, won, self._pointer)
+            publish_under(calls, won, self._pointer)
 
     def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
         """What to say of topics that have all their rows when the save as a whole failed."""
@@ -109,4 +114,4 @@ class BatchWriter(DataSourceArrowWriter):
             advice = "do not run it again"
         else:
             advice = "a second run would publish those rows again: write the rows of the other topics alone"
-        return f"complete, and not taken back: {', '.join(topics)}; {advice}"
+        return f"these topics have all rows of the save, and keep them: {', '.join(topics)}; {advice}"

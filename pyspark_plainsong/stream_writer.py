@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from pyspark_plainsong.calls import Calls
     from pyspark_plainsong.options import WriteOptions
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        self._calls: Calls = options.calls()
+        self._connection = options.connection
         self._name = options.producer_name
         self._memory_s = options.memory_s
         self._ordered = options.ordered
@@ -43,7 +43,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; in a task."""
-        return self._staging.run(self._calls, iterator)
+        with closing(self._connection.calls()) as calls:
+            return self._staging.run(calls, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
         """Publish the micro-batch, unless its topics have it from an earlier run.
@@ -55,24 +56,27 @@ class StreamWriter(DataSourceStreamArrowWriter):
         tasks = [task for task in messages if isinstance(task, TaskStored)]
         won = winners(tasks)
         check_order(won, ordered=self._ordered)
-        for each in won:
-            producer = self._name or tasks[0].query_id
-            assert producer is not None  # or the tasks would have failed
-            if self._name is not None and batchId == 0:
-                LOG.warning(
-                    "producerName=%s stands in for the query's id: with a new checkpoint, whose micro-batches are counted "
-                    "from 0 again, those that topic %s remembers by this name are not stored",
-                    self._name,
-                    each.topic,
-                )
-            if not Identity(producer, batchId, self._memory_s).publish(self._calls, each):
-                LOG.warning(
-                    "topic %s has micro-batch %d of producer %s already: its %d rows are not stored again",
-                    each.topic,
-                    batchId,
-                    producer,
-                    each.rows,
-                )
+        if not won:
+            return
+        producer = self._name or tasks[0].query_id
+        assert producer is not None  # or the tasks would have failed
+        identity = Identity(producer, batchId, self._memory_s)
+        if self._name is not None and batchId == 0:
+            LOG.warning(
+                "producerName=%s stands in for the query's id: a new checkpoint's micro-batches are counted from 0 again, "
+                "and those that a topic remembers by this name are not stored",
+                producer,
+            )
+        with closing(self._connection.calls()) as calls:
+            for each in won:
+                if not identity.publish(calls, each):
+                    LOG.warning(
+                        "topic %s has micro-batch %d of producer %s already: its %d rows are not stored again",
+                        each.topic,
+                        batchId,
+                        producer,
+                        each.rows,
+                    )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
         """Do nothing: Spark also calls this when a publish landed and its answer did not.

@@ -1,0 +1,127 @@
+"""The data source with things happening to it: in a task after its first stored batch, around a commit.
+
+The option ``disturb`` is JSON of a ``Disturbance``; the source is registered by value, so that it need not be
+installed where tasks run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+
+from pyspark_plainsong import DefaultSource
+
+_PATIENCE_S = 60.0
+
+
+@dataclass
+class Disturbance:
+    """What is to happen."""
+
+    folder: str
+    """Where tasks and test leave word for each other."""
+    task: str = ""
+    """``raise``, ``exit``, ``kill`` (the executor) or ``wait`` (say ``reached``, go on at ``go``)."""
+    partition: int = 1
+    attempts: int = 1
+    """How many of them it happens to."""
+    before_commit: str = ""
+    """``raise``, ``kill`` (the driver's JVM) or ``wait``."""
+    after_commit: str = ""
+    batch: int | None = None
+    """The only micro-batch that anything happens to; None: to all."""
+
+    def option(self) -> str:
+        return json.dumps(asdict(self))
+
+    def in_task(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; when the second one is asked for, the first is stored."""
+        context = TaskContext.get()
+        assert context is not None
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        hit = context.partitionId() == self.partition and context.attemptNumber() < self.attempts
+        for number, each in enumerate(batches):
+            if number == 1 and hit and self.concerns(None if batch is None else int(batch)):
+                self.happen(self.task)
+            yield each
+
+    def concerns(self, batch: int | None) -> bool:
+        return self.batch is None or self.batch == batch
+
+    def happen(self, what: str) -> None:
+        if what == "raise":
+            raise RuntimeError("disturbed")
+        if what == "exit":
+            os._exit(7)
+        if what == "kill":
+            # Workers are forked by a process of Python that the JVM started.
+            jvm = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(jvm, signal.SIGKILL)
+            time.sleep(_PATIENCE_S)  # it comes soon enough
+        if what == "wait":
+            (Path(self.folder) / "reached").touch()
+            deadline = time.monotonic() + _PATIENCE_S
+            while not (Path(self.folder) / "go").exists():
+                assert time.monotonic() < deadline, "nobody said go"
+                time.sleep(0.02)
+
+
+class DisturbedBatch(DataSourceArrowWriter):
+    def __init__(self, writer: DataSourceArrowWriter, disturbance: Disturbance) -> None:
+        self.writer, self.disturbance = writer, disturbance
+
+    def write(self, iterator: Iterator[Any]) -> Any:
+        return self.writer.write(self.disturbance.in_task(iterator))
+
+    def commit(self, messages: list[Any]) -> None:
+        self.disturbance.happen(self.disturbance.before_commit)
+        self.writer.commit(messages)
+        self.disturbance.happen(self.disturbance.after_commit)
+
+    def abort(self, messages: list[Any]) -> None:
+        self.writer.abort(messages)
+
+
+class DisturbedStream(DataSourceStreamArrowWriter):
+    def __init__(self, writer: DataSourceStreamArrowWriter, disturbance: Disturbance) -> None:
+        self.writer, self.disturbance = writer, disturbance
+
+    def write(self, iterator: Iterator[Any]) -> Any:
+        return self.writer.write(self.disturbance.in_task(iterator))
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        hit = self.disturbance.concerns(batchId)
+        self.disturbance.happen(self.disturbance.before_commit if hit else "")
+        self.writer.commit(messages, batchId)
+        self.disturbance.happen(self.disturbance.after_commit if hit else "")
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        self.writer.abort(messages, batchId)
+
+
+class DisturbedSource(DefaultSource):
+    """``plainsong``, disturbed."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "disturbed"
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own = dict(options)
+        self.disturbance = Disturbance(**json.loads(own.pop("disturb")))
+        super().__init__(own)
+
+    def writer(self, schema: Any, overwrite: bool) -> DisturbedBatch:
+        return DisturbedBatch(super().writer(schema, overwrite), self.disturbance)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DisturbedStream:  # noqa: N802
+        return DisturbedStream(super().streamWriter(schema, overwrite), self.disturbance)

@@ -1,0 +1,180 @@
+"""Writing a stream: every micro-batch once, however often it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+
+import disturbed
+import pytest
+from disturbed import Disturbance, DisturbedSource
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql.types import BinaryType, StructField, StructType
+from topics import Topics, address, wanted
+
+from pyspark_plainsong.messages import Stored, TaskStored
+from pyspark_plainsong.options import WriteOptions
+from pyspark_plainsong.stream_writer import StreamWriter
+from tests.client.proxy import Proxy
+from tests.daemon.harness import Daemon, eventually
+
+#: Of one file, which is one micro-batch.
+ROWS = 1_000
+FILES = 3
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
+        yield Topics("http://{}:{}".format(*daemon.address))
+
+
+@pytest.fixture
+def source(spark, tmp_path):
+    """Files of numbers, from 0 on, and what reads one of them in each micro-batch, in two partitions."""
+    (tmp_path / "in").mkdir()
+    for number in range(FILES):
+        rows = range(number * ROWS, (number + 1) * ROWS)
+        file = tmp_path / "in" / f"{number}.txt"
+        file.write_text("".join(f"{row}\n" for row in rows))
+        os.utime(file, (number, number))  # Spark reads them by age
+    cloudpickle.register_pickle_by_value(disturbed)
+    spark.dataSource.register(DisturbedSource)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 250)
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(tmp_path / "in"))
+    yield lines.selectExpr("value as payload").repartition(2)
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@pytest.fixture
+def run(source, tmp_path):
+    """Run the stream over all files, from where its checkpoint says; how it ended is raised."""
+
+    def run(options: dict[str, str], checkpoint: str = "checkpoint", **what) -> None:
+        disturb = Disturbance(str(tmp_path), **what).option() if what else ""
+        writer = source.writeStream.format("disturbed" if what else "plainsong").options(**options)
+        if what:
+            writer = writer.option("disturb", disturb)
+        query = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    return run
+
+
+def query_id(tmp_path, checkpoint: str = "checkpoint") -> str:
+    return json.loads((tmp_path / checkpoint / "metadata").read_text())["id"]
+
+
+def test_every_micro_batch_appears_once_and_the_query_is_remembered_for_90_days(run, topics, tmp_path) -> None:
+    topic = topics.create("plainly")
+    run(topics.options(topic))
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+    (producer,) = topics.ask("GET", f"/v1/namespaces/demo/topics/{topic}/producers")["producers"]
+    assert producer["producer"] == query_id(tmp_path)
+    assert producer["persisted"] == FILES - 1
+    assert producer["expiresMs"] - producer["activeMs"] == 90 * 86_400_000
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_a_commit_that_fails_is_made_up_for_by_the_next_start(run, topics, when) -> None:
+    topic = topics.create(when)
+    with pytest.raises(StreamingQueryException, match="disturbed"):
+        run(topics.options(topic), batch=1, **{when: "raise"})
+    assert topics.counted(topic) == wanted((2 if when == "after_commit" else 1) * ROWS)
+    run(topics.options(topic))
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_attempts_that_fail_half_way_leave_nothing(run, topics) -> None:
+    topic = topics.create("attempts")
+    run(topics.options(topic, storeBatchSize=100), batch=1, task="exit")
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_lost_answers_of_publishes_are_asked_for_again(run, topics) -> None:
+    topic = topics.create("lost")
+    with Proxy(address(topics.url)) as proxy:
+        proxy.after = {f"/topics/{topic}/publish".encode(): "lose"}
+        run(Topics(proxy.url).options(topic))
+        assert proxy.lost == 1
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_a_daemon_killed_between_two_chunks_changes_nothing(run, tmp_path) -> None:
+    with Daemon(tmp_path / "data") as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("killed")
+        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
+
+        def restart() -> None:
+            eventually("a task is there", (tmp_path / "reached").exists, 60)
+            daemon.kill()
+            daemon.start()
+            (tmp_path / "go").touch()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        run(topics.options(topic, storeBatchSize=100), batch=1, task="wait")
+        thread.join()
+        assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_under_a_name_of_the_users_a_new_checkpoint_publishes_nothing_again(run, topics, caplog) -> None:
+    topic = topics.create("named")
+    options = topics.options(topic, producerName="mine")
+    run(options)
+    run(options, checkpoint="another")
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+    # What the commits said went to the stderr of Spark's own processes; this one is done here.
+    schema = StructType([StructField("payload", BinaryType())])
+    writer = StreamWriter(WriteOptions.parse(options, streaming=True), schema, overwrite=False)
+    writer.commit([TaskStored(0, "segment", {topic: Stored(7, 1)})], 0)
+    assert "producerName=mine stands in for the query's id" in caplog.text
+    assert f"topic {topic} has micro-batch 0 of producer mine already: its 7 rows are not stored again" in caplog.text
+
+
+def test_rows_go_to_several_topics_and_those_that_failed_are_made_up_for(source, topics, tmp_path) -> None:
+    topics.create("first")
+    frame = source.selectExpr("payload", "if(cast(payload as int) % 2 = 0, 'first', 'second') as topic")
+
+    def run() -> None:
+        writer = frame.writeStream.format("plainsong").options(**topics.options())
+        query = writer.option("checkpointLocation", str(tmp_path / "two")).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    with pytest.raises(StreamingQueryException, match="topic_not_found"):
+        run()
+    topics.create("second")
+    run()
+    assert topics.counted("first") == Counter(b"%d" % n for n in range(0, FILES * ROWS, 2))
+    assert topics.counted("second") == Counter(b"%d" % n for n in range(1, FILES * ROWS, 2))
+
+
+def test_complete_mode_is_refused(source, topics, tmp_path) -> None:
+    topic = topics.create("complete")
+    counts = source.groupBy("payload").count().selectExpr("payload")
+    options = topics.options(topic, checkpointLocation=tmp_path / "complete")
+    query = counts.writeStream.format("plainsong").options(**options).outputMode("complete").start()
+    with pytest.raises(PySparkException, match="a topic is only ever appended to"):
+        query.awaitTermination()
+
+
+def test_a_daemon_that_remembers_for_less_says_so(run, tmp_path) -> None:
+    limits = ("deduplication.producer_retention_s=3600", "deduplication.max_retention_s=86400")
+    with Daemon(tmp_path / "data", *limits) as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("short")
+        with pytest.raises(StreamingQueryException, match="90 days of memory were asked for: lower memoryDays"):
+            run(topics.options(topic))
+        assert topics.counted(topic) == Counter()
+        run(topics.options(topic, memoryDays=1))
+        assert topics.counted(topic) == wanted(FILES * ROWS)

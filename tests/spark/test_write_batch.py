@@ -1,0 +1,165 @@
+"""Writing a DataFrame into topics, when nothing goes wrong or the user is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from pyspark.errors import PySparkException
+from topics import Topics, numbers, wanted
+
+from tests.daemon.harness import Daemon
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
+        yield Topics("http://{}:{}".format(*daemon.address))
+
+
+def save(frame, options: dict[str, str]) -> None:
+    frame.write.format("plainsong").options(**options).mode("append").save()
+
+
+def refusal(frame, options: dict[str, str], mode: str = "append") -> str:
+    with pytest.raises(PySparkException) as caught:
+        frame.write.format("plainsong").options(**options).mode(mode).save()
+    return str(caught.value)
+
+
+def test_all_rows_of_all_partitions_appear_once(spark, topics) -> None:
+    topic = topics.create("all-rows")
+    save(numbers(spark, 5_000), topics.options(topic, storeBatchSize=700))
+    assert topics.counted(topic) == wanted(5_000)
+
+
+def test_five_saves_with_ids_0_0_1_0_1_store_two(spark, topics) -> None:
+    topic = topics.create("five-saves")
+    for sequence_id in (0, 0, 1, 0, 1):
+        save(numbers(spark, 50), topics.options(topic, producerName="job", sequenceId=sequence_id))
+    assert topics.counted(topic) == wanted(50) + wanted(50)
+
+
+def test_saves_without_a_name_are_done_each_time(spark, topics) -> None:
+    topic = topics.create("unnamed")
+    for _ in range(2):
+        save(numbers(spark, 20), topics.options(topic))
+    assert topics.counted(topic) == wanted(20) + wanted(20)
+
+
+def test_an_empty_dataframe_publishes_nothing(spark, topics) -> None:
+    topic = topics.create("empty")
+    save(numbers(spark, 0), topics.options(topic))
+    assert topics.counted(topic) == Counter()
+    assert topics.ask("GET", "/v1/namespaces/demo/topics/empty/producers")["count"] == 0
+
+
+def test_empty_partitions_take_no_part(spark, topics) -> None:
+    topic = topics.create("hollow")
+    save(numbers(spark, 100, 4).where("payload <= encode('2', 'utf-8')"), topics.options(topic))
+    assert topics.counted(topic) == Counter(n for n in wanted(100) if n <= b"2")
+
+
+def test_rows_go_to_the_topics_their_column_names(spark, topics) -> None:
+    for name in ("even", "odd"):
+        topics.create(name)
+    frame = numbers(spark, 1_000).selectExpr(
+        "payload", "if(cast(decode(payload, 'utf-8') as int) % 2 = 0, 'even', 'odd') as topic"
+    )
+    save(frame, topics.options())
+    assert topics.counted("even") == Counter(b"%d" % n for n in range(0, 1_000, 2))
+    assert topics.counted("odd") == Counter(b"%d" % n for n in range(1, 1_000, 2))
+
+
+def test_keys_headers_and_times_to_live_are_kept(spark, topics) -> None:
+    topic = topics.create("attributes")
+    frame = spark.sql(
+        "select 'a' as payload, 'key' as routing_key, map('h', '1') as headers, 100 as ttl_seconds "
+        "union all select 'b', null, null, null"
+    )
+    save(frame.coalesce(1), topics.options(topic, ttlSeconds=500))
+    found = {frame.payload: dict(frame.attributes) for frame in topics.messages(topic)}
+    assert found == {b"a": {"h": "1", "routingKey": "key"}, b"b": {}}
+    told = topics.ask("GET", "/v1/namespaces/demo/topics/attributes/messages")
+    lives_s = {each["payload"]: (each["expiresMs"] - each["publishTimeMs"]) / 1000 for each in told}
+    assert 90 < lives_s["a"] <= 100
+    assert 490 < lives_s["b"] <= 500
+
+
+def test_an_ordered_save_keeps_the_order_of_its_rows(spark, topics) -> None:
+    topic = topics.create("ordered")
+    frame = numbers(spark, 3_000).coalesce(1).sortWithinPartitions("payload", ascending=False)
+    save(frame, topics.options(topic, ordered=True, storeBatchSize=100))
+    assert topics.payloads(topic) == sorted(wanted(3_000), reverse=True)
+
+
+def test_an_ordered_save_of_two_partitions_is_refused_whole(spark, topics) -> None:
+    topic = topics.create("disordered")
+    said = refusal(numbers(spark, 100), topics.options(topic, ordered=True))
+    assert "2 partitions have rows for topic disordered: coalesce(1)" in said
+    assert topics.counted(topic) == Counter()
+
+
+@pytest.mark.parametrize("decision", ["commit", "abort"])
+def test_an_outer_transaction_decides_over_the_rows(spark, topics, decision) -> None:
+    topic = topics.create(f"outer-{decision}")
+    transaction = topics.ask("POST", "/v1/transactions", {})
+    save(numbers(spark, 500), topics.options(topic, transactionWritePointer=transaction["writePointer"]))
+    assert topics.payloads(topic, "committed") == []
+    if decision == "commit":
+        topics.ask("POST", f"/v1/transactions/{transaction['id']}/commit", {})
+    else:
+        topics.ask("POST", f"/v1/transactions/{transaction['id']}/abort", {})
+    assert Counter(topics.payloads(topic, "committed")) == (wanted(500) if decision == "commit" else Counter())
+
+
+def test_topics_are_only_ever_appended_to(spark, topics) -> None:
+    topic = topics.create("append-only")
+    assert "a topic is only ever appended to" in refusal(numbers(spark, 1), topics.options(topic), "overwrite")
+    assert '"Append"' in refusal(numbers(spark, 1), topics.options(topic), "error")
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("'x' as value", "column value cannot be written: a message has payload, topic"),
+        ("1 as payload", "column payload is INT; it must be BINARY or STRING"),
+        ("cast(null as binary) as payload", "payload is null"),
+    ],
+)
+def test_what_is_wrong_with_the_columns_is_said(spark, topics, expression, words) -> None:
+    topic = topics.create("columns-" + expression.rpartition(" ")[2] + str(len(expression)))
+    assert words in refusal(spark.range(1).selectExpr(expression), topics.options(topic))
+    assert topics.counted(topic) == Counter()
+
+
+def test_a_topic_that_is_not_there_is_named_before_anything_runs(spark, topics) -> None:
+    ran = spark.sparkContext.accumulator(0)
+    frame = numbers(spark, 10).rdd.map(lambda row: ran.add(1) or row).toDF("payload binary")
+    assert "topic_not_found" in refusal(frame, topics.options("nowhere"))
+    assert ran.value == 0
+
+
+def test_the_topic_is_said_once(spark, topics) -> None:
+    topic = topics.create("once")
+    assert "there is neither" in refusal(numbers(spark, 1), topics.options())
+    assert "there is both" in refusal(numbers(spark, 1).selectExpr("*", "'once' as topic"), topics.options(topic))
+
+
+def test_where_nothing_is_remembered_only_a_save_without_a_name_is_taken(spark, topics) -> None:
+    topic = topics.create("forgetful", deduplication="disabled")
+    save(numbers(spark, 100), topics.options(topic))
+    assert topics.counted(topic) == wanted(100)
+    said = refusal(numbers(spark, 100), topics.options(topic, producerName="job", sequenceId=0))
+    assert "a second run would publish every row again" in said
+    assert topics.counted(topic) == wanted(100)
+
+
+def test_a_named_save_is_remembered_for_as_long_as_asked(spark, topics) -> None:
+    topic = topics.create("memory")
+    save(numbers(spark, 10), topics.options(topic, producerName="yearly", sequenceId=0, memoryDays=30))
+    found = topics.ask("GET", "/v1/namespaces/demo/topics/memory/producers/yearly")
+    assert found["expiresMs"] - found["activeMs"] == 30 * 86_400_000
+    assert found["lastSequenceId"] == 0
+    assert abs(found["activeMs"] / 1000 - time.time()) < 60

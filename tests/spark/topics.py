@@ -1,0 +1,91 @@
+"""What is in the topics of a daemon, as any reader finds it; for tests that write with Spark."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from protocol.frames import Frame, decode_frames
+from pyspark_plainsong.calls import Calls
+from pyspark_plainsong.wire import Wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_plainsong.calls import Isolation
+
+NAMESPACE = "demo"
+_FIRST, _BEYOND = bytes(20), b"\x7f" + b"\xff" * 19
+_PAGE = 10_000
+
+
+class Topics:
+    """Those of the daemon at ``url``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def create(self, topic: str, **properties: Any) -> str:
+        """Make a topic; its name."""
+        self.ask("PUT", f"/v1/namespaces/{NAMESPACE}/topics/{topic}", {k: str(v) for k, v in properties.items()})
+        return topic
+
+    def options(self, topic: str | None = None, **further: Any) -> dict[str, str]:
+        """Options for Spark: short retries, since nothing here is far away."""
+        given = {"url": self.url, "namespace": NAMESPACE, "retryIntervalMs": 50, "topic": topic, **further}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+    def messages(self, topic: str, isolation: Isolation = "uncommitted") -> list[Frame]:
+        """All that a reader gets, in order."""
+        found: list[Frame] = []
+        with closing(calls_of(self.url)) as calls:
+            start = _FIRST
+            while True:
+                page = calls.poll_frames(
+                    topic, start=start, end_before=_BEYOND, limit=_PAGE, isolation=isolation, attributes=True
+                )
+                frames = decode_frames(page.body, attributes=True)
+                found += frames
+                if page.end != "more" or not frames:
+                    return found
+                start = (int.from_bytes(frames[-1].message_id, "big") + 1).to_bytes(20, "big")
+
+    def payloads(self, topic: str, isolation: Isolation = "uncommitted") -> list[bytes]:
+        return [frame.payload for frame in self.messages(topic, isolation)]
+
+    def counted(self, topic: str) -> Counter[bytes]:
+        """How often each payload is there; no reader may see anything else."""
+        found = self.payloads(topic)
+        assert self.payloads(topic, "committed") == found
+        return Counter(found)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Any other call."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read() or b"null")
+
+
+def calls_of(url: str) -> Calls:
+    """The connector's own calls, without retries; close them."""
+    return Calls(Wire((url,), retries=0), NAMESPACE)
+
+
+def numbers(spark: SparkSession, count: int, partitions: int = 2, first: int = 0) -> DataFrame:
+    """Rows with a payload each: the numbers from ``first`` on."""
+    return spark.range(first, first + count, 1, partitions).selectExpr("encode(cast(id as string), 'utf-8') as payload")
+
+
+def wanted(count: int, first: int = 0) -> Counter[bytes]:
+    """What ``numbers`` must come to."""
+    return Counter(b"%d" % number for number in range(first, first + count))
+
+
+def address(url: str) -> tuple[str, int]:
+    """Host and port."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
