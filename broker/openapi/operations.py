@@ -91,8 +91,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST",
         TOPIC + "/publish",
         "messages",
-        "Publish messages, under a write pointer also what was stored; 200 means durable. Without a write pointer "
-        "the answer is empty, or for a producer, and with Prefer: return=representation, a receipt.",
+        "Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
+        "means durable. Without a write pointer the answer is empty, or for a producer, and with "
+        "Prefer: return=representation, a receipt.",
         (*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
         ("ttl", "longs"),
         ref("PublishRequest"),
@@ -107,7 +108,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST",
         TOPIC + "/store",
         "messages",
-        "Keep messages under a write pointer, seen by nobody until a publish of it.",
+        "Keep messages under a write pointer, or stage them as a producer's segment, seen by nobody until a publish.",
         (*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published"),
         ("ttl",),
         ref("StoreRequest"),

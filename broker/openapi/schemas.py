@@ -116,14 +116,24 @@ SCHEMAS: dict[str, Schema] = {
         messages=array(ref("PublishItem")),
         **_WRITES,
         atomic={**BOOLEAN, "description": "all of them contiguous, visible together or not at all"},
-        segments=nullable(array(STRING, description="of what was stored only these segments, for ever")),
+        segments=nullable(
+            array(
+                {**STRING, "minLength": 1, "maxLength": 64},
+                description="with a write pointer: of what was stored only these segments, for ever; with a producer, "
+                "one sequence id and no messages: what it staged under these, as one batch",
+            )
+        ),
     ),
-    "StoreRequest": record(
-        "transactionWritePointer messages",
-        messages=array(ref("PublishItem"), minItems=1),
-        **_WRITES,
-        segment=nullable({**STRING, "maxLength": 64}),
-    ),
+    "StoreRequest": {
+        **record(
+            "messages",
+            messages=array(ref("PublishItem"), minItems=1),
+            **_WRITES,
+            segment=nullable({**STRING, "minLength": 1, "maxLength": 64}),
+        ),
+        "description": "under a write pointer, or staged by a producer in a segment",
+        "anyOf": [{"required": ["transactionWritePointer"]}, {"required": ["producer", "segment"]}],
+    },
     "PublishResponse": record(f"transactionWritePointer {_RANGE_NAMES}", **_RANGE, duplicate=BOOLEAN),
     "RollbackRequest": record("transactionWritePointer", **_RANGE, duplicate=BOOLEAN),
     "Receipt": record(
