@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from typing import TYPE_CHECKING
@@ -63,4 +64,13 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
         session = builder.getOrCreate()
     if not submitted:
         session.sparkContext.setLogLevel("ERROR")
+    _quiet()
     return session
+
+
+def _quiet() -> None:
+    """Errors are raised and told by the job; pyspark would write each to standard error before, with its whole trace."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)

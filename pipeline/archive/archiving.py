@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from pipeline.archive import layout
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.archive.manifest import Manifest
     from pipeline.job import Run
-    from pyspark_plainsong.calls import Calls
+    from pyspark_plainsong.answers import Extent
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
@@ -117,13 +118,13 @@ class Appending:
 
 def expected(run: Run, subject: Subject) -> int:
     """How many messages wait to be archived, whatever becomes of their transactions."""
-    return _calls(run, subject.topic).offsets(subject.topic, start=subject.resumes_at).messages
+    return _ahead(run, subject.topic, subject.resumes_at).messages
 
 
 def foresee(run: Run, subject: Subject) -> None:
     """Say what ``append`` would do."""
     start = subject.resumes_at
-    ahead = _calls(run, subject.topic).offsets(subject.topic, start=start)
+    ahead = _ahead(run, subject.topic, start)
     since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
     run.progress.result(
         f"{subject.topic}: would archive {show_count(ahead.messages)} messages, {show_bytes(ahead.size_bytes)}, "
@@ -138,9 +139,10 @@ def foresee(run: Run, subject: Subject) -> None:
     subject.judge(start)
 
 
-def _calls(run: Run, topic: str) -> Calls:
-    """The connector's own client: it knows ``/offsets``, which counts without moving payloads."""
-    return ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()
+def _ahead(run: Run, topic: str, start: bytes) -> Extent:
+    """What stands from ``start`` on; the connector's own client can count without moving payloads."""
+    with closing(ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()) as calls:
+        return calls.offsets(topic, start=start)
 
 
 def compact(

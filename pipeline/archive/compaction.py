@@ -19,9 +19,10 @@ from pyspark.sql import functions as sf
 
 from pipeline.archive import layout
 from pipeline.archive.coverage import Range, covered, merged, minus, pieces
+from pipeline.archive.inspection import damaged
 from pipeline.archive.manifest import NAME, NOTHING, Manifest, Stats
 from pipeline.archive.reading import is_all, load_manifests, rows_of, within
-from pipeline.archive.rows import SCHEMA, stats_by_entry, stats_of
+from pipeline.archive.rows import SCHEMA, stats_of
 from pipeline.archive.writing import TIMESTAMPS
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.times import now_ms
@@ -116,11 +117,10 @@ class Compaction:
 
     def check(self, day: Day) -> None:
         """Raises CommandFailed: a source does not hold what its manifest says; nothing was done."""
-        entries = [piece.entry for piece in day.pieces]
-        now = stats_by_entry(self._spark, self._files, entries)
-        for entry in entries:
-            if now[entry.folder] != entry.stats:
-                raise _damaged(f"{entry.folder} does not hold what its manifest says")
+        broken = damaged(self._spark, self._files, [piece.entry for piece in day.pieces])
+        if broken:
+            folder, why = next(iter(broken.items()))
+            raise _damaged(f"{folder} is damaged: {why}")
 
     def write(self, day: Day) -> None:
         """Write the files, in place of those of a try before."""
@@ -209,4 +209,4 @@ def replaced(entries: Sequence[Manifest], before_ms: int) -> list[Manifest]:
 
 
 def _damaged(message: str) -> CommandFailed:
-    return CommandFailed(message, hint="`archive verify` says what is damaged", code=Exit.STORE)
+    return CommandFailed(message, hint="archive verify tells all that is damaged", code=Exit.STORE)

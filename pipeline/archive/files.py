@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pipeline.archive.manifest import NAME as MANIFEST
 from plainsong.cli.exits import CommandFailed, Exit
@@ -64,7 +64,7 @@ def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> 
     if "://" not in root and not root.startswith("file:"):
         return LocalFiles(Path(root))
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalFiles(Path(unquote(parts.path)))
+        return LocalFiles(Path(parts.path))
     if session is None:
         raise CommandFailed(f"{root} cannot be looked into without Spark", code=Exit.USAGE)
     from pipeline.archive.hadoop import HadoopFiles
@@ -80,7 +80,7 @@ class LocalFiles:
 
     def url(self, path: str) -> str:
         """As ``Files``."""
-        return self._at(path).as_uri()
+        return f"file://{self._at(path)}"  # unquoted, as Hadoop takes paths
 
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""

@@ -9,10 +9,10 @@ from pyspark.sql import functions as sf
 
 from pipeline.archive.appending import starting_offsets
 from pipeline.archive.coverage import Range, covered, minus
+from pipeline.archive.inspection import damaged
 from pipeline.archive.layout import time_bound
 from pipeline.archive.reading import load_manifests, pieces_of, rows_of, within
-from pipeline.archive.rows import row_hash, stats_by_entry
-from pipeline.failures import reason_of
+from pipeline.archive.rows import row_hash
 from plainsong.cli.times import now_ms
 
 if TYPE_CHECKING:
@@ -89,43 +89,10 @@ class Verification:
         """Compare. Raises what Spark raises."""
         entries = load_manifests(self._files, self._log.folder)
         found = within(pieces_of(entries), *self._bounds)
-        damaged = self.damaged([piece.entry for piece in found])
-        sound = [piece for piece in found if piece.entry.folder not in damaged]
+        broken = damaged(self._spark, self._files, [piece.entry for piece in found])
+        sound = [piece for piece in found if piece.entry.folder not in broken]
         counts, examples = self._compare(sound, max((entry.end for entry in entries), default=bytes(20)))
-        return Findings(counts, examples, damaged, self._holes(entries))
-
-    def damaged(self, entries: Sequence[Manifest]) -> dict[str, str]:
-        """What is wrong with entries, by their folder: files missing or of another size, rows of other contents."""
-        found: dict[str, str] = {}
-        for entry in {entry.folder: entry for entry in entries}.values():
-            there = self._files.sizes(entry.folder)
-            wrong = [
-                f"{name} is missing" if name not in there else f"{name} has {there[name]} bytes, not {size}"
-                for name, size in entry.files
-                if there.get(name) != size
-            ]
-            if wrong:
-                found[entry.folder] = "; ".join(wrong)
-        sound = [entry for entry in entries if entry.folder not in found]
-        return found | self._changed(sound)
-
-    def _changed(self, entries: Sequence[Manifest]) -> dict[str, str]:
-        """Entries whose rows are not those of the manifest; one pass, or one each when a file cannot be read."""
-        try:
-            now = stats_by_entry(self._spark, self._files, entries)
-        except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
-            if len(entries) == 1:
-                return {entries[0].folder: f"cannot be read: {reason_of(error)}"}
-            half = len(entries) // 2
-            return self._changed(entries[:half]) | self._changed(entries[half:])
-        found = {}
-        for entry in entries:
-            is_now = now[entry.folder]
-            if is_now.count != entry.stats.count:
-                found[entry.folder] = f"has {is_now.count} rows, not {entry.stats.count}"
-            elif is_now != entry.stats:
-                found[entry.folder] = "has rows with other contents"
-        return found
+        return Findings(counts, examples, broken, self._holes(entries))
 
     def _compare(self, sound: Sequence[Piece], archive_end: bytes) -> tuple[dict[str, int], dict[str, list[str]]]:
         expired_before = time_bound(max(0, now_ms() - self._ttl_s * 1000))

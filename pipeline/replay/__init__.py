@@ -1,0 +1,1 @@
+"""Archived messages into a topic again: in their order, each once, with their first ids as attributes."""

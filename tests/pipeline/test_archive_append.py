@@ -1,0 +1,238 @@
+"""Topics become archives: once, whatever is killed, and nothing expires unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.archive import archiving, layout, read
+from pipeline.archive.archiving import append
+from pipeline.archive.coverage import Range
+from pipeline.archive.reading import load_manifests
+from pipeline.job import Run
+from plainsong import Client
+from plainsong.cli.exits import CommandFailed
+from plainsong.cli.where import Where
+from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.pipeline.archives import damage, raw_ids
+from tests.spark_session import spark_environ
+
+EVER = (bytes(20), b"\x7f" + b"\xff" * 19)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("archived") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon, request):
+    name = "".join(char for char in request.node.name if char.isalnum())[:60]
+    with Client(f"http://{daemon.address[0]}:{daemon.address[1]}", namespace=name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(spark, daemon, client):
+    return Run("archive", Where((url_of(daemon),), client.namespace), spark=spark)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path / "archive")
+
+
+def url_of(daemon):
+    return f"http://{daemon.address[0]}:{daemon.address[1]}"
+
+
+def in_topic(client, topic="orders"):
+    return [bytes(message.id) for message in client.read(topic)]
+
+
+def in_archive(spark, root):
+    return [bytes(row.message_id) for row in read(spark, root).orderBy("generation", "message_id").collect()]
+
+
+def published(client, first, count, topic="orders"):
+    client.create_topic(topic, if_not_exists=True)
+    client.publish(topic, [f"message {number}".encode() for number in range(first, first + count)])
+
+
+def test_a_topic_is_archived_and_later_only_what_is_new(spark, client, run, root):
+    published(client, 0, 300)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    assert in_archive(spark, root) == in_topic(client)
+    published(client, 300, 50)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    assert in_archive(spark, root) == in_topic(client)
+    assert [entry.stats.count for entry in load_manifests(run_files(root))] == [100, 100, 100, 50]
+    payloads = [row.payload for row in read(spark, root).orderBy("message_id").collect()]
+    assert payloads == [f"message {number}".encode() for number in range(350)]
+    assert sorted(raw_ids(root)) == in_topic(client)
+
+
+def test_each_file_is_in_the_order_of_the_topic(client, run, root):
+    published(client, 0, 500)
+    append(run, ["orders"], root, every=None)
+    for file in Path(root).rglob("*.parquet"):
+        ids = pq.read_table(file)["message_id"].to_pylist()
+        assert ids == sorted(ids)
+
+
+def test_several_topics_have_archives_side_by_side(spark, client, run, root):
+    for topic in ("orders-a", "orders-b", "other"):
+        published(client, 0, 10, topic)
+    append(run, ["orders-*"], root, every=None)
+    rows = read(spark, root).groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in rows} == {"orders-a": 10, "orders-b": 10}
+    assert read(spark, root, namespace=client.namespace, topic="orders-a").count() == 10
+    with pytest.raises(CommandFailed, match="there is no topic 'order-a'"):
+        append(run, ["order-a"], root, every=None)
+
+
+def test_a_lost_checkpoint_costs_nothing_and_doubles_nothing(spark, client, run, root):
+    published(client, 0, 100)
+    append(run, ["orders"], root, every=None)
+    shutil.rmtree(Path(root) / layout.topic_folder(client.namespace, "orders") / "_checkpoints")
+    published(client, 100, 100)
+    append(run, ["orders"], root, every=None)
+    assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
+    assert len({entry.source for entry in load_manifests(run_files(root))}) == 2
+
+
+def test_a_restored_checkpoint_overlaps_and_still_each_message_is_read_once(spark, client, run, root):
+    published(client, 0, 100)
+    append(run, ["orders"], root, every=None, checkpoint=f"{root}-one")
+    published(client, 100, 100)
+    append(run, ["orders"], root, every=None, checkpoint=f"{root}-two")
+    published(client, 200, 50)
+    append(run, ["orders"], root, every=None, checkpoint=f"{root}-one")
+    assert len(raw_ids(root)) == 100 + 100 + 150
+    assert in_archive(spark, root) == in_topic(client)
+
+
+def test_a_topic_that_was_made_again_gets_an_archive_of_its_own_generation(spark, client, run, root):
+    published(client, 0, 10)
+    append(run, ["orders"], root, every=None)
+    client.delete_topic("orders")
+    published(client, 0, 20)
+    append(run, ["orders"], root, every=None)
+    rows = read(spark, root).groupBy("generation").count().collect()
+    assert {row["generation"]: row["count"] for row in rows} == {1: 10, 2: 20}
+
+
+def test_a_dry_run_says_what_waits_and_writes_nothing(client, run, root, capsys):
+    published(client, 0, 30)
+    run.dry_run = True
+    append(run, ["orders"], root, every=None)
+    assert "orders: would archive 30 messages" in capsys.readouterr().out
+    assert not Path(root).exists()
+
+
+def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys):
+    client.create_topic("orders", ttl_s=3600)
+    client.publish("orders", [b"early"])
+    assert append(run, ["orders"], root, every=None, warn_at=0.0) == ["orders"]
+    assert "warning: " in capsys.readouterr().err
+    assert 'plainsong_pipeline_warnings_total{job="archive",warning="behind"} 1.0' in run.metrics.text()
+    assert append(run, ["orders"], root, every=None, warn_at=0.0) == []  # nothing waits any more
+    assert 'plainsong_pipeline_lag_seconds{job="archive",topic="orders"} 0.0' in run.metrics.text()
+
+
+# --- verify ------------------------------------------------------------------------------------------
+
+
+def test_an_archive_that_is_whole_is_found_so(client, run, root):
+    published(client, 0, 100)
+    append(run, ["orders"], root, every=None)
+    published(client, 100, 7)
+    findings = archiving.verify(run, "orders", root, *EVER, None)
+    assert findings.is_good
+    assert {name: count for name, count in findings.counts.items() if count} == {"same": 100, "waiting": 7}
+
+
+def test_planted_damage_is_found(client, run, root):
+    published(client, 0, 300)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    damage(Path(root) / load_manifests(run_files(root))[1].folder)
+    findings = archiving.verify(run, "orders", root, *EVER, None)
+    assert not findings.is_good
+    assert len(findings.damaged) == 1
+    assert {name: count for name, count in findings.counts.items() if count} == {"same": 200, "missing": 100}
+    assert findings.examples["missing"] == [each.hex() for each in in_topic(client)[100:105]]
+
+
+def test_an_entry_that_was_taken_away_is_a_hole(client, run, root):
+    published(client, 0, 300)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    gone = load_manifests(run_files(root))[1]
+    run_files(root).remove(gone.folder)
+    findings = archiving.verify(run, "orders", root, *EVER, None)
+    assert findings.counts["missing"] == 100
+    assert findings.holes == [Range(gone.start, gone.end)]
+
+
+def run_files(root):
+    from pipeline.archive.files import open_files
+
+    return open_files(root)
+
+
+def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, root):
+    published(client, 0, 300)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    archiving.compact(run, [], root, compression="zstd", today=True)
+    published(client, 300, 20)
+    append(run, ["orders"], root, every=None)
+    findings = archiving.verify(run, "orders", root, *EVER, None)
+    assert findings.is_good
+    assert findings.counts["same"] == 320
+    assert sorted(raw_ids(root)) == in_topic(client)
+
+
+# --- killed ------------------------------------------------------------------------------------------
+
+
+#: What a run leaves behind on its way; each is a good moment to be killed at.
+TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
+
+
+def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client, daemon, root):
+    published(client, 0, 4_000)
+    folder = Path(root) / layout.topic_folder(client.namespace, "orders")
+    random_numbers = random.Random(7)
+    command = [sys.executable, "-m", "pipeline.archive", "append", "orders", "--root", root, "--batch-rows", "400"]
+    command += ["--url", url_of(daemon), "-n", client.namespace, "--json", "--master", "local[2]"]
+    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
+    environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
+    for trace in ("_start.json", *random_numbers.sample(TRACES[1:], 3)):
+        before = set(folder.rglob(trace))
+        process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        came_far = partial(came_as_far, process, folder, trace, before)
+        eventually("it came so far, or to its end", came_far, 120)
+        eventually("a random moment has passed", lambda: random_numbers.random() < 0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
+    assert json.loads(done.stdout.splitlines()[-1])["exit"] == 0
+
+
+def came_as_far(process, folder, trace, before):
+    return process.poll() is not None or set(folder.rglob(trace)) - before

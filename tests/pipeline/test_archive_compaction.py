@@ -1,0 +1,205 @@
+"""Batches become days: each message is read once at every step, and damage is not copied."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.archive import layout, read
+from pipeline.archive.compaction import Compaction, plan
+from pipeline.archive.inspection import damaged
+from pipeline.archive.reading import load_manifests
+from plainsong.cli.exits import CommandFailed
+from tests.pipeline.archives import DAY_MS, HOUR_MS, LOG, Archive, after, damage, id_at, raw_ids, rewrite
+
+#: Two days, of which the second is not over: five batches, one over midnight.
+TIMES = [DAY_MS + hour * HOUR_MS for hour in range(36)]
+BATCHES = [TIMES[:7], TIMES[7:14], TIMES[14:21], TIMES[21:28], TIMES[28:]]
+
+
+@pytest.fixture(scope="module")
+def original(spark, tmp_path_factory):
+    made = Archive(tmp_path_factory.mktemp("archive") / "root")
+    start = bytes(20)
+    for number, times in enumerate(BATCHES):
+        end = after(id_at(times[-1]))
+        made.append(spark, number, times, (start, end))
+        start = end
+    return made
+
+
+@pytest.fixture
+def archive(original, tmp_path):
+    shutil.copytree(original.root, tmp_path / "root")
+    return Archive(tmp_path / "root")
+
+
+@pytest.fixture
+def compaction(spark, archive):
+    return Compaction(spark, archive.files, LOG)
+
+
+def times_read(spark, archive):
+    """The publish times of all rows, sorted: a row that is read twice stands twice."""
+    return sorted(layout.time_of(row.message_id) for row in read(spark, archive.root).select("message_id").collect())
+
+
+def on_disk(archive):
+    """The same of every Parquet file there is."""
+    return sorted(map(layout.time_of, raw_ids(archive.root)))
+
+
+def batch_folder(archive, batch):
+    return Path(archive.root) / layout.batch_folder("default", "orders", 1, archive.archive, batch)
+
+
+def test_an_archive_is_read_as_it_was_written(spark, archive):
+    rows = read(spark, archive.root).orderBy("message_id").collect()
+    assert [layout.time_of(row.message_id) for row in rows] == TIMES
+    assert [row.payload.decode() for row in rows] == [f"payload {time_ms}" for time_ms in TIMES]
+    assert {(row.namespace, row.topic, row.generation) for row in rows} == {("default", "orders", 1)}
+    assert rows[1].headers == {"number": "1"}
+
+
+def test_a_range_of_ids_opens_only_the_files_it_needs(spark, archive):
+    rows = read(spark, archive.root, start=id_at(TIMES[8]), end=id_at(TIMES[15]))
+    assert sorted(layout.time_of(row.message_id) for row in rows.collect()) == TIMES[8:15]
+    assert len(rows.inputFiles()) < len(list(Path(archive.root).rglob("*.parquet")))
+
+
+def test_each_message_is_read_once_after_every_step(spark, archive, compaction):
+    (day,) = plan(compaction.entries())
+    assert day.day == "2026-01-31"
+    for step in (compaction.check, compaction.write, compaction.finish):
+        step(day)
+        assert times_read(spark, archive) == TIMES
+    # What a kill amid the sweep leaves: some of the replaced are gone.
+    replaced = [piece.entry.folder for piece in day.pieces][:2]
+    for folder in replaced:
+        archive.files.remove(folder)
+        assert times_read(spark, archive) == TIMES
+    compaction.sweep(0)
+    assert times_read(spark, archive) == TIMES
+    assert on_disk(archive) == sorted([*TIMES, *TIMES[21:24]])  # the batch over midnight is still there
+
+
+def test_a_compaction_that_was_killed_before_its_end_is_done_again_in_the_same_place(spark, archive, compaction):
+    (day,) = plan(compaction.entries())
+    compaction.write(day)  # and killed
+    (again,) = plan(compaction.entries())
+    compaction.run(again)
+    assert compaction.folder(again) == compaction.folder(day)
+    assert plan(compaction.entries()) == []
+    assert times_read(spark, archive) == TIMES
+
+
+def test_a_batch_over_midnight_goes_with_its_second_day(spark, archive, compaction):
+    (day,) = plan(compaction.entries())
+    compaction.run(day)
+    compaction.sweep(0)
+    kept = {entry.batch for entry in compaction.entries() if entry.kind == "batch"}
+    assert kept == {3, 4}
+    (unfinished,) = plan(compaction.entries(), unfinished=True)
+    compaction.run(unfinished)
+    compaction.sweep(0)
+    assert [(entry.kind, entry.day) for entry in compaction.entries()] == [("day", "2026-01-31"), ("day", "2026-02-01")]
+    assert on_disk(archive) == times_read(spark, archive) == TIMES
+
+
+def test_a_day_that_was_unfinished_is_written_again_when_it_has_grown(spark, archive, compaction):
+    for day in plan(compaction.entries(), unfinished=True):
+        compaction.run(day)
+    more = [DAY_MS + hour * HOUR_MS for hour in (40, 50)]
+    archive.append(spark, 5, more, (after(id_at(TIMES[-1])), after(id_at(more[-1]))))
+    (day,) = plan(compaction.entries())
+    assert (day.day, day.revision) == ("2026-02-01", 2)
+    compaction.run(day)
+    compaction.sweep(0)
+    assert times_read(spark, archive) == [*TIMES, *more]
+    assert on_disk(archive) == [*TIMES, more[0], *more]  # the last batch has an hour of the third day
+
+
+def test_days_are_sorted_files_of_their_day(spark, archive, compaction):
+    (day,) = plan(compaction.entries())
+    folder = Path(archive.root) / compaction.run(day).folder
+    assert folder.parent.name == "dt=2026-01-31"
+    (file,) = folder.glob("*.parquet")
+    ids = pq.read_table(file)["message_id"].to_pylist()
+    assert ids == sorted(ids) == [id_at(time_ms) for time_ms in TIMES[:24]]
+    assert spark.read.parquet(str(folder.parents[1])).select("dt").distinct().count() == 1
+
+
+def test_two_compactions_at_once_spoil_nothing(spark, archive, compaction):
+    (one,) = plan(compaction.entries())
+    (other,) = plan(compaction.entries())
+    compaction.run(one)
+    archive.files.remove(compaction.folder(one))  # the other one writes over it
+    compaction.run(other)
+    compaction.sweep(0)
+    compaction.sweep(0)
+    assert times_read(spark, archive) == TIMES
+
+
+def test_replaced_files_stay_as_long_as_readers_may_need_them(spark, archive, compaction):
+    rows = read(spark, archive.root)
+    (day,) = plan(compaction.entries())
+    compaction.run(day)
+    assert compaction.sweep(HOUR_MS) == 0
+    assert rows.count() == len(TIMES)
+
+
+def test_a_reader_of_swept_files_fails_and_does_not_miss_rows_in_silence(spark, archive, compaction):
+    rows = read(spark, archive.root)
+    (day,) = plan(compaction.entries())
+    compaction.run(day)
+    compaction.sweep(0)
+    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|PATH_NOT_FOUND|does not exist"):
+        rows.count()
+
+
+def test_damage_is_found_before_it_is_copied(spark, archive, compaction):
+    (day,) = plan(compaction.entries())
+    damage(batch_folder(archive, 1))
+    with pytest.raises(CommandFailed, match=r"batch=000000000001 is damaged: .* bytes, not"):
+        compaction.run(day)
+    assert len(compaction.entries()) == len(BATCHES)
+
+
+def test_damaged_entries_are_told_with_what_is_wrong(spark, archive):
+    damage(batch_folder(archive, 1))
+    folders = [entry.folder for entry in load_manifests(archive.files)]
+    gone = next((Path(archive.root) / folders[2]).glob("*.parquet"))
+    gone.unlink()
+    broken = max((Path(archive.root) / folders[4]).glob("*.parquet"))
+    broken.write_bytes(bytes(broken.stat().st_size))
+    found = damaged(spark, archive.files, load_manifests(archive.files))
+    assert found.keys() == {folders[1], folders[2], folders[4]}
+    assert "bytes, not" in found[folders[1]]
+    assert found[folders[2]] == f"{gone.name} is missing"
+    assert found[folders[4]].startswith("cannot be read: ")
+
+
+def test_rows_of_other_contents_are_damage_too(spark, archive):
+    entry = load_manifests(archive.files)[3]
+    for file in (Path(archive.root) / entry.folder).glob("*.parquet"):
+        table = pq.read_table(file)
+        other = [b"x" * len(each) for each in table["payload"].to_pylist()]
+        where = table.schema.get_field_index("payload")
+        rewrite(file, table.set_column(where, table.schema.field("payload"), [other]))
+    of_these_sizes = replace(entry, files=tuple(archive.files.sizes(entry.folder).items()))
+    assert damaged(spark, archive.files, [of_these_sizes]) == {entry.folder: "has rows of other contents"}
+
+
+def test_what_killed_runs_left_is_taken_away_when_it_is_old(spark, archive, compaction, monkeypatch):
+    left = layout.batch_folder("default", "orders", 1, hashlib.md5(b"old").hexdigest(), 0)
+    archive.files.write(f"{left}/part-0.parquet", b"half")
+    assert compaction.sweep(0) == 0
+    monkeypatch.setattr("pipeline.archive.compaction.ORPHAN_MS", -1)
+    assert compaction.sweep(0) == 1
+    assert archive.files.names(left) == []
+    assert times_read(spark, archive) == TIMES

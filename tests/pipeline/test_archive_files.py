@@ -1,0 +1,123 @@
+"""The files of an archive: written whole, and described by their manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.archive import layout
+from pipeline.archive.files import LocalFiles, open_files
+from pipeline.archive.hadoop import HadoopFiles
+from pipeline.archive.manifest import NAME, Manifest, Stats, parse_manifest
+from pipeline.archive.writing import Log, Offsets
+from plainsong.cli.exits import CommandFailed
+
+ID = st.binary(min_size=20, max_size=20)
+STATS = st.builds(
+    Stats,
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 50),
+    st.integers(0, (1 << 64) - 1),
+    st.none() | ID,
+    st.none() | ID,
+)
+
+
+@pytest.fixture(params=["local", "hadoop"])
+def files(request, tmp_path):
+    if request.param == "local":
+        return LocalFiles(tmp_path / "root")
+    return HadoopFiles((tmp_path / "root").as_uri(), request.getfixturevalue("spark"))
+
+
+@given(STATS, ID, ID, st.sampled_from(["batch", "day"]))
+def test_a_manifest_is_read_as_it_was_written(stats, start, end, kind):
+    own = {"batch": 7} if kind == "batch" else {"day": "2026-01-31", "revision": 2}
+    given_files = (("part-0.zstd.parquet", 10), ("part-1.zstd.parquet", 20))
+    manifest = Manifest(kind, "default", "orders", 3, start, end, stats, given_files, 5, "ab", folder="f", **own)
+    assert parse_manifest(manifest.as_json(), "f") == manifest
+
+
+def test_a_manifest_of_a_newer_version_is_refused_by_name():
+    with pytest.raises(CommandFailed, match=r"a/b/_manifest.json cannot be read: it is of version 2"):
+        parse_manifest(json.dumps({"version": 2}).encode(), "a/b")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "kind": "batch", "namespace": 1}']
+)
+def test_what_is_no_manifest_is_refused(text):
+    with pytest.raises(CommandFailed, match="cannot be read"):
+        parse_manifest(text, "a/b")
+
+
+def test_files_are_written_over_each_other_and_found(files):
+    files.write("a/b=1/_manifest.json", b"one")
+    files.write("a/b=1/_manifest.json", b"other")
+    files.write("a/c/_manifest.json", b"")
+    files.write("a/c/part-0.parquet", b"12345")
+    files.write("a/c/_hidden.parquet", b"12345")
+    assert files.read("a/b=1/_manifest.json") == b"other"
+    assert files.read("a/none") is None
+    assert files.read("none/none") is None
+    assert files.find("a", NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
+    assert files.find("", NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
+    assert files.find("none", NAME) == []
+    assert files.sizes("a/c") == {"part-0.parquet": 5}
+    assert files.sizes("none") == {}
+    assert files.names("a") == ["b=1", "c"]
+    assert files.names("none") == []
+    assert files.modified_ms("a/c") > 0
+    files.settle("a/c")
+
+
+def test_a_folder_that_is_taken_away_is_gone_and_may_be_taken_again(files):
+    files.write("a/c/_manifest.json", b"")
+    files.write("a/c/part-0.parquet", b"12345")
+    files.remove("a/c")
+    files.remove("a/c")
+    assert files.names("a") == []
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    files = LocalFiles(tmp_path)
+    files.write("file", b"before")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        files.write("file", b"after")
+    assert files.read("file") == b"before"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_root_is_a_path_or_a_url(tmp_path):
+    assert open_files(str(tmp_path)).url("a") == open_files(tmp_path.as_uri()).url("a") == f"{tmp_path.as_uri()}/a"
+    with pytest.raises(CommandFailed, match="without Spark"):
+        open_files("hdfs://host/archive")
+
+
+def test_days_are_those_of_utc():
+    assert layout.day_of(0) == "1970-01-01"
+    assert layout.day_of(layout.day_start_ms("2026-01-31") - 1) == "2026-01-30"
+    assert layout.day_of(layout.day_start_ms("2026-01-31") + layout.DAY_MS - 1) == "2026-01-31"
+
+
+def test_a_checkpoint_tells_the_range_of_each_batch(tmp_path):
+    files, log = LocalFiles(tmp_path), Log("default", "orders", 3)
+    offsets = Offsets(files, log)
+    assert (offsets.first(), offsets.done(), offsets.is_new) == (None, None, True)
+    offsets.begin(b"\1" * 20)
+    for batch, end in enumerate((b"\2", b"\3")):
+        told = {"v": 1, "topics": {"default:orders": {"gen": 3, "next": (end * 20).hex()}}}
+        files.write(f"offsets/{batch}", f"v1\n{{}}\n{json.dumps(told)}".encode())
+    files.write("commits/0", b"v1\n{}")
+    assert offsets.bounds(0) == (b"\1" * 20, b"\2" * 20)
+    assert offsets.bounds(1) == (b"\2" * 20, b"\3" * 20)
+    assert (offsets.done(), offsets.is_new) == (b"\2" * 20, False)
+    with pytest.raises(CommandFailed, match="says nothing of batch 2"):
+        offsets.bounds(2)
+    with pytest.raises(CommandFailed, match="generation 3 of default:orders, not 4"):
+        Offsets(files, Log("default", "orders", 4)).done()

@@ -1,0 +1,237 @@
+"""Archived messages come back in their order, each once, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.archive import archiving
+from pipeline.archive.archiving import append
+from pipeline.archive.files import LocalFiles
+from pipeline.archive.writing import Log
+from pipeline.job import Run
+from pipeline.replay import replaying
+from pipeline.replay.plans import Chunk, Plan, Plans
+from pipeline.replay.sources import archive_source, parquet_source
+from plainsong import Client, Outgoing
+from plainsong.cli.exits import CommandFailed
+from plainsong.cli.where import Where
+from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.spark_session import spark_environ
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("replayed") / "data") as running:
+        yield running
+
+
+def url_of(daemon):
+    return f"http://{daemon.address[0]}:{daemon.address[1]}"
+
+
+@pytest.fixture
+def client(daemon, request):
+    name = "".join(char for char in request.node.name if char.isalnum())[:60]
+    with Client(url_of(daemon), namespace=name) as opened:
+        opened.create_topic("again")
+        yield opened
+
+
+@pytest.fixture
+def run(spark, daemon, client):
+    return Run("replay", Where((url_of(daemon),), client.namespace), spark=spark)
+
+
+@pytest.fixture
+def root(tmp_path, client, run):
+    """An archive of 300 messages, every third of which has attributes."""
+    client.create_topic("orders")
+    client.publish("orders", [message(number) for number in range(300)])
+    append(run, ["orders"], str(tmp_path / "archive"), every=None, batch_rows=100)
+    return str(tmp_path / "archive")
+
+
+def message(number):
+    payload = f"message {number}".encode()
+    return payload if number % 3 else Outgoing(payload, attributes={"number": str(number)}, routing_key="some")
+
+
+def source_of(run, root):
+    return archive_source(root, Log(run.where.namespace, "orders", 1), LocalFiles(root))
+
+
+def plan_of(run, source, chunk_rows=80):
+    wanted = Plan(source.name, "00" * 20, source.end, run.where.namespace, "again", 1)
+    return replaying.with_chunks(run.session(), source, wanted, chunk_rows)
+
+
+def seen(client, topic):
+    return [(message.payload, dict(message.attributes)) for message in client.read(topic)]
+
+
+def without_originals(messages):
+    kept = ("number", "routingKey")
+    return [(payload, {name: told[name] for name in kept if name in told}) for payload, told in messages]
+
+
+def test_an_archive_comes_back_in_order_with_the_ids_it_had(client, run, root):
+    source = source_of(run, root)
+    plans = Plans(source.files, source.folder)
+    plan = plan_of(run, source)
+    assert plan.rows == 300
+    assert max(chunk.rows for chunk in plan.chunks) <= 80
+    assert replaying.follow(run, source, plans, plan) == 300
+    assert without_originals(seen(client, "again")) == seen(client, "orders")
+    first = list(client.read("orders"))
+    originals = [(told["originalId"], told["originalPublishTimeMs"]) for _, told in seen(client, "again")]
+    assert originals == [(str(each.id), str(each.id.publish_time_ms)) for each in first]
+
+
+def test_a_replay_goes_on_where_the_topic_stands_and_not_where_its_plan_does(client, run, root):
+    source = source_of(run, root)
+    plans = Plans(source.files, source.folder)
+    plan = plan_of(run, source)
+    options = replaying._options(run, plan, 0, None)
+    rows = replaying.outgoing(source.rows(run.session(), *plan.bounds(0)), source.key, with_originals=True)
+    rows.write.format("plainsong").options(**options).mode("append").save()  # and killed before the plan was written
+    assert replaying.resume_at(run, plan) == 1
+    assert replaying.follow(run, source, plans, plan) == 300 - plan.chunks[0].rows
+    assert without_originals(seen(client, "again")) == seen(client, "orders")
+    (kept,) = plans.all()
+    assert kept.is_done
+    assert replaying.follow(run, source, plans, kept) == 0
+
+
+def test_a_compaction_in_between_changes_nothing(client, run, root):
+    source = source_of(run, root)
+    plans = Plans(source.files, source.folder)
+    plan = plan_of(run, source)
+    archiving.compact(run, [], root, compression="zstd", today=True)
+    assert replaying.follow(run, source, plans, plan) == 300
+    assert without_originals(seen(client, "again")) == seen(client, "orders")
+
+
+def test_a_topic_that_has_forgotten_the_replay_is_not_given_everything_again(client, run, root):
+    source = source_of(run, root)
+    plans = Plans(source.files, source.folder)
+    plan = plan_of(run, source)
+    replaying.follow(run, source, plans, plan)
+    (kept,) = plans.all()
+    client.delete_topic("again")
+    client.create_topic("again")
+    with pytest.raises(CommandFailed, match="it has forgotten the producer replay:"):
+        replaying.follow(run, source, plans, kept)
+    assert seen(client, "again") == []
+
+
+def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, run, tmp_path):
+    rows = spark.range(100, -1, -1).selectExpr("id AS number", "cast(cast(id AS STRING) AS BINARY) AS payload")
+    path = str(tmp_path / "rows.parquet")
+    rows.repartition(3).write.parquet(path)
+    source = parquet_source(spark, path, "number")
+    wanted = Plan(source.name, "", "", client.namespace, "again", 1)
+    plan = replaying.with_chunks(spark, source, wanted, 30)
+    assert replaying.follow(run, source, Plans(source.files, source.folder), plan) == 101
+    assert seen(client, "again") == [(str(number).encode(), {}) for number in range(101)]
+
+
+def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
+    rows = spark.range(4).selectExpr("id % 2 AS same", "id", "if(id = 3, NULL, cast(id AS STRING)) AS payload")
+    path = str(tmp_path / "rows.parquet")
+    rows.write.parquet(path)
+    for where, key, says in (("id < 3", "same", "no order"), ("true", "id", "1 rows have no payload")):
+        other = f"{path}-{key}"
+        spark.read.parquet(path).where(where).write.parquet(other)
+        source = parquet_source(spark, other, key)
+        with pytest.raises(CommandFailed, match=says):
+            replaying.with_chunks(spark, source, Plan(source.name, "", "", "n", "again", 1), 10)
+    with pytest.raises(CommandFailed, match="no column none"):
+        parquet_source(spark, path, "none").rows(spark, "", "")
+
+
+# --- plans -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plans(tmp_path):
+    return Plans(LocalFiles(tmp_path), "_replays")
+
+
+def some_plan(start="10", end="20", done=0, attempt=0, topic="again"):
+    chunks = (Chunk(start, 5), Chunk(start + "5", 5))
+    return Plan("default:orders generation 1", start, end, "default", topic, 1, attempt, chunks, done)
+
+
+KEY = st.text("0123456789abcdef", min_size=1, max_size=3)
+
+
+@given(KEY, KEY, st.text("abc-_", min_size=1, max_size=255), st.integers(0, 3))
+def test_the_name_of_a_producer_is_short_enough_and_another_for_each_range(start, end, topic, attempt):
+    plan = some_plan(start * 13, end * 13, attempt=attempt, topic=topic)
+    assert len(plan.producer.encode()) <= 255
+    assert plan.producer != some_plan(start * 13, end * 13 + "0", attempt=attempt, topic=topic).producer
+
+
+def test_a_plan_is_read_as_it_was_written(plans):
+    plans.save(some_plan(done=1))
+    assert plans.all() == [some_plan(done=1)]
+
+
+def test_what_was_begun_is_gone_on_with(plans):
+    plans.save(some_plan(done=1))
+    assert plans.chosen(some_plan(end="30"), any_range=True, anew=False) == some_plan(done=1)
+    assert plans.chosen(some_plan(), any_range=False, anew=False) == some_plan(done=1)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_range_of_which_a_part_was_replayed_is_refused(plans, done):
+    plans.save(some_plan(done=done))
+    with pytest.raises(CommandFailed, match=r"a part of this (has been|is being) replayed into again already"):
+        plans.chosen(some_plan(start="15", end="30"), any_range=False, anew=False)
+    behind = some_plan(start="20", end="30")
+    assert plans.chosen(behind, any_range=False, anew=False) == behind
+    other = some_plan(topic="other")
+    assert plans.chosen(other, any_range=False, anew=False) == other
+
+
+def test_anew_is_another_producer(plans):
+    plans.save(some_plan(done=2))
+    again = plans.chosen(some_plan(), any_range=False, anew=True)
+    assert again.attempt == 1
+    assert again.producer != some_plan().producer
+
+
+def test_a_plan_that_cannot_be_read_stops_everything(plans, tmp_path):
+    plans.save(some_plan())
+    (file,) = (tmp_path / "_replays").glob("*.json")
+    file.write_text("{}")
+    with pytest.raises(CommandFailed, match="cannot be read"):
+        plans.all()
+
+
+# --- killed ------------------------------------------------------------------------------------------
+
+
+def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, daemon, root):
+    command = [sys.executable, "-m", "pipeline.replay", "orders", "--root", root, "--into", "again", "--json"]
+    command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
+    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
+    environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    got = eventually("some chunks are there", lambda: len(list(client.read("again"))) or process.poll() is not None, 90)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert isinstance(got, int)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(client.read("again"))) > 0
+    assert without_originals(seen(client, "again")) == seen(client, "orders")
