@@ -42,7 +42,7 @@ class Asked:
     headers: tuple[str, ...]
     content_type: str
     retry_all: bool
-    timeout_s: int | None
+    timeout_s: float | None
     prefix: bool
     dry_run: bool
     as_json: bool
@@ -76,17 +76,19 @@ class Asked:
 @click.option("--content-type", default="", metavar="TYPE", help="Of posts; application/octet-stream.")
 @click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
 @click.option("--retry-all", is_flag=True, help="Retry whatever is not 2xx, also 4xx.")
-@click.option("--timeout", "timeout_s", type=Length(), metavar="TIME", help="Of one attempt; run 5m, post 30s.")
+@click.option("--timeout", "timeout_ms", type=Length(0.001), metavar="TIME", help="Of one attempt; run 5m, post 30s.")
 @click.option("--retries", type=Retries(), default="8", metavar="N", help="Retries of a message: 8, or forever.")
 @click.option("--pause", "pause_ms", type=Length(0.001), default="500ms", metavar="TIME", help="Before the first.")
-@click.option("--max-pause", "max_pause_s", type=Length(), default="1m", metavar="TIME", help="Before any retry.")
+@click.option("--max-pause", "max_pause_ms", type=Length(0.001), default="1m", metavar="TIME", help="Before any retry.")
 @click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="For what fails for good.")
 @click.option("--committed", is_flag=True, help="Only what is committed, in order.")
 @click.option("--from", "start", type=Place(), metavar="PLACE", help="Where to begin the first time; oldest.")
 @click.option("--position", metavar="WHERE", help="A file, or reader:NAME with the daemon (the default).")
 @click.option("--once", is_flag=True, help="End when there is no more.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
-@click.option("--grace", "grace_s", type=Length(), default="30s", metavar="TIME", help="For what runs at the end.")
+@click.option(
+    "--grace", "grace_ms", type=Length(0.001), default="30s", metavar="TIME", help="For what runs at the end."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done with what is there; do nothing.")
 @json_option
 @where_options
@@ -99,17 +101,17 @@ def on(
     content_type: str,
     headers: tuple[str, ...],
     retry_all: bool,
-    timeout_s: int | None,
+    timeout_ms: int | None,
     retries: int | None,
     pause_ms: int,
-    max_pause_s: int,
+    max_pause_ms: int,
     dead_letter: str | None,
     committed: bool,
     start: Start,
     position: str | None,
     once: bool,
     limit: int | None,
-    grace_s: int,
+    grace_ms: int,
     dry_run: bool,
     as_json: bool,
     where: Where,
@@ -127,6 +129,7 @@ def on(
 
     SIGTERM and Ctrl-C let the message at hand come to its end, for --grace.
     """
+    timeout_s = None if timeout_ms is None else timeout_ms / 1000
     asked = Asked(command, post_to, shell, headers, content_type, retry_all, timeout_s, prefix, dry_run, as_json)
     asked.check()
     if dead_letter == topic:
@@ -136,10 +139,10 @@ def on(
     from plainsong.reacting.reaction import Patience
     from plainsong.reacting.stopping import Stop
 
-    patience = Patience(retries, pause_ms / 1000, max(max_pause_s, pause_ms / 1000))
+    patience = Patience(retries, pause_ms / 1000, max(max_pause_ms, pause_ms) / 1000)
     ends = once or dry_run
     with ExitStack() as stack:
-        stop = Stop(grace_s)
+        stop = Stop(grace_ms / 1000)
         stack.callback(stop.close)
         effect = _effect(stack, asked, where, stop)
         stack.enter_context(keeper.alone())
@@ -148,7 +151,17 @@ def on(
             chosen(client.topics(), topics)  # following waits for daemons for ever: what is wrong now is said first
         client = stack.enter_context(where.client(*topics, retry=True))
         stack.enter_context(stop.listening())
-        course = Course(client, effect, stop, patience, keeper, dead_letter=dead_letter, ends=ends, as_json=as_json)
+        course = Course(
+            client,
+            effect,
+            stop,
+            patience,
+            keeper,
+            dead_letter=dead_letter,
+            ends=ends,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
         reader = client.read(
             topic,
             OLDEST if start is None else before(start) if isinstance(start, bytes) else start,
@@ -184,7 +197,7 @@ def _effect(stack: ExitStack, asked: Asked, where: Where, stop: Stop) -> Effect:
         outward,
         asked.url,
         where.namespace,
-        content_type=asked.content_type or "application/octet-stream",
+        content_type=checked_header(f"Content-Type: {asked.content_type or 'application/octet-stream'}")[1],
         headers=[checked_header(line) for line in header_lines(asked.headers)],
         timeout_s=asked.timeout_s or POST_S,
         retry_all=asked.retry_all,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from plainsong.messages import Message
     from plainsong.sync.client import Client
 
-#: Bytes of ``error``.
+#: Bytes of ``error`` at most, and what there must be room for whatever the message brings.
 MAX_ERROR_BYTES = 1024
+MIN_ERROR_BYTES = 200
 #: For the daemon to take one; then it is tried again, or the end may come.
 DEADLINE_S = 15.0
 
@@ -60,15 +61,20 @@ class DeadLetters:
 def attributes_of(message: Message, why: str, attempts: int) -> dict[str, str]:
     """The message's own attributes, and ``originalTopic``, ``originalId``, ``attempts`` and ``error``.
 
-    Together they keep to the bound of all attributes: first ``error`` is shortened, then its own are left out.
+    Together they keep to the bound of all attributes: ``error`` is shortened, and where that is not enough its own are left out.
     """
     told = {"originalTopic": message.topic, "originalId": str(message.id), "attempts": str(attempts)}
     kept = {name: value for name, value in message.attributes.items() if name not in (*told, "error")}
-    if size_of({**kept, **told}) + len("error") > MAX_ATTRIBUTE_BYTES:
+    said = why.encode("utf-8", "replace")[:MAX_ERROR_BYTES]
+    if _room(kept, told) < min(len(said), MIN_ERROR_BYTES):
         kept = {}
-    room = MAX_ATTRIBUTE_BYTES - size_of({**kept, **told}) - len("error")
-    error = why.encode("utf-8", "replace")[: min(room, MAX_ERROR_BYTES)].decode("utf-8", "ignore")
+    error = said[: _room(kept, told)].decode("utf-8", "ignore")
     return {**kept, **told, "error": error}
+
+
+def _room(kept: Mapping[str, str], told: Mapping[str, str]) -> int:
+    """Bytes that are left for the text of ``error``."""
+    return MAX_ATTRIBUTE_BYTES - size_of({**kept, **told, "error": ""})
 
 
 def size_of(attributes: Mapping[str, str]) -> int:

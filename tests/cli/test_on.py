@@ -1,0 +1,350 @@
+"""``plainsong on``: what the command line makes of it, with a real daemon, real commands and a real unit file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from plainsong import Client
+from plainsong.cli.exits import Exit
+from plainsong.cli.on_parts import derived_name
+from tests.cli.conftest import url_of
+from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
+
+PATIENCE_S = 20
+EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
+
+
+@pytest.fixture
+def orders(cli):
+    """A topic of three messages, and one for dead letters."""
+    cli("topic", "create", "orders")
+    cli("topic", "create", "dead")
+    cli("publish", "orders", "a", "b", "c")
+    return [row["id"] for row in cli("poll", "orders", "--json").rows]
+
+
+@pytest.fixture
+def on(cli):
+    """The command in this process: what it wrote, its commands' lines among that."""
+
+    def call(*arguments, code=0):
+        said = cli("on", "orders", *arguments, code=code)
+        return said.out, said.err
+
+    return call
+
+
+def position(cli, name):
+    return cli("reader", "show", "orders", name, "--json").json["position"]
+
+
+# --- commands ----------------------------------------------------------------------------------------
+
+
+def test_each_message_is_run_once_in_order_and_then_there_is_no_more(on, cli, orders):
+    assert on("--run", "cat", "--once") == ("abc", "")
+    assert position(cli, "on-cat") == orders[-1]
+    cli("publish", "orders", "d")
+    assert on("--run", "cat", "--once")[0] == "d"
+    assert on("--run", "cat", "--once")[0] == ""
+
+
+def test_two_reactions_do_not_know_of_each_other(on, orders):
+    assert on("--run", "cat", "--once", "--limit", "1")[0] == "a"
+    assert on("--run", "cat", "--once", "--position", "reader:other")[0] == "abc"
+    assert on("--run", "cat", "--once", "--position", "a.position")[0] == "abc"
+    assert on("--run", "cat", "--once")[0] == "bc"
+    assert on("--run", "cat", "--once", "--position", "a.position")[0] == ""
+
+
+def test_lines_may_begin_with_their_message(on, orders):
+    out, err = on("--shell", "--run", "cat; echo; printf half >&2", "--prefix", "--once")
+    assert out.splitlines() == [f"{message_id}: {payload}" for message_id, payload in zip(orders, "abc", strict=True)]
+    assert err.splitlines() == [f"{message_id}: half" for message_id in orders]
+
+
+def test_everything_is_an_event_with_json(on, orders):
+    out, err = on("--shell", "--run", f"echo $PLAINSONG_ATTEMPT; {EXITS}", "--dead-letter", "dead", "--once", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert err == ""
+    assert [event["event"] for event in events] == [
+        *("begun", "output", "done", "output", "output", "dead-letter", "output", "done", "ended")
+    ]
+    assert events[0] == {"event": "begun", "topic": "orders", "position": "reader:on-echo"}
+    assert events[3] == {"event": "output", "topic": "orders", "id": orders[1], "stream": "stdout", "line": "1"}
+    assert events[5]["error"] == "exit 65: no b"
+    assert events[-1] == {"event": "ended", "topic": "orders", "done": 2, "deadLetters": 1}
+
+
+def test_the_command_speaks_to_the_same_daemon(on, cli, orders, running, monkeypatch):
+    monkeypatch.setenv("PATH", f"{PLAINSONG.parent}:{os.environ['PATH']}")
+    namespace = os.environ["PLAINSONG_NAMESPACE"]
+    monkeypatch.delenv("PLAINSONG_URL")
+    monkeypatch.delenv("PLAINSONG_NAMESPACE")
+    arguments = ("--url", url_of(running), "--namespace", namespace, "--limit", "1", "--once")
+    on("--run", "plainsong publish dead", *arguments)
+    assert cli("poll", "dead", "--url", url_of(running), "--namespace", namespace).lines == ["a"]
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+def test_what_fails_for_good_stops_it_and_stays_first(on, cli, orders):
+    for _ in range(2):
+        _, err = on("--shell", "--run", EXITS, "--once", code=Exit.FAILED)
+        assert err.startswith(f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: it is still")
+        assert position(cli, "on-test") == orders[0]
+    told = json.loads(on("--shell", "--run", EXITS, "--once", "--json", code=Exit.FAILED)[1])
+    assert (told["code"], told["id"], told["attempts"]) == ("message_given_up", orders[1], 1)
+
+
+def test_what_fails_for_good_goes_to_the_dead_letters_once(on, cli, orders):
+    _, err = on("--shell", "--run", EXITS, "--dead-letter", "dead", "--once")
+    assert f"{orders[1]}: exit 65: no b; now in dead, after 1 attempt\n" in err
+    (letter,) = cli("poll", "dead", "--json").rows
+    assert letter["payload"] == "b"
+    assert letter["attributes"] == {
+        "originalTopic": "orders",
+        "originalId": orders[1],
+        "attempts": "1",
+        "error": "exit 65: no b",
+    }
+    assert cli("producer", "ls", "dead", "--json").json["producers"] == []
+    assert position(cli, "on-test") == orders[2]
+
+
+def test_retries_are_told_and_counted(on, orders):
+    line = "test $PLAINSONG_ATTEMPT = 3"
+    _, err = on("--shell", "--run", line, "--retries", "2", "--pause", "2ms", "--once", "--limit", "1")
+    assert re.findall(r"^(\w+): exit 1; attempt (\d) of 3 in \d+ms$", err, re.MULTILINE) == [
+        *((orders[0], "2"), (orders[0], "3"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "say --run CMD or --post URL"),
+        (("--run", "cat", "--post", "http://x"), "say --run CMD or --post URL"),
+        (("--run", ""), "names no command"),
+        (("--run", "'"), "No closing quotation"),
+        (("--run", "no-such-command-here x"), "there is no command 'no-such-command-here'"),
+        (("--run", "cat", "--header", "a: b"), "--header is for --post"),
+        (("--run", "cat", "--retry-all"), "--retry-all is for --post"),
+        (("--post", "http://x", "--shell"), "--shell is for --run"),
+        (("--post", "ftp://x"), "cannot be posted to"),
+        (("--post", "http://x", "--header", "Host: x"), "the header Host is set"),
+        (("--post", "http://x", "--header", "@no-such-file"), "cannot be read"),
+        (("--post", "http://x", "--content-type", "a\nb"), "begins no header"),
+        (("--run", "cat", "--retries", "-1"), "is no number of retries"),
+        (("--run", "cat", "--position", "reader:a b"), "--position reader:a b"),
+        (("--run", "cat", "--position", "."), "is no file"),
+        (("--run", "cat", "--dead-letter", "orders"), "come again for ever"),
+    ],
+)
+def test_a_wrong_command_line_does_nothing(on, cli, orders, arguments, says):
+    _, err = on("--once", *arguments, code=Exit.USAGE)
+    assert says in err
+    assert cli("reader", "ls", "orders", "--json").json == []
+
+
+def test_topics_that_are_not_there_are_told_at_once(on, orders):
+    assert "no topic 'daed'; did you mean" in on("--run", "cat", "--dead-letter", "daed", code=4)[1].replace(
+        "\nhint:", ";"
+    )
+
+
+def test_a_daemon_that_is_not_there_is_told_at_once(on):
+    on("--run", "cat", "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
+
+
+# --- where to begin ----------------------------------------------------------------------------------
+
+
+def test_it_begins_where_it_is_told_to_but_goes_on_where_it_was(on, orders):
+    assert on("--run", "cat", "--from", orders[1], "--once", "--limit", "1")[0] == "b"
+    assert on("--run", "cat", "--from", "oldest", "--once")[0] == "c"
+    assert on("--run", "cat", "--from", "now", "--once", "--position", "reader:new")[0] == ""
+
+
+def test_a_dry_run_does_nothing_and_moves_nothing(on, cli, orders):
+    on("--run", "cat", "--once", "--limit", "1")
+    out, _ = on("--run", "cat -A 'x y'", "--dry-run")
+    assert out.splitlines() == [f"{message_id} (1 bytes): would run: cat -A 'x y'" for message_id in orders[1:]]
+    out, _ = on("--post", "http://h/x", "--dry-run", "--json", "--limit", "1")
+    event = json.loads(out)
+    assert event == {"event": "would", "topic": "orders", "id": orders[0], "bytes": 1, "post": "http://h/x"}
+    assert [reader["name"] for reader in cli("reader", "ls", "orders", "--json").json] == ["on-cat"]
+    assert position(cli, "on-cat") == orders[0]
+
+
+def test_derived_names_do_not_change_with_arguments():
+    assert derived_name("/usr/bin/send-mail.py --to x", None) == "on-send-mail" == derived_name("send-mail", None)
+    assert derived_name(None, "https://u@hooks.example:81/a/b?c=d") == "on-hooks-example-81-a-b"
+    assert derived_name("'", None) == "on"
+    assert len(derived_name("x" * 900, None)) <= 255
+
+
+# --- committed ---------------------------------------------------------------------------------------
+
+
+def test_committed_waits_before_what_is_undecided(on, orders, running):
+    with Client(url_of(running), namespace=os.environ["PLAINSONG_NAMESPACE"]) as client:
+        undecided = client.transactions.begin()
+        client.publish("orders", b"u", transaction=undecided)
+        client.publish("orders", b"d")
+        assert on("--run", "cat", "--committed", "--once")[0] == "abc"
+        client.transactions.abort(undecided)
+        assert on("--run", "cat", "--committed", "--once")[0] == "d"
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, Exit.INTERRUPTED)])
+def test_signals_end_a_wait_at_once_and_whatever_came_is_done(cli, spawn, orders, number, code):
+    process = spawn("on", "orders", "--run", "cat")
+    assert process.stdout.read(3) == b"abc"
+    eventually("it is saved", lambda: position(cli, "on-cat") == orders[-1])
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == code
+
+
+def test_what_is_under_way_comes_to_its_end_and_counts(cli, spawn, orders, tmp_path):
+    process = spawn("on", "orders", "--shell", "--run", f"echo begun; until test -e {tmp_path}/go; do sleep 0.02; done")
+    assert process.stdout.readline() == b"begun\n"
+    process.terminate()
+    (tmp_path / "go").touch()
+    assert process.wait(PATIENCE_S) == 0
+    assert process.stdout.read() == b""
+    assert position(cli, "on-echo") == orders[0]
+
+
+@pytest.mark.parametrize("how", ["second signal", "--grace"])
+def test_what_takes_too_long_at_the_end_is_given_back(cli, spawn, orders, how):
+    process = spawn(
+        "on",
+        "orders",
+        "--shell",
+        "--run",
+        "echo begun; exec sleep 100",
+        *(("--grace", "200ms") if how == "--grace" else ()),
+    )
+    assert process.stdout.readline() == b"begun\n"
+    process.terminate()
+    if how == "second signal":
+        process.send_signal(signal.SIGINT)  # of another kind: two of one may become one
+    assert process.wait(PATIENCE_S) in (0, Exit.INTERRUPTED)  # whichever it heard of first
+    assert cli("reader", "ls", "orders", "--json").json == []
+
+
+def test_two_with_one_file_are_told_apart_before_anything_happens(spawn, on, orders):
+    first = spawn("on", "orders", "--run", "cat", "--position", "shared")
+    assert first.stdout.read(3) == b"abc"
+    out, err = on("--run", "cat", "--position", "shared", "--once", code=Exit.FAILED)
+    assert out == ""
+    assert "another process is at work with the position" in err
+    first.kill()
+    first.wait()
+    assert on("--run", "cat", "--position", "shared", "--once")[1] == ""
+
+
+def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, orders, tmp_path):
+    line = f"cat; until test -e {tmp_path}/go; do sleep 0.02; done"
+    slow = spawn("on", "orders", "--shell", "--run", line, "--position", "reader:one")
+    assert slow.stdout.read(1) == b"a"
+    assert on("--run", "cat", "--position", "reader:one", "--once")[0] == "abc"
+    (tmp_path / "go").touch()
+    _, err = slow.communicate(timeout=PATIENCE_S)
+    assert slow.returncode == Exit.FAILED
+    assert b"reader one is not where it was expected" in err
+    assert b"two at work need a --position each" in err
+    assert position(cli, "one") == orders[-1]
+
+
+def test_it_goes_on_when_the_daemon_comes_back(tmp_path, alone, spawn):
+    with Daemon(tmp_path / "data") as daemon:
+        url, port = url_of(daemon), daemon.address[1]
+        with Client(url) as client:
+            client.create_topic("orders")
+            client.publish("orders", b"before")
+        process = spawn("on", "orders", "--run", "cat", "--url", url, "--namespace", "default", "--limit", "2")
+        assert process.stdout.read(6) == b"before"
+        daemon.kill()
+    with Daemon(tmp_path / "data", bind=f"127.0.0.1:{port}"), Client(url) as client:
+        client.publish("orders", b"after")
+        assert process.stdout.read(5) == b"after"
+        assert process.wait(PATIENCE_S) == 0
+
+
+# --- posts -------------------------------------------------------------------------------------------
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Fails for the first attempt at b, and never wants c."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append((body, self.headers["Plainsong-Attempt"], self.headers["Authorization"]))
+        status = {b"b1": 503, b"c1": 422}.get(body + self.headers["Plainsong-Attempt"].encode(), 204)
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_posts_are_retried_or_put_aside_as_the_status_says(on, cli, orders, tmp_path):
+    (tmp_path / "secret").write_text("Authorization: Bearer xyz\n\n")
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+        arguments = ("--dead-letter", "dead", "--pause", "2ms", "--header", f"@{tmp_path}/secret")
+        on("--post", url, *arguments, "--once")
+        server.shutdown()
+        thread.join()
+    assert [(body, attempt) for body, attempt, _ in server.asked] == [
+        *((b"a", "1"), (b"b", "1"), (b"b", "2"), (b"c", "1"))
+    ]
+    assert {token for _, _, token in server.asked} == {"Bearer xyz"}
+    assert cli("poll", "dead", "--json").rows[0]["attributes"]["error"] == "status 422"
+
+
+# --- the unit ----------------------------------------------------------------------------------------
+
+
+def test_the_units_command_line_is_one():
+    text = (ROOT / "etc/plainsong-on@.service").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=\S+/plainsong (.*)$", text, re.MULTILINE)
+    assert line == "on ${TOPIC} --position reader:%i $DO $OPTIONS"
+    assert "RestartPreventExitStatus=2\n" in text
+    grace_s, stop_s = 30, int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0])
+    assert stop_s > grace_s
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
+def test_systemd_accepts_the_unit(tmp_path):
+    text = (ROOT / "etc/plainsong-on@.service").read_text(encoding="utf-8")
+    unit = tmp_path / "plainsong-on@.service"
+    unit.write_text(text.replace("/opt/plainsong/.venv/bin/plainsong", str(PLAINSONG)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "plainsong-on@receipts.service"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    said = [line for line in done.stderr.splitlines() if "plainsong-on" in line]
+    assert (done.returncode, said) == (0, [])

@@ -1,0 +1,277 @@
+"""The loop around an effect: order, retries, dead letters, what is saved when, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plainsong import Client
+from plainsong.errors import ConnectFailed, PositionChanged, PositionNotSaved
+from plainsong.messages import Message, Origin
+from plainsong.reacting.dead_letters import MAX_ERROR_BYTES, DeadLetters, attributes_of, size_of
+from plainsong.reacting.reaction import Patience, Reaction, Stuck
+from plainsong.reacting.stopping import Stop, Stopped
+from plainsong.reacting.verdicts import Again, Done, Never
+from protocol.checks import MAX_ATTRIBUTE_BYTES
+from tests.cli.conftest import url_of
+
+
+def message(number, attributes=None):
+    message_id = bytes.fromhex(f"0000018bcfe56805{number:04x}00000000000000000000")
+    return Message(Origin("orders"), message_id, b"%d" % number, attributes=attributes or {})
+
+
+class Reading:
+    """A reader of a list; notes into a common log what is saved."""
+
+    def __init__(self, log, count, failures=()):
+        self.log = log
+        self.at_hand = None
+        self.failures = list(failures)
+        self._left = iter([message(number) for number in range(count)])
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.at_hand = next(self._left)
+        return self.at_hand
+
+    def save(self):
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append(f"saved {self.at_hand.payload.decode()}")
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def stop():
+    stop = Stop(grace_s=60)
+    yield stop
+    stop.close()
+
+
+@pytest.fixture
+def reaction(log, stop):
+    """Makes reactions to a script: verdicts in the order of attempts, then Done."""
+
+    def make(*script, retries=2, dead_letters=None, waits=True):
+        verdicts = list(script)
+
+        def effect(message, attempt):
+            log.append(f"{message.payload.decode()} attempt {attempt}")
+            return verdicts.pop(0) if verdicts else Done()
+
+        patience = Patience(retries, 0.001, 0.002)
+        return Reaction(effect, stop, patience, dead_letters, lambda told: log.append(told.event), waits=waits)
+
+    return make
+
+
+class Letters:
+    """Dead letters, noted."""
+
+    def __init__(self, log, failures=()):
+        self.log = log
+        self.failures = list(failures)
+
+    def put(self, message, why, attempts):
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append(f"put {message.payload.decode()}: {why}, {attempts}")
+
+    def forget(self, message):
+        self.log.append(f"forgot {message.payload.decode()}")
+
+
+# --- one after the other -----------------------------------------------------------------------------
+
+
+def test_each_message_is_saved_when_it_is_done_and_before_the_next(reaction, log):
+    work = reaction(Again("no"), Done())
+    work.run(Reading(log, 2))
+    assert log == ["0 attempt 1", "again", "0 attempt 2", "done", "saved 0", "1 attempt 1", "done", "saved 1"]
+    assert (work.done, work.dead) == (2, 0)
+
+
+def test_what_fails_for_good_without_dead_letters_ends_it_and_is_not_passed(reaction, log):
+    with pytest.raises(Stuck) as raised:
+        reaction(Done(), Never("bad")).run(Reading(log, 3))
+    assert (raised.value.message.payload, raised.value.why, raised.value.attempts) == (b"1", "bad", 1)
+    assert log[-2:] == ["saved 0", "1 attempt 1"]
+
+
+def test_so_does_what_has_been_retried_often_enough(reaction, log):
+    with pytest.raises(Stuck) as raised:
+        reaction(*[Again("no")] * 3, retries=2).run(Reading(log, 1))
+    assert raised.value.attempts == 3
+    with pytest.raises(Stuck):
+        reaction(Again("no"), retries=0).run(Reading(log, 1))
+
+
+def test_forever_is_forever(reaction, log):
+    work = reaction(*[Again("no")] * 50, retries=None)
+    work.run(Reading(log, 1))
+    assert work.done == 1
+    assert log.count("again") == 50
+
+
+def test_a_dead_letter_is_there_before_the_position_is_behind_its_message(reaction, log):
+    work = reaction(Never("bad"), dead_letters=Letters(log))
+    work.run(Reading(log, 2))
+    assert log == [
+        *("0 attempt 1", "put 0: bad, 1", "dead-letter", "saved 0", "forgot 0"),
+        *("1 attempt 1", "done", "saved 1"),
+    ]
+    assert (work.done, work.dead) == (1, 1)
+
+
+# --- a daemon that is away ---------------------------------------------------------------------------
+
+
+def test_a_position_that_cannot_be_saved_now_is_saved_later_without_repeating_the_effect(reaction, log):
+    reading = Reading(log, 1, [ConnectFailed("away"), ConnectFailed("away")])
+    reaction().run(reading)
+    assert log == ["0 attempt 1", "done", "unsaved", "unsaved", "saved 0"]
+
+
+def test_a_dead_letter_that_cannot_be_published_now_is_published_later(reaction, log):
+    letters = Letters(log, [ConnectFailed("away")])
+    reaction(Never("bad"), dead_letters=letters).run(Reading(log, 1))
+    assert log == ["0 attempt 1", "unsent", "put 0: bad, 1", "dead-letter", "saved 0", "forgot 0"]
+
+
+def test_who_does_not_wait_says_so_at_once(reaction, log):
+    with pytest.raises(ConnectFailed):
+        reaction(waits=False).run(Reading(log, 1, [ConnectFailed("away")]))
+
+
+@pytest.mark.parametrize("error", [PositionChanged("somebody"), PositionNotSaved("disk full")])
+def test_a_position_that_will_never_be_saved_ends_it(reaction, log, error):
+    with pytest.raises(type(error)):
+        reaction().run(Reading(log, 2, [error]))
+    assert "1 attempt 1" not in log
+
+
+def test_an_end_while_a_position_cannot_be_saved_says_that_it_is_not(reaction, log, stop):
+    work = reaction()
+    work.tell = lambda told: stop.ask() if told.event == "unsaved" else None
+    with pytest.raises(ConnectFailed):
+        work.run(Reading(log, 1, [ConnectFailed("away")]))
+
+
+# --- stopping ----------------------------------------------------------------------------------------
+
+
+def test_a_pause_ends_at_once_and_the_message_is_given_back(reaction, log, stop):
+    work = reaction(Again("no", pause_s=1000))
+    work.patience = Patience(None, 500, 1000)
+    work.tell = lambda told: stop.ask()
+    began_s = time.monotonic()
+    with pytest.raises(Stopped):
+        work.run(Reading(log, 1))
+    assert time.monotonic() - began_s < 5
+    assert log == ["0 attempt 1"]
+
+
+def test_what_is_done_when_the_end_is_asked_for_is_saved(reaction, log, stop):
+    work = reaction()
+    work.tell = lambda told: stop.ask()
+    with pytest.raises(Stopped):
+        work.run(Reading(log, 2))
+    assert log == ["0 attempt 1", "saved 0"]
+
+
+def test_a_signal_ends_a_wait_for_the_next_message(reaction, log, stop):
+    class Waiting(Reading):
+        def __next__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    with stop.listening(), pytest.raises(Stopped):
+        reaction().run(Waiting(log, 1))
+    assert stop.signal == signal.SIGTERM
+
+
+def test_a_signal_does_not_end_what_is_not_waiting(stop):
+    before = signal.getsignal(signal.SIGINT)
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        assert stop.until_s > time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.until_s < 0
+    assert stop.signal == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(Stopped), stop.interrupting():
+        raise AssertionError("it was asked to stop before")
+
+
+# --- patience ----------------------------------------------------------------------------------------
+
+
+@given(
+    attempt=st.integers(1, 10_000), chance=st.floats(0, 1), asked_s=st.floats(0, 1e9), longest_s=st.floats(0.001, 1e6)
+)
+def test_pauses_grow_and_are_bounded_whatever_the_other_side_asks(attempt, chance, asked_s, longest_s):
+    patience = Patience(8, 0.5, longest_s)
+    pause_s = patience.pause_after(attempt, Again("", asked_s), chance)
+    assert 0 < pause_s <= longest_s
+    assert pause_s >= min(longest_s, asked_s)
+    assert patience.pause_after(attempt + 1, Again(""), chance) >= patience.pause_after(attempt, Again(""), chance)
+
+
+# --- dead letters ------------------------------------------------------------------------------------
+
+
+@given(
+    attributes=st.dictionaries(st.text(max_size=50), st.text(max_size=2_000), max_size=4),
+    why=st.text(max_size=6_000),
+)
+def test_a_dead_letters_attributes_keep_to_their_bound(attributes, why):
+    dead = message(1, {name: value for name, value in attributes.items() if "\ud800" not in name + value})
+    told = attributes_of(dead, why, 9)
+    assert size_of(told) <= MAX_ATTRIBUTE_BYTES
+    assert len(told["error"].encode()) <= MAX_ERROR_BYTES
+    assert (told["originalTopic"], told["originalId"], told["attempts"]) == ("orders", str(dead.id), "9")
+
+
+def test_a_dead_letter_keeps_its_own_attributes_where_there_is_room():
+    told = attributes_of(message(1, {"routingKey": "k", "error": "old"}), "exit 3", 1)
+    assert (told["routingKey"], told["error"]) == ("k", "exit 3")
+    full = attributes_of(message(1, {"a": "x" * 4_000}), "y" * 2_000, 1)
+    assert "a" not in full
+    assert full["error"] == "y" * MAX_ERROR_BYTES
+
+
+def test_a_dead_letter_is_stored_once_until_it_is_forgotten(cli, running, monkeypatch):
+    cli("topic", "create", "dead")
+    with Client(url_of(running), namespace=os.environ["PLAINSONG_NAMESPACE"]) as client:
+        letters = DeadLetters(client, "dead", "reader:a")
+        for _ in range(3):
+            letters.put(message(7), "exit 65", 1)
+        DeadLetters(client, "dead", "reader:b").put(message(7), "exit 65", 1)
+        letters.put(message(8), "exit 65", 1)
+        assert [each.payload for each in client.read("dead")] == [b"7", b"7", b"8"]
+        assert len(client.producers("dead")["producers"]) == 3
+        letters.forget(message(7))
+        letters.forget(message(7))
+        assert len(client.producers("dead")["producers"]) == 2
+
+
+def test_dead_letters_need_no_deduplication(cli, running):
+    cli("topic", "create", "dead", "deduplication=disabled")
+    with Client(url_of(running), namespace=os.environ["PLAINSONG_NAMESPACE"]) as client:
+        letters = DeadLetters(client, "dead", "reader:a")
+        letters.put(message(7), "exit 65", 1)
+        letters.forget(message(7))
+        assert [each.attributes["error"] for each in client.read("dead")] == ["exit 65"]
