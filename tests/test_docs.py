@@ -20,6 +20,7 @@ from broker.gauges import add_gauges
 from broker.http.exchange import TOPIC_VERBS
 from broker.metrics import Metrics
 from broker.views.table import NAMESPACE, ROUTES, TOPIC
+from pipeline.metrics import METRICS, PREFIX
 from plainsong.cli.main import program
 from protocol.codec import codec_for
 from protocol.errors import BY_CODE
@@ -48,7 +49,7 @@ def test_links_between_documents_lead_somewhere(name: str):
 
 @every_document
 def test_files_named_in_documents_exist(name: str):
-    roots = "protocol|storage|actors|broker|plainsong|tests|bench|etc|docs"
+    roots = "protocol|storage|actors|broker|plainsong|pyspark_plainsong|pipeline|tests|bench|etc|docs"
     for span in spans(DOCUMENTS[name]):
         if re.fullmatch(rf"(?:{roots})/[\w./-]*", span):
             assert (ROOT / span).exists(), span
@@ -92,7 +93,8 @@ def test_every_metric_is_described_with_its_kind_and_no_other_is():
 @every_document
 def test_metrics_named_in_documents_exist(name: str):
     named = set(re.findall(r"`(plainsong_\w*)`", DOCUMENTS[name]))
-    assert named <= metrics_of_the_daemon().keys() | NO_METRICS
+    of_jobs = {f"{PREFIX}{metric}" for metric in METRICS}
+    assert named <= metrics_of_the_daemon().keys() | of_jobs | NO_METRICS
 
 
 def test_log_events_that_are_described_are_written_somewhere():

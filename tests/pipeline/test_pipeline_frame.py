@@ -1,0 +1,339 @@
+"""What all jobs share: how they are listed and started, what they need, what they tell."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline import command as pipeline_command
+from pipeline import surroundings
+from pipeline.command import pipeline
+from pipeline.failures import reason_of
+from pipeline.job import Run, job_options
+from pipeline.jobs import JOBS
+from pipeline.metrics import METRICS, PREFIX, Metrics
+from pipeline.package import write_zip
+from pipeline.progress import Progress
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.main import run as run_program
+from plainsong.cli.verb import Verb
+from protocol.errors import TopicNotFound, Unavailable
+from tests.daemon.harness import ROOT
+from tests.documents import DOCUMENTS, shell_lines
+
+PAGE = DOCUMENTS["docs/pipeline.md"]
+
+
+def said(capsys, *arguments):
+    code = run_program(pipeline, arguments, "plainsong pipeline")
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# --- starting ----------------------------------------------------------------------------------------
+
+
+def test_all_jobs_are_listed(capsys):
+    assert [line.split()[0] for line in said(capsys, "list")[1].splitlines()] == list(JOBS)
+    assert {each["job"] for each in json.loads(said(capsys, "list", "--json")[1])} == set(JOBS)
+
+
+def test_an_unknown_job_is_told_the_nearest(capsys):
+    code, _, err = said(capsys, "run", "arxive")
+    assert code == Exit.USAGE
+    assert "did you mean 'archive'?" in err
+
+
+def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
+    became = []
+    monkeypatch.setattr(pipeline_command.os, "execve", lambda path, args, environ: became.append((path, args, environ)))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    said(capsys, "run", "--master", "local[1]", "archive", "append", "orders", "--root", "x")
+    ((path, arguments, environ),) = became
+    assert path == environ["PYSPARK_PYTHON"] == sys.executable
+    words = ["-m", "pipeline.archive", "append", "orders", "--root", "x", "--master", "local[1]"]
+    assert arguments == [sys.executable, *words]
+    assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
+
+
+def test_the_line_for_a_cluster_can_be_pasted(capsys):
+    _, out, _ = said(capsys, "run", "--print", "--master", "spark://host:7077", "archive", "compact", "--root", "a b")
+    script = ROOT / "pipeline" / "archive" / "__main__.py"
+    words = f"--master spark://host:7077 --py-files plainsong-pipeline.zip {script} compact --root 'a b'"
+    assert out == f"spark-submit {words}\n"
+
+
+def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):
+    write_zip(tmp_path / "one.zip")
+    write_zip(tmp_path / "other.zip")
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
+    assert {"pyspark_plainsong/__init__.py", "protocol/frames.py", "pipeline/job.py"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"pyspark_plainsong", "protocol", "pipeline"}
+    script = "import sys; sys.path = [p for p in sys.path if 'main' not in p or 'site-packages' in p]; import protocol.frames"
+    environ = {"PYTHONPATH": str(tmp_path / "one.zip"), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-S", "-c", script], env=environ, cwd=tmp_path, check=True)
+
+
+def test_help_needs_no_spark():
+    for job in ("archive", "replay"):
+        script = f"import sys; sys.modules['pyspark'] = None; import runpy; sys.argv = ['{job}', '--help']"
+        script += f"; runpy.run_module('pipeline.{job}', run_name='__main__')"
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Usage: plainsong pipeline run" in done.stdout
+
+
+# --- surroundings ------------------------------------------------------------------------------------
+
+
+def lacking(environ):
+    with pytest.raises(CommandFailed) as raised:
+        surroundings.check_surroundings({"PATH": os.environ["PATH"], **environ})
+    assert raised.value.code == Exit.USAGE
+    return raised.value.message + "\n" + raised.value.hint
+
+
+def test_missing_java_is_told():
+    assert "there is no Java" in lacking({"PATH": "/nowhere"})
+    assert "JAVA_HOME is /nowhere, but" in lacking({"JAVA_HOME": "/nowhere"})
+
+
+def test_an_old_java_is_told(tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    assert "is Java 11; Spark needs 17 or newer" in lacking({"JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
+def test_a_missing_package_is_told(monkeypatch, package):
+    real = surroundings.find_spec
+    monkeypatch.setattr(surroundings, "find_spec", lambda name: None if name == package else real(name))
+    says = lacking({})
+    assert f"{package} is not installed for {sys.executable}" in says
+    assert 'pip install "plainsong[spark]"' in says
+
+
+@pytest.fixture
+def java(tmp_path):
+    path = tmp_path / "jre" / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\" 2021-10-19' >&2\n")
+    path.chmod(0o755)
+    return str(tmp_path / "jre")
+
+
+def test_an_interpreter_for_workers_without_the_packages_is_told(tmp_path, java):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    says = lacking({"JAVA_HOME": java, "PYSPARK_PYTHON": str(bare)})
+    assert "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark'" in says
+    assert f"let it be {sys.executable}" in says
+
+
+def test_an_interpreter_for_workers_that_is_not_there_is_told(java):
+    assert "PYSPARK_PYTHON is /nowhere/python, which cannot be run" in lacking(
+        {"JAVA_HOME": java, "PYSPARK_PYTHON": "/nowhere/python"}
+    )
+
+
+def test_an_interpreter_for_workers_of_another_version_is_told(tmp_path, java):
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho 3.9\n")
+    other.chmod(0o755)
+    assert "PYSPARK_DRIVER_PYTHON is Python 3.9" in lacking({"JAVA_HOME": java, "PYSPARK_DRIVER_PYTHON": str(other)})
+
+
+# --- a run, from its options to its end --------------------------------------------------------------
+
+
+def job(body):
+    @click.command(cls=Verb)
+    @job_options("archive")
+    def made(run: Run) -> None:
+        """Made for a test."""
+        body(run)
+
+    return made
+
+
+def ran(body, *arguments):
+    return run_program(job(body), arguments, "job")
+
+
+def samples(file):
+    families = text_string_to_metric_families(file.read_text())
+    return {sample.name.removeprefix(PREFIX): sample.value for family in families for sample in family.samples}
+
+
+def test_a_run_is_given_what_the_options_say(monkeypatch):
+    monkeypatch.delenv("PLAINSONG_URL", raising=False)
+    runs = []
+    options = ["--url", "http://a:1,http://b:2", "-n", "shop", "--master", "local[1]", "--dry-run"]
+    assert ran(runs.append, *options, "--conf", "spark.a=1", "--conf", "spark.b=x=y", "--token-file", "token") == 0
+    (run,) = runs
+    assert (run.job, run.master, run.dry_run, run.conf) == (
+        "archive",
+        "local[1]",
+        True,
+        {"spark.a": "1", "spark.b": "x=y"},
+    )
+    source = {"url": "http://a:1,http://b:2", "namespace": "shop", "auth.tokenFile": str(Path("token").absolute())}
+    assert run.source(topic="orders") == {**source, "topic": "orders"}
+    assert ran(runs.append, "--conf", "a=1") == Exit.USAGE
+
+
+def failing(error):
+    def fail(run):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CommandFailed("no", code=Exit.STORE), Exit.STORE),
+        (TopicNotFound("no"), Exit.NOT_FOUND),
+        (Unavailable("no"), Exit.UNAVAILABLE),
+        (OSError(28, "No space left on device", "archive"), Exit.FAILED),
+        (KeyboardInterrupt(), Exit.INTERRUPTED),
+    ],
+)
+def test_every_end_has_its_code_in_the_metrics_too(tmp_path, capsys, error, code):
+    file = tmp_path / "metrics" / "archive.prom"
+    assert ran(failing(error), "--metrics-file", str(file), "--json") == code
+    assert samples(file)["exit_code"] == code
+    assert "last_success_time_seconds" not in samples(file)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (events[-1]["event"], events[-1]["exit"]) == ("end", code)
+
+
+def test_a_failed_run_leaves_the_last_success_as_it_was(tmp_path):
+    file = tmp_path / "archive.prom"
+    ran(lambda run: run.metrics.add("rows_total", 5, topic="orders"), "--metrics-file", str(file))
+    good = samples(file)
+    assert (good["exit_code"], good["rows_total"]) == (0, 5)
+    ran(failing(CommandFailed("no")), "--metrics-file", str(file))
+    assert samples(file)["last_success_time_seconds"] == good["last_success_time_seconds"]
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+def test_sigterm_ends_a_run_as_an_interruption(tmp_path):
+    file = tmp_path / "archive.prom"
+    body = lambda run: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    assert ran(body, "--metrics-file", str(file)) == Exit.INTERRUPTED
+    assert samples(file)["exit_code"] == Exit.INTERRUPTED
+
+
+def test_the_reason_of_an_error_of_spark_is_the_python_error_within():
+    told = """An exception was thrown:
+org.apache.spark.SparkException: Job aborted
+\tat org.apache.spark.Something(Something.scala:1)
+Traceback (most recent call last):
+  File "x.py", line 1, in read
+pyspark_plainsong.wire_errors.BrokerError: there is no topic orders
+
+\tat org.apache.spark.Else(Else.scala:2)
+Caused by: java.lang.RuntimeException: wrapped
+"""
+    assert reason_of(RuntimeError(told)) == "BrokerError: there is no topic orders"
+    assert reason_of(RuntimeError("[SOME_CLASS] What it is.\nmore")) == "[SOME_CLASS] What it is."
+    assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+# --- progress ----------------------------------------------------------------------------------------
+
+
+def test_progress_tells_rates_lag_and_time_left(capsys):
+    now = [0.0]
+    progress = Progress("archive", shown=True, clock_s=lambda: now[0])
+    now[0] = 2.0
+    progress.step(2_000, of=10_000, what="orders", batch=3, lag_s=90)
+    progress.step(2_001)  # too soon
+    progress.clear()
+    progress.clear()
+    line = "orders, batch 3, 2 000 rows of 10 000, 1 000/s, 1m 30s behind, 8s left"
+    assert capsys.readouterr().err == f"\r{line}\x1b[K\r\x1b[K"
+
+
+def test_progress_for_programs_is_an_event_a_line(capsys):
+    now = [0.0]
+    progress = Progress("archive", as_json=True, clock_s=lambda: now[0])
+    now[0] = 2.0
+    progress.step(2_000, what="orders", batch=3, offset="x")
+    progress.warn("late", "behind", topic="orders")
+    progress.result("done", "archived", rows=2_000)
+    step, warning, result = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert {"event": "progress", "rows": 2_000, "rowsPerSecond": 1_000, "offset": "x"}.items() <= step.items()
+    assert "of" not in step
+    assert (warning["warning"], warning["topic"], result["rows"]) == ("behind", "orders", 2_000)
+
+
+def test_nobody_sees_progress_who_does_not_want_it_but_warnings_are_for_all(capsys):
+    progress = Progress("archive", shown=False)
+    progress.step(1, last=True)
+    progress.note("starting")
+    assert capsys.readouterr().err == ""
+    progress.warn("late", "behind")
+    assert capsys.readouterr().err == "warning: late\n"
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def test_the_page_describes_every_metric_with_its_kind_and_no_other():
+    told = dict(re.findall(rf"^\| `{PREFIX}(\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
+    assert told == {name: known.kind.__name__.lower() for name, known in METRICS.items()}
+    for name, known in METRICS.items():
+        metrics = Metrics("archive")
+        touch = metrics.add if name.endswith("_total") else metrics.set
+        touch(name, 1, **dict.fromkeys(known.labels, "x"))
+        assert f"{PREFIX}{name}{{" in metrics.text()
+
+
+def test_the_page_lists_every_job_with_what_it_says():
+    assert set(re.findall(r"^\| (?:\[(\w+)\]|`(\w+)`)", PAGE.split("## Running")[0], re.MULTILINE)) <= {
+        pair for name in JOBS for pair in ((name, ""), ("", name))
+    }
+    assert all(name in PAGE for name in JOBS)
+
+
+def test_every_line_of_the_page_that_runs_a_job_can_be_parsed():
+    lines = [shlex.split(line)[3:] for line in shell_lines(PAGE) if line.startswith("plainsong pipeline run ")]
+    assert len(lines) > 5
+    for line in lines:
+        told = pipeline.commands["run"].make_context("run", line).params
+        words = list(told["arguments"])
+        if "--help" in words:
+            continue
+        module = import_module(f"{JOBS[told['job']].package}.__main__")
+        (command,) = (each for each in vars(module).values() if isinstance(each, click.Command))
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+        command.make_context("job", words)
+
+
+def test_no_job_imports_pyspark_before_it_runs():
+    """At the top of a command's module it would make help and errors wait for it."""
+    for path in (*ROOT.glob("pipeline/*.py"), *ROOT.glob("pipeline/*/command.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in top]
+        assert not [name for name in names if name.startswith(("pyspark", "pyarrow"))], path
