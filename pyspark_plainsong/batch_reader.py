@@ -46,6 +46,7 @@ class BatchReader(DataSourceReader):
         subscription = Subscription(self._calls, self._options, self._losses)
         ranges = []
         try:
+            subscription.check_transactions()
             for topic in subscription.topics():
                 start = subscription.start(topic)
                 end = subscription.end(topic, start.next)

@@ -104,6 +104,8 @@ class Calls:
     def wait_for_news(self, starts: Mapping[str, bytes], *, isolation: Isolation, wait_ms: int) -> News:
         """Which of several topics, ``MAX_AWAITED`` at most, have a message from their start on; waits for the first.
 
+        One message at most is sent along: of the other topics the answer says that there is more.
+
         Raises:
           BrokerError: as all calls; a topic that cannot be read is no error.
         """
@@ -112,7 +114,7 @@ class Calls:
         path = self._topics.removesuffix("/topics") + "/poll"
         found = self.wire.ask("POST", path, body, wait_s=wait_ms / 1000).json()["topics"]
         return News(
-            frozenset(topic for topic, each in found.items() if each.get("messages")),
+            frozenset(topic for topic, each in found.items() if each.get("messages") or each.get("end") == "more"),
             {
                 topic: after(bytes.fromhex(each["lastId"])) if each["lastId"] else FIRST
                 for topic, each in found.items()

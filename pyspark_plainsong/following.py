@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_plainsong.calls import MAX_AWAITED
 from pyspark_plainsong.measuring import Wanted, measure
-from pyspark_plainsong.offsets import FIRST, Position
+from pyspark_plainsong.offsets import FIRST, ID_BYTES, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +131,13 @@ class Following:
         """Messages expired behind this position. Whether there were any is certain while we have been looking on."""
         seen = self._caught_up.get(topic)
         if seen and seen.position == position and time.monotonic() - seen.at_s < self._calls.describe(topic).ttl_s:
-            # What has come since then has not been there for long enough to expire.
-            self._complete_from[topic] = (position.next, extent.earliest)
+            # What has come since then has not been there for long enough to expire: its first message is there.
+            self._complete_from[topic] = (position.next, self._first_id(topic, position.next, extent.end))
         else:
             self._losses.expired(topic, position.next, extent.earliest)
+
+    def _first_id(self, topic: str, start: bytes, end: bytes) -> bytes:
+        page = self._calls.poll_frames(
+            topic, start=start, end_before=end, limit=1, isolation=self._subscription.isolation
+        )
+        return page.body[:ID_BYTES] if page.last_id is not None else start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from pyspark_plainsong.offsets import FIRST, Position, after, at_time
+from pyspark_plainsong.offsets import FIRST, Position, at_time, behind
 from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ class Subscription:
             if self._isolation == "committed" and self._calls.transaction_service().service == "off":
                 self._isolation = "uncommitted"
         return self._isolation
+
+    def check_transactions(self) -> None:
+        """Raises BrokerError, saying why, when what is committed cannot be told now."""
+        if self.isolation == "committed":
+            told = self._calls.transaction_service()
+            if not told.available:
+                raise BrokerError(503, "transactions_unavailable", told.why or "nobody can tell what is committed")
 
     def topics(self) -> list[str]:
         """Their names, sorted: those of the list, or those that match the pattern now."""
@@ -69,7 +76,7 @@ class Subscription:
 
     def newest(self, topic: str) -> bytes:
         """The position behind all that was published until now, decided or not."""
-        return _behind(self._calls.newest(topic)[0])
+        return behind(self._calls.newest(topic)[0])
 
     def _position(self, topic: str, asked: TopicBound) -> bytes:
         if asked.bound == "earliest":
@@ -91,16 +98,11 @@ class Subscription:
     def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
         """The end of what is decided, ``end`` at most."""
         newest, undecided = self._calls.newest(topic)
-        behind = _behind(newest)
-        last = behind if end is None else min(end, behind)
+        last = behind(newest) if end is None else min(end, behind(newest))
         if self.isolation == "uncommitted" or not undecided or last <= start:
             return last
         # The daemon's own eyes, message by message; without open transactions that would be a walk for nothing.
         return self._calls.offsets(topic, start=start, end=last, isolation="committed").end
-
-
-def _behind(newest: bytes | None) -> bytes:
-    return FIRST if newest is None else after(newest)
 
 
 def _id(bound: Bound) -> bytes:

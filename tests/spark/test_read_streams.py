@@ -1,0 +1,312 @@
+"""Following topics: what each micro-batch takes, waiting for news, and what a restart finds in the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tables import Tables, payloads, sizes, wait_until_later_than
+
+from pyspark_plainsong.loss import DataLoss
+from pyspark_plainsong.wire import BrokerError
+from tests.daemon.harness import Daemon
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data", "poll.max_bytes=3000") as daemon:
+        yield Tables("http://{}:{}".format(*daemon.address))
+
+
+@pytest.fixture
+def follow(tables):
+    """Makes stream readers, and stops them."""
+    made = []
+
+    def make(topic=None, **given):
+        made.append(tables.stream(topic, **given))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def batches(reader, start, limit=None, most=50):
+    """Micro-batch after micro-batch until there is nothing new: the rows of each, and the last offset."""
+    found = []
+    limit = limit or reader.getDefaultReadLimit()
+    for _ in range(most):
+        end = reader.latestOffset(start, limit)
+        if end == start:
+            return found, start
+        found.append(payloads(reader, reader.partitions(start, end)))
+        start = json.loads(json.dumps(end))
+    raise AssertionError(f"still something new after {most} batches")
+
+
+def test_a_batch_ends_where_the_next_begins(tables, follow):
+    topic = tables.create("one")
+    written = tables.publish_many(topic, 300)
+    reader = follow(topic)
+    found, end = batches(reader, reader.initialOffset())
+    assert found == [written]
+    assert reader.latestOffset(end, ALL) is end
+    more = tables.publish_many(topic, 20, first=300)
+    assert batches(reader, end)[0] == [more]
+
+
+def test_offsets_have_one_form_only(tables, follow):
+    for topic in ("form-b", "form-a"):
+        tables.publish(tables.create(topic), "x")
+    reader = follow("form-b,form-a")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert list(end) == ["v", "topics"]
+    assert list(end["topics"]) == ["demo:form-a", "demo:form-b"]
+    message_id = tables.rows("form-a", "message_id")[0]["message_id"]
+    successor = (int.from_bytes(message_id, "big") + 1).to_bytes(20, "big").hex()
+    assert end["topics"]["demo:form-a"]["gen"] == 1
+    assert end["topics"]["demo:form-a"]["next"] >= successor
+    assert reader.initialOffset() == reader.initialOffset()
+
+
+def test_max_offsets_per_trigger_is_kept_when_all_that_is_there_is_taken(tables, follow):
+    topic = tables.create("max-offsets")
+    written = tables.publish_many(topic, 100)
+    reader = follow(topic, maxOffsetsPerTrigger=30)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(30)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    tables.publish_many(topic, 10, first=100)  # too late for this run
+    found, _ = batches(reader, start)
+    assert [len(each) for each in found] == [30, 30, 30, 10]
+    assert [payload for each in found for payload in each] == written
+
+
+def test_max_bytes_per_trigger_is_kept_and_never_stops_at_a_large_message(tables, follow):
+    topic = tables.create("max-bytes")
+    tables.publish(topic, *(["x" * 100] * 20), "y" * 5000, "z")
+    reader = follow(topic, maxBytesPerTrigger=500)
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(500)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    found, _ = batches(reader, start)
+    assert [sum(map(len, each)) for each in found[:-2]] == [400] * 5
+    assert [len(each) for each in found[-2:]] == [1, 1]
+
+
+def test_bounds_are_shared_fairly_between_topics(tables, follow):
+    for topic, count in (("fair-a", 100), ("fair-b", 10), ("fair-c", 40)):
+        tables.publish_many(tables.create(topic), count)
+    reader = follow("fair-a,fair-b,fair-c", maxOffsetsPerTrigger=30)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    parts = reader.partitions(start, end)
+    assert [part.topic for part in parts] == ["fair-a", "fair-b", "fair-c"]
+    assert sizes(reader, parts) == [10, 10, 10]
+    found, _ = batches(reader, end)
+    assert [len(each) for each in found] == [30, 30, 30, 30]
+
+
+def test_with_room_for_one_message_no_topic_starves(tables, follow):
+    for topic in ("starve-a", "starve-b", "starve-c"):
+        tables.publish(tables.create(topic), topic, topic)
+    reader = follow("starve-a,starve-b,starve-c", maxOffsetsPerTrigger=1)
+    found, _ = batches(reader, reader.initialOffset())
+    assert all(len(each) == 1 for each in found)
+    assert {each[0] for each in found[:3]} == {b"starve-a", b"starve-b", b"starve-c"}
+    assert len(found) == 6
+
+
+def test_bytes_are_kept_over_topics_whose_messages_are_larger_than_their_share(tables, follow):
+    for topic in ("wide-a", "wide-b", "wide-c"):
+        tables.publish(tables.create(topic), "x" * 300)
+    reader = follow("wide-a,wide-b,wide-c", maxBytesPerTrigger=700)
+    found, _ = batches(reader, reader.initialOffset())
+    assert sorted(len(each) for each in found) == [1, 2]
+
+
+def test_a_single_run_over_everything_knows_no_bounds(tables, follow):
+    topic = tables.create("once")
+    tables.publish_many(topic, 100)
+    reader = follow(topic, maxOffsetsPerTrigger=30)
+    assert [len(each) for each in batches(reader, reader.initialOffset(), ALL)[0]] == [100]
+
+
+def test_topics_that_come_later_join_a_pattern_from_their_start(tables, follow):
+    tables.publish(tables.create("join-a"), "a")
+    reader = follow(None, subscribePattern="join-.")
+    start = reader.initialOffset()
+    found, end = batches(reader, start)
+    assert found == [[b"a"]]
+    tables.publish(tables.create("join-b"), "b")
+    tables.publish(tables.create("join-bb"), "not of the pattern")
+    assert batches(reader, end)[0] == [[b"b"]]
+
+
+def test_a_stream_of_a_pattern_can_start_without_any_topic(tables, follow):
+    reader = follow(None, subscribePattern="later-.*", startingOffsets="latest")
+    start = reader.initialOffset()
+    assert start == {"v": 1, "topics": {}}
+    assert reader.latestOffset(start, ALL) == start
+    tables.publish(tables.create("later-x"), "x")
+    assert batches(reader, start)[0] == [[b"x"]]
+
+
+def test_latest_and_times_and_ids_are_where_a_stream_starts(tables, follow):
+    topic = tables.create("starts")
+    tables.publish(topic, "a", "b")
+    row = tables.rows(topic)[1]
+    for given, expected in (
+        ({"startingOffsets": "latest"}, []),
+        ({"startingOffsets": row["message_id"].hex()}, [[b"b"]]),
+        ({"startingTimestamp": int(row["publish_timestamp"].timestamp() * 1000)}, [[b"a", b"b"]]),
+        ({}, [[b"a", b"b"]]),
+    ):
+        reader = follow(topic, **given)
+        assert batches(reader, reader.initialOffset())[0] == expected, given
+
+
+def test_latest_leaves_out_nothing_that_becomes_visible_later(tables, follow):
+    topic = tables.create("latest-open")
+    tables.publish(topic, "seen")
+    pointer = tables.begin()
+    tables.publish(topic, "open", transactionWritePointer=pointer)
+    reader = follow(topic, startingOffsets="latest")
+    start = reader.initialOffset()
+    tables.decide(pointer, "commit")
+    assert batches(reader, start)[0] == [[b"open"]]
+
+
+def test_waiting_ends_with_the_first_message_of_any_topic(tables, follow):
+    for topic in ("wait-a", "wait-b"):
+        tables.create(topic)
+    reader = follow("wait-a,wait-b", pollTimeoutMs=20_000)
+    start = reader.initialOffset()
+    publishing = threading.Thread(target=tables.publish, args=("wait-b", "x"))
+    publishing.start()
+    end = reader.latestOffset(start, ALL)
+    publishing.join()
+    assert payloads(reader, reader.partitions(start, end)) == [b"x"]
+
+
+def test_an_idle_stream_asks_once_in_each_poll_timeout(tables, follow, monkeypatch):
+    topic = tables.create("idle")
+    tables.publish(topic, "a")
+    reader = follow(topic, pollTimeoutMs=50)
+    _, end = batches(reader, reader.initialOffset())
+    asked: list[str] = []
+    ask = reader._calls.wire.ask
+    monkeypatch.setattr(reader._calls.wire, "ask", lambda *a, **k: asked.append(a[1]) or ask(*a, **k))
+    for _ in range(5):
+        assert reader.latestOffset(end, ALL) is end
+        reader.reportLatestOffset()
+    assert asked == ["/v1/namespaces/demo/poll"] * 5
+
+
+def test_what_nobody_sees_is_looked_at_once(tables, follow):
+    topic = tables.create("nothing-to-see")
+    reader = follow(topic)
+    start = reader.initialOffset()
+    pointer = tables.begin()
+    tables.publish(topic, "x", transactionWritePointer=pointer)
+    tables.decide(pointer, "abort")
+    assert reader.latestOffset(start, ALL) is start
+    position, looked = reader._following._looked[topic]
+    assert looked > position.next
+    tables.publish(topic, "y")
+    assert batches(reader, start)[0] == [[b"y"]]
+
+
+def test_the_lag_is_reported(tables, follow):
+    topic = tables.create("lag")
+    tables.publish_many(topic, 50)
+    reader = follow(topic, maxOffsetsPerTrigger=10)
+    assert reader.reportLatestOffset() is None
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    newest = reader.reportLatestOffset()
+    assert newest["topics"]["demo:lag"]["next"] > end["topics"]["demo:lag"]["next"]
+    _, end = batches(reader, end)
+    assert reader.reportLatestOffset()["topics"] == end["topics"]
+
+
+def test_a_batch_is_cut_into_partitions_too(tables, follow):
+    topic = tables.create("stream-cut")
+    written = tables.publish_many(topic, 200)
+    reader = follow(topic, minPartitions=4, maxRecordsPerPartition=60)
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, ALL))
+    assert len(parts) >= 4
+    assert payloads(reader, parts) == written
+
+
+def test_a_batch_that_ends_where_it_starts_has_no_partitions(tables, follow):
+    topic = tables.create("stream-none")
+    tables.publish(topic, "a")
+    reader = follow(topic)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.partitions(end, end) == []
+
+
+def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
+    topic = tables.create("stream-expiry", ttl=1)
+    tables.publish(topic, "read")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    tables.publish(topic, "unread")
+    lost = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
+    tables.publish(topic, "new")
+    for each in (reader, follow(topic)):  # in the same run, and after a restart from the checkpoint
+        with pytest.raises(DataLoss, match=r"published between .* have expired by its time to live"):
+            each.latestOffset(start, ALL)
+    assert batches(follow(topic, failOnDataLoss="false"), start)[0] == [[b"new"]]
+
+
+def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
+    topic = tables.create("stream-quiet", ttl=1)
+    tables.publish(topic, "read")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    read = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
+    assert reader.latestOffset(start, ALL) is start
+    assert follow(topic).latestOffset(start, ALL) == start  # nothing was published since, after a restart too
+    tables.publish(topic, "new")
+    assert batches(reader, start)[0] == [[b"new"]]
+
+
+def test_a_recreated_topic_stops_a_stream_unless_it_may_lose_data(tables, follow):
+    topic = tables.create("stream-again")
+    tables.publish(topic, "old")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    tables.delete(topic)
+    with pytest.raises(DataLoss, match="was deleted: what"):
+        reader.latestOffset(start, ALL)
+    careless = follow(topic, failOnDataLoss="false")
+    assert careless.latestOffset(start, ALL) == start
+    tables.create(topic)
+    tables.publish(topic, "new")
+    with pytest.raises(DataLoss, match=r"created anew \(generation 1 before, 2 now\)"):
+        reader.latestOffset(start, ALL)
+    found, end = batches(careless, start)
+    assert [each for each in found if each] == [[b"new"]]
+    assert end["topics"]["demo:stream-again"]["gen"] == 2
+
+
+def test_a_topic_that_is_not_there_is_an_error_from_the_start(tables, follow):
+    with pytest.raises(BrokerError, match="topic demo:missing does not exist"):
+        follow("missing").initialOffset()
+
+
+def test_a_checkpoint_of_another_namespace_or_version_is_refused(follow):
+    reader = follow("any")
+    with pytest.raises(ValueError, match="of the namespace other"):
+        reader.latestOffset({"v": 1, "topics": {"other:t": {"gen": 1, "next": "00" * 20}}}, ALL)
+    with pytest.raises(ValueError, match="version 2"):
+        reader.latestOffset({"v": 2, "topics": {}}, ALL)
