@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from plainsong import JSON, Client, Page, ServerPosition
+from plainsong import JSON, Client, Page
 from plainsong.starts import Start
 
 TOPIC = "dataset-access"
@@ -98,7 +98,7 @@ def usage(client: Client, directory: Path, *, follow: bool) -> None:
                     " ON CONFLICT DO UPDATE SET times = times + 1, last = excluded.last",
                     (used["dataset"], used["program"], when, when),
                 )
-            database.execute("REPLACE INTO position VALUES (1, ?)", (str(page.last_id),))
+            database.execute("REPLACE INTO position VALUES (1, ?)", (str(page[-1].id),))
 
 
 def lineage(client: Client, directory: Path, *, follow: bool) -> None:
@@ -111,21 +111,19 @@ def lineage(client: Client, directory: Path, *, follow: bool) -> None:
         " FROM accesses AS source JOIN accesses AS target USING (run, program)"
         " WHERE source.access = 'read' AND target.access = 'write';"
     )
-    with client.read(
-        TOPIC, follow=follow, position=ServerPosition("lineage"), serializer=JSON, save_every=100
-    ) as messages:
-        for message in messages:
-            with database:
-                database.execute(
-                    "INSERT OR IGNORE INTO accesses VALUES (:run, :program, :access, :dataset)", message.value
-                )
+    kept = {reader["name"]: reader["position"] for reader in client.readers(TOPIC)}
+    for page in pages(client, kept.get("lineage", "oldest"), follow=follow):
+        with database:
+            rows = [message.value for message in page]
+            database.executemany("INSERT OR IGNORE INTO accesses VALUES (:run, :program, :access, :dataset)", rows)
+        client.set_reader(TOPIC, "lineage", page[-1].id)
 
 
 def show(directory: Path) -> None:
     """What the three know."""
     print("audit trail, the last lines:")
     for line in (directory / "audit.jsonl").read_text().splitlines()[-2:]:
-        print("  ", line)
+        print("   {time} {user} {program} {access} {dataset}".format(**json.loads(line)))
     print("usage registry:")
     for row in sqlite3.connect(directory / "usage.db").execute(
         "SELECT dataset, program, times FROM usage ORDER BY 1, 2"

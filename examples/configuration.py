@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "program", "set", "relay"], default="demo")
     parser.add_argument("words", nargs="*", help="program: its name; set: program, key and value")
     args = parser.parse_args()
-    deadline_s = 2 if args.what == "set" else 60
+    deadline_s = 3 if args.what == "set" else 60
     with (
         closing(open_database(args.database)) as database,
         Client(args.url, namespace=args.namespace, deadline_s=deadline_s) as client,

@@ -45,7 +45,7 @@ def index(database: sqlite3.Connection, client: Client, *, follow: bool) -> None
         with database:
             for message in page:
                 apply(database, message.value["entity"], message.value["change"])
-            position = str(page.last_id)
+            position = str(page[-1].id)
             database.execute("REPLACE INTO position VALUES (1, ?)", (position,))
         print(f"indexed {len(page)} changes", flush=True)
 

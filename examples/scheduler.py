@@ -1,6 +1,6 @@
-"""A scheduler that starts programs when data is there, when another program has ended, and when the outside says so.
+"""A scheduler starts programs when data is there, when another program has ended, when the outside says so (use case 3).
 
-Use case 3. Each trigger has one run, although scheduler, programs and daemon may be killed at any moment:
+Each trigger has one run, although scheduler, programs and daemon may be killed at any moment:
 
 * What an event triggers and how far events were read is one commit of the scheduler's database. A crash undoes both.
 * Each run that has not ended is started again after a crash. A run is a *producer* with two messages, ``started`` and
@@ -13,7 +13,6 @@ Use case 3. Each trigger has one run, although scheduler, programs and daemon ma
 """
 
 import argparse
-import os
 import sqlite3
 import subprocess
 import sys
@@ -98,15 +97,12 @@ def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
     ) as events:
         for event in events:
             with database:  # one commit
-                runs = [
-                    (each.program, f"{each.program}-{event.id}")
-                    for each in TRIGGERS
-                    if is_pulled(database, each, event)
-                ]
+                pulled = [trigger for trigger in TRIGGERS if is_pulled(database, trigger, event)]
+                runs = [(trigger.program, f"{trigger.program}-{event.id}") for trigger in pulled]
                 database.executemany("INSERT INTO runs (program, run) VALUES (?, ?)", runs)
                 events.save()
             for program, run in runs:
-                print(f"{event.topic} {event.value} starts {program}", flush=True)
+                print(f"{program} is started by {event.id} in {event.topic}", flush=True)
                 start(program, run)
     pool.shutdown()
 
@@ -134,7 +130,7 @@ def be_program(client: Client, program: str, run: str) -> None:
     """One run of a program; a second process of the same run ends the first one's right to speak for it."""
     with client.producer(PROGRAMS, run, serializer=JSON) as producer:
         for number, state in enumerate(["started", "completed"]):
-            message = {"program": program, "run": run, "state": state, "process": os.getpid()}
+            message = {"program": program, "run": run, "state": state}
             if not producer.publish(message, sequence_ids=[number]).duplicate:
                 print(f"  {program} {state}", flush=True)
             # Between the two is the work.

@@ -6,10 +6,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+from tests.daemon import harness
 from tests.daemon.harness import ROOT, Daemon, clean_environ, free_port
 
 EXAMPLES = ROOT / "examples"
@@ -21,12 +23,12 @@ def command(name: str, url: str, *words: str | Path) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), "--url", url, *map(str, words)]
 
 
-def run(name: str, url: str, *words: str | Path) -> str:
+def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
     """What an example says on standard output; it must end well and say nothing else."""
     done = subprocess.run(
         command(name, url, *words),
         cwd=ROOT.parent,
-        env=clean_environ(),
+        env={**clean_environ(), **environ},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -34,6 +36,11 @@ def run(name: str, url: str, *words: str | Path) -> str:
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
     return done.stdout
+
+
+def eventually(what: str, holds: Callable[[], Any]) -> Any:
+    """The harness's, with the patience for several processes that start."""
+    return harness.eventually(what, holds, PATIENCE_S)
 
 
 class Program:

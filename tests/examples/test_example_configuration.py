@@ -11,8 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.harness import eventually
-from tests.examples.programs import Program, lasting_daemon, mortal, run
+from tests.examples.programs import Program, eventually, lasting_daemon, mortal, run
 
 Values = Callable[..., list[Any]]
 
@@ -52,27 +51,28 @@ def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, va
         assert [each["revision"] for each in values(url, "configuration", "configuration")] == [1, 2, 3]
 
 
-def test_each_change_is_told_once_although_those_who_make_it_are_killed(tmp_path: Path, values: Values):
+def test_each_change_is_told_once_although_those_who_make_it_are_killed(
+    url: str, namespace: str, tmp_path: Path, values: Values
+):
     chance, database = random.Random(2), tmp_path / "configuration.db"
-    with lasting_daemon(tmp_path) as (daemon, url):
-        run("configuration", url, "--database", database, "relay")
-        for number in range(8):
-            change = Program(
-                tmp_path / "log", "configuration", url, "--database", database, "set", "join", "n", str(number)
-            )
-            with mortal(change):
-                time.sleep(chance.uniform(0.2, 0.45))
-            if number == 4:
-                daemon.kill()
-                daemon.start()
-        run("configuration", url, "--database", database, "relay")
-        told = values(url, "configuration", "configuration")
-    with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("SELECT value, revision FROM configuration").fetchall()
-        [made] = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()
-    assert made > 0
-    assert [each["revision"] for each in told] == list(range(1, made + 1))
-    assert rows == [(told[-1]["value"], made)]
+    words = ("--namespace", namespace, "--database", database)
+    run("configuration", url, *words, "relay")
+    for number in range(1, 9):
+        change = Program(tmp_path / "log", "configuration", url, *words, "set", "join", "n", str(number))
+        with mortal(change):  # killed when the change is made: before, while or after it is told
+            eventually("it is changed", lambda number=number: made(database) == number)
+            time.sleep(chance.uniform(0, 0.02))
+    run("configuration", url, *words, "relay")
+    told = values(url, namespace, "configuration")
+    assert [(each["revision"], each["value"]) for each in told] == [(number, str(number)) for number in range(1, 9)]
+    assert waiting(database) == []
+
+
+def made(database: Path) -> int:
+    """The number of the last change."""
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        [revision] = connection.execute("SELECT coalesce(max(revision), 0) FROM configuration").fetchone()
+    return int(revision)
 
 
 def waiting(database: Path) -> list[int]:

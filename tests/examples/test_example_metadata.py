@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plainsong import JSON, Client
-from tests.daemon.harness import eventually
-from tests.examples.programs import Program, kill_now_and_then, lasting_daemon, mortal, run
+from tests.examples.programs import Program, eventually, kill_now_and_then, lasting_daemon, mortal, run
 
 
 def test_edits_are_found_by_what_they_made_of_entities(url: str, namespace: str, tmp_path: Path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plainsong import JSON, Client
-from tests.daemon.harness import eventually
-from tests.examples.programs import Program, mortal, run
+from tests.examples.programs import Program, eventually, mortal, run
 
 EVENTS = {"events-metadata": 2, "events-programs": 4, "events-data": 2}
 

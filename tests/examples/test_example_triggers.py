@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plainsong import TEXT, Client, Outgoing
-from tests.daemon.harness import eventually
-from tests.examples.programs import Program, kill_now_and_then, lasting_daemon, mortal, run
+from tests.examples.programs import Program, eventually, kill_now_and_then, lasting_daemon, mortal, run
 
 Values = Callable[..., list[Any]]
 
