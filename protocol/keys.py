@@ -13,12 +13,14 @@ every topic. ``docs/format.md`` shows a worked example of each, which a test dec
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
 from protocol.errors import StorageFailed
 from protocol.names import TopicName
 
+_TOPIC = re.compile(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:")
 _GENERATION = struct.Struct(">i")
 _PAYLOAD = struct.Struct(">qqH")
 _POSITION = struct.Struct(">qH")
@@ -146,6 +148,12 @@ def stop_after(prefix: bytes) -> bytes:
     """The first key after all that start with ``prefix`` (which is not all ff)."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])
+
+
+def topic_prefix(key: bytes) -> bytes:
+    """``ns:topic:``, with which a message or payload key begins; nothing when it begins with no topic."""
+    found = _TOPIC.match(key)
+    return b"" if found is None else found.group()
 
 
 def topic_of(key: bytes) -> tuple[TopicName, bytes]:

@@ -10,7 +10,21 @@ from hypothesis import HealthCheck, settings
 from tests.spark_session import open_session, why_not
 
 #: Inner rings first: what they find explains what the outer ones would show. Others follow.
-RINGS = ("test_house.py", "protocol", "actors", "storage", "broker", "client", "cli", "sql", "daemon", "spark", "pipeline", "examples")
+RINGS = (
+    "test_house.py",
+    "protocol",
+    "actors",
+    "storage",
+    "broker",
+    "client",
+    "cli",
+    "sql",
+    "daemon",
+    "hbase",
+    "spark",
+    "pipeline",
+    "examples",
+)
 
 _HERE = Path(__file__).parent
 

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("contract", "rolling_contract")
+pytest.register_assert_rewrite("tests.storage.contract", "tests.storage.rolling_contract")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
-from contract import LAST, MESSAGE, METADATA, NAME, everything
 
 from protocol.effects import Delete, Put, RollBack, put_one
 from protocol.names import TopicName
 from protocol.rows import MessageRow, decode_row, encode_row
 from storage.base import Store, StoreError
+from tests.storage.contract import LAST, MESSAGE, METADATA, NAME, everything
 
 POINTER, OTHER_POINTER = 1_480_000_000_000_000_001, 1_480_000_000_000_000_002
 

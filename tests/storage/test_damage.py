@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from contract import LAST, everything
 from disks import snapshot, write_commits
 
 from protocol.effects import Table
@@ -15,6 +14,7 @@ from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.manifest import newest_log
 from storage.readonly import open_stopped
+from tests.storage.contract import LAST, everything
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, max_file_bytes=1 << 20)
 

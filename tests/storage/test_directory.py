@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from contract import everything
 from disks import fill, make_read_only, small_disk, snapshot, write_commits
 
 from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, StoreTooNew, StoreUnusable
 from storage.directory import LOCK_NAME, DataDirectory
 from storage.format import FILE_NAME, FORMAT, UNFINISHED_NAME
 from storage.leveldb import LevelDBStore
+from tests.storage.contract import everything
 
 ROOT = Path(__file__).parents[2]
 

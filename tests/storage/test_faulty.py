@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from contract import LAST, MESSAGE, METADATA, NAME, StoreContract, everything, numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from protocol.effects import Delete, Put, Table, put_one
 from storage.base import StoreError
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.contract import LAST, MESSAGE, METADATA, NAME, StoreContract, everything, numbered
 
 
 class TestFaultyStoreKeepsTheContract(StoreContract):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
 from disks import write_commits
 from spy import Spy
 
@@ -18,6 +17,7 @@ from protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
 from storage.leveldb.store import DISCARD_ROWS
+from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 import trio
-from contract import LAST, MESSAGE, NAME, everything, numbered
 from disks import fill, small_disk, write_commits
 from spy import Spy
 
 from protocol.names import TopicName
 from storage.base import StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from tests.storage.contract import LAST, MESSAGE, NAME, everything, numbered
 
 
 @pytest.fixture

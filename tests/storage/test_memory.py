@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from contract import LAST, MESSAGE, NAME, StoreContract, everything, numbered
 
 from protocol.effects import Delete, Put, Table, put_one
 from storage.memory import MemoryStore, MemoryTable
+from tests.storage.contract import LAST, MESSAGE, NAME, StoreContract, everything, numbered
 
 
 class TestMemoryStoreKeepsTheContract(StoreContract):

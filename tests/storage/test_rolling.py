@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from contract import MESSAGE, METADATA, NAME, everything
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_contract import OTHER_POINTER, POINTER, RollingContract, all_of, run_of, signs, under
 from spy import Spy
 
 from protocol.effects import Delete, Put, RollBack, put_one
@@ -23,6 +21,8 @@ from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.leveldb.rolling import STEP_BYTES, STEP_ROW_BYTES
 from storage.memory import MemoryStore
+from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+from tests.storage.rolling_contract import OTHER_POINTER, POINTER, RollingContract, all_of, run_of, signs, under
 
 ROOT = Path(__file__).parents[2]
 STEP_ROWS = STEP_BYTES // STEP_ROW_BYTES

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from contract import everything
 
 from storage.leveldb import LevelDBStore
+from tests.storage.contract import everything
 
 ROOT = Path(__file__).parents[2]
 COMMITS = 30

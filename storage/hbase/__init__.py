@@ -1,0 +1,1 @@
+"""Tables in HBase, shared by several instances, through its Thrift gateway."""

@@ -1,0 +1,196 @@
+"""Reading: from HBase's rows to rows as the store has them, without those that a fence hides, in lists as asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.effects import Table
+from protocol.keys import SYSTEM, stop_after, topic_prefix
+from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from storage.hbase.cells import value_in
+from storage.hbase.owners import HEAD
+from storage.hbase.packed import CELL, epoch_of, unpack
+from storage.hbase.scanning import Range, merged, scan, some
+from storage.hbase.tables import HASHES, hashed, is_within_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from storage.base import Row
+    from storage.hbase.owners import Head, Owners
+    from storage.hbase.pool import Pool
+    from storage.hbase.scanning import Found
+    from storage.hbase.tables import Tables
+
+#: Rows of HBase in the first page: each may have thousands of the store's.
+_FIRST_PAGE = 4
+#: From how many bytes on a page is taken apart in a thread.
+_THREAD_BYTES = 1 << 16
+_OWN = SYSTEM + HEAD
+
+
+class Reading:
+    """Scans of the three tables."""
+
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._owners = owners
+        self._timeout_s = timeout_s
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool,
+        first_chunk: int,
+        values: bool,
+    ) -> None:
+        """See ``Store.scan``; ``start`` is below ``stop``."""
+        lists = Lists(feed, first_chunk, values=values)
+        if table is Table.METADATA:
+            await self._scan_metadata(Range(self._tables[table], start, stop, reverse), lists, first_chunk)
+        elif is_within_topic(start, stop):
+            await self._scan_topic(table, start, stop, lists, reverse=reverse)
+        else:
+            await self._scan_all(table, start, stop, lists, reverse=reverse)
+        lists.end()
+
+    async def _scan_metadata(self, wanted: Range, lists: Lists, first_page: int) -> None:
+        def rows_of(found: Found) -> Iterator[Row]:
+            value = None if found.key.startswith(_OWN) else value_in(found.columns.get(CELL))
+            if value is not None:
+                yield found.key, value
+
+        async def take(page: list[Found]) -> bool:
+            return await _take(page, rows_of, lists)
+
+        await scan(self._pool, wanted, take, first_page=first_page, timeout_s=self._timeout_s)
+
+    async def _scan_topic(self, table: Table, start: bytes, stop: bytes, lists: Lists, *, reverse: bool) -> None:
+        """One range of HBase: from the row in which ``start`` is to the one in which ``stop`` is."""
+        prefix = topic_prefix(start)
+        head = await self._owners.head_of(prefix)
+        span = _Span(start, stop, head, reverse=reverse)
+        begin, bound, end = hashed(start), _hashed_stop(prefix, stop), stop_after(hashed(prefix))
+        name = self._tables[table]
+
+        async def take(page: list[Found]) -> bool:
+            return await _take(page, span.rows_of, lists) and not span.passed
+
+        if reverse:
+            above = await some(self._pool, Range(name, bound, end), 1, timeout_s=self._timeout_s)
+            if above and not await take(above):
+                return
+            span.passed = False
+            end = bound
+        await scan(
+            self._pool, Range(name, begin, end, reverse), take, first_page=_FIRST_PAGE, timeout_s=self._timeout_s
+        )
+
+    async def _scan_all(self, table: Table, start: bytes, stop: bytes, lists: Lists, *, reverse: bool) -> None:
+        """All topics, for looking at everything: rows one by one, in order over all regions."""
+        heads: dict[bytes, Head] = {}
+
+        async def take(page: list[Found]) -> bool:
+            for found in page:
+                prefix = topic_prefix(found.key[1:])
+                if prefix not in heads:
+                    heads[prefix] = await self._owners.head_of(prefix)
+                span = _Span(start, stop, heads[prefix], reverse=reverse)
+                if not lists.add(span.rows_of(found)):
+                    return False
+            return True
+
+        # A row has the key of its last one: what reaches over ``stop`` may begin before it.
+        ranges = [Range(self._tables[table], bytes([index]) + start, _above(index), reverse) for index in range(HASHES)]
+        await merged(self._pool, ranges, _plain_key, take, timeout_s=self._timeout_s)
+
+
+def _plain_key(key: bytes) -> bytes:
+    return key[1:]
+
+
+def _above(index: int) -> bytes:
+    return bytes([index + 1]) if index < HASHES - 1 else b""
+
+
+def _hashed_stop(prefix: bytes, stop: bytes) -> bytes:
+    """Where the range ends in its own region, also when ``stop`` is the first key behind the topic."""
+    return hashed(prefix)[:1] + stop
+
+
+class _Span:
+    """Which rows of one topic are wanted."""
+
+    def __init__(self, start: bytes, stop: bytes, head: Head, *, reverse: bool) -> None:
+        self._start, self._stop = start, stop
+        self._head = head
+        self._reverse = reverse
+        #: Whether rows at the end of the range, or behind it, have been seen.
+        self.passed = False
+
+    def rows_of(self, found: Found) -> Iterator[Row]:
+        """The wanted rows of one of HBase's."""
+        key = found.key[1:]
+        if CELL not in found.columns:
+            return  # cells that came after the row had been removed: cleaning finds them
+        if self._head.hides(epoch_of(found.columns[CELL]), key):
+            return
+        rows = unpack(key, found.columns)
+        if key >= self._stop:
+            self.passed = not self._reverse
+            rows = [row for row in rows if row[0] < self._stop]
+        if rows and rows[0][0] < self._start:
+            self.passed = self.passed or self._reverse
+            rows = [row for row in rows if row[0] >= self._start]
+        yield from reversed(rows) if self._reverse else rows
+
+
+async def _take(page: list[Found], rows_of: Callable[[Found], Iterator[Row]], lists: Lists) -> bool:
+    def run() -> bool:
+        return all(lists.add(rows_of(found)) for found in page)
+
+    if sum(len(value) for found in page for value in found.columns.values()) < _THREAD_BYTES:
+        return run()
+    return await trio.to_thread.run_sync(run)
+
+
+class Lists:
+    """Rows on their way to ``feed``, in lists that begin small and stay bounded, as ``storage.chunks`` cuts them."""
+
+    def __init__(self, feed: Callable[[list[Row]], bool], first_chunk: int, *, values: bool) -> None:
+        self._feed = feed
+        self._values = values
+        self._wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
+        self._rows: list[Row] = []
+        self._size = 0
+        self._done = False
+
+    def add(self, rows: Iterator[Row]) -> bool:
+        """Take rows; False when no more are wanted."""
+        for key, value in rows:
+            if self._done:
+                return False
+            if self._rows and self._size + len(value) > MAX_CHUNK_BYTES:
+                self._give()
+            self._rows.append((key, value if self._values else b""))
+            self._size += len(value)
+            if len(self._rows) >= self._wanted:
+                self._give()
+        return not self._done
+
+    def end(self) -> None:
+        """There are no more rows."""
+        if self._rows and not self._done:
+            self._give()
+
+    def _give(self) -> None:
+        rows, self._rows, self._size = self._rows, [], 0
+        self._wanted = min(self._wanted * 4, MAX_CHUNK_ROWS)
+        self._done = not self._feed(rows)

@@ -1,0 +1,98 @@
+"""Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table
+from protocol.keys import stop_after, topic_prefix
+from storage.hbase.gateway import thrift
+from storage.hbase.packed import CELL, removing_cells, rolling_cell, shared_of, unpack
+from storage.hbase.scanning import Range, scan
+from storage.hbase.tables import hashed
+from storage.rolled import rolled_back
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from protocol.effects import RollBack
+    from storage.hbase.pool import Pool
+    from storage.hbase.scanning import Found
+    from storage.hbase.tables import Tables
+
+_FIRST_PAGE = 16
+
+
+class Removing:
+    """Changes what is there of rows."""
+
+    def __init__(self, pool: Pool, tables: Tables, *, timeout_s: float) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._timeout_s = timeout_s
+
+    async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
+        """Remove rows; those that are not there are no error. Raises StoreError: some may be removed."""
+        if table is Table.METADATA:
+            for key in keys:
+                await self._pool.call("deleteAllRow", self._tables[table], key, {})
+            return
+        by_topic: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            by_topic.setdefault(topic_prefix(key), []).append(key)
+        for wanted in by_topic.values():
+            await self._remove_of_topic(table, wanted)
+
+    async def _remove_of_topic(self, table: Table, keys: list[bytes]) -> None:
+        gone = set(keys)
+        last = max(gone)
+
+        async def change(found: Found) -> bool:
+            key = found.key[1:]
+            rows = unpack(key, found.columns) if CELL in found.columns else []
+            if all(row[0] in gone for row in rows):
+                await self._pool.call("deleteAllRow", self._tables[table], found.key, {})
+            else:
+                shared = len(shared_of(key, found.columns[CELL]))
+                cells = removing_cells(shared, [row[0] for row in rows], gone)
+                await self._mutate(table, found.key, cells)
+            return key < last
+
+        await self._each(table, min(gone), topic_prefix(last), change)
+
+    async def roll_back(self, operation: RollBack) -> None:
+        """Turn the pointer's sign in its rows of the range. Raises StoreError: some may be turned."""
+        if operation.start >= operation.stop:
+            return
+
+        async def change(found: Found) -> bool:
+            key = found.key[1:]
+            rows = unpack(key, found.columns) if CELL in found.columns else []
+            inside = [row for row in rows if operation.start <= row[0] < operation.stop]
+            turned = [row[0] for row in rolled_back(inside, operation.pointer)]
+            if turned:
+                shared = len(shared_of(key, found.columns[CELL]))
+                cell = rolling_cell(shared, operation.pointer, turned[0], turned[-1])
+                await self._mutate(Table.MESSAGE, found.key, [cell])
+            return key < operation.stop
+
+        await self._each(Table.MESSAGE, operation.start, topic_prefix(operation.start), change)
+
+    async def _each(
+        self, table: Table, start: bytes, prefix: bytes, change: Callable[[Found], Awaitable[bool]]
+    ) -> None:
+        """Call ``change`` with each of HBase's rows from the one with ``start`` on, until it says False."""
+
+        async def take(page: list[Found]) -> bool:
+            for found in page:
+                if not await change(found):
+                    return False
+            return True
+
+        wanted = Range(self._tables[table], hashed(start), stop_after(hashed(prefix)))
+        await scan(self._pool, wanted, take, first_page=_FIRST_PAGE, timeout_s=self._timeout_s)
+
+    async def _mutate(self, table: Table, row: bytes, cells: list[tuple[bytes, bytes]]) -> None:
+        mutations = [thrift.Mutation(column=column, value=value or b"\x00") for column, value in cells]
+        if mutations:
+            await self._pool.call("mutateRow", self._tables[table], row, mutations, {})

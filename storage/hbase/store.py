@@ -1,0 +1,197 @@
+"""The HBase store: commits as rows put if absent, checked against the owner's epoch before they count.
+
+    messages, payloads   packed, one row of HBase for as many rows of a commit as a cell holds; put if absent
+    metadata             one cell a row; compare-and-set
+    then                 the owner's epoch is looked up again: only if it still holds, the commit is acknowledged
+
+A row of HBase is the unit: a commit that needs several may be there in part after a crash, in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from protocol.effects import Delete, Put, Table
+from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits
+from storage.hbase.cells import Cells, value_in
+from storage.hbase.owners import Owners
+from storage.hbase.pool import Pool
+from storage.hbase.putting import Putting
+from storage.hbase.reading import Reading
+from storage.hbase.removing import Removing
+from storage.hbase.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from protocol.effects import Expect, Operation
+    from protocol.names import TopicName
+    from storage.base import Row
+    from storage.hbase.settings import HBaseOptions
+
+#: What a cell's own head may take of its bound.
+_CELL_MARGIN = 1 << 10
+
+
+class HBaseStore:
+    """``storage.base.Store`` on three tables of HBase, which other instances may share."""
+
+    def __init__(self, pool: Pool, tables: Tables, options: HBaseOptions) -> None:
+        """Use ``open``."""
+        self.traits = StoreTraits(
+            kind="hbase",
+            durability="acknowledged messages are in HBase's log: they survive what its file system survives",
+            max_row_bytes=options.max_cell_bytes - _CELL_MARGIN,
+        )
+        self._pool = pool
+        self._cells = Cells(pool, tables[Table.METADATA])
+        self._owners = Owners(pool, tables, self._cells, timeout_s=options.timeout_s)
+        self._reading = Reading(pool, tables, self._owners, timeout_s=options.timeout_s)
+        self._putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
+        self._removing = Removing(pool, tables, timeout_s=options.timeout_s)
+        #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
+        self._epochs: dict[TopicName, int] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(cls, addresses: Sequence[tuple[str, int]], options: HBaseOptions) -> Self:
+        """Connect to the Thrift gateways at ``addresses`` (host, port), and see that the tables are there.
+
+        Raises:
+          StoreUnusable: a table is missing, and may not or cannot be made.
+          StoreError: no gateway answers.
+        """
+        pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
+        tables = Tables(options.table_prefix)
+        try:
+            await tables.prepare(pool, create=options.create_tables)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+            raise
+        return cls(pool, tables, options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def claim(self, name: TopicName) -> Claim:
+        """See ``Store.claim``: a new epoch, and fences before the owners of earlier ones."""
+        self._refuse_if_closed()
+        claim = await self._owners.claim(name)
+        self._epochs[name] = claim.epoch
+        return claim
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        """See ``Store.write``."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._refuse_if_closed()
+        if self._epochs.get(claim.name) != claim.epoch:
+            raise NothingWritten(f"a write to topic {claim.name} failed before", hint="claim it again")
+        with trio.CancelScope(shield=True):
+            try:
+                await self._write(commit, claim, expect)
+            except StoreConflict:
+                raise
+            except BaseException:
+                # What is under way may still land: only a later epoch puts a fence before it.
+                self._epochs.pop(claim.name, None)
+                raise
+
+    async def _write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
+        for wanted in expect:
+            if await self.get(wanted.table, wanted.key) != wanted.value:
+                raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
+        await self._do(commit, claim, {wanted.key: wanted for wanted in expect})
+        await self._owners.check(claim)
+
+    async def _do(self, commit: Sequence[Operation], claim: Claim, expected: dict[bytes, Expect]) -> None:
+        """The operations in their order; what goes into one row of HBase, in one."""
+        checked = True
+        for operation in commit:
+            if isinstance(operation, Put) and operation.table is not Table.METADATA:
+                await self._putting.put(operation, claim)
+                checked = False
+                continue
+            if not checked:
+                # What is said about rows must not come later than the next owner: those of a deposed one are hidden.
+                await self._owners.check(claim)
+                checked = True
+            if isinstance(operation, Put):
+                for suffix, value in zip(operation.suffixes, operation.values, strict=True):
+                    await self._put_metadata(operation.prefix + suffix, value, claim, expected)
+            elif isinstance(operation, Delete):
+                if operation.table is Table.METADATA:
+                    for key in operation.keys:
+                        await self._put_metadata(key, None, claim, expected)
+                else:
+                    await self._removing.remove(operation.table, operation.keys)
+            else:
+                await self._removing.roll_back(operation)
+
+    async def _put_metadata(self, key: bytes, value: bytes | None, claim: Claim, expected: dict[bytes, Expect]) -> None:
+        wanted = expected.pop(key, None)
+        if wanted is None:
+            await self._cells.put(key, value, claim.epoch)
+        else:
+            await self._cells.put_expected(key, wanted.value, value, claim.epoch)
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See ``Store.discard``."""
+        self._refuse_if_closed()
+        await self._removing.remove(table, keys)
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Store.get``."""
+        self._refuse_if_closed()
+        if table is Table.METADATA:
+            return value_in(await self._cells.get(key))
+        rows: list[Row] = []
+
+        def feed(chunk: list[Row]) -> bool:
+            rows.extend(chunk)
+            return False
+
+        await self.scan(table, key, key + b"\x00", feed, first_chunk=1)
+        return rows[0][1] if rows else None
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Store.scan``."""
+        self._refuse_if_closed()
+        if start >= stop:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._reading.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
+
+    async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
+        """See ``Store.reclaim``: HBase compacts by itself, when it has reason to."""
+        del table, start, stop
+        self._refuse_if_closed()
+        await trio.lowlevel.checkpoint()
+
+    def statistics(self) -> StoreStatistics:
+        """See ``Store.statistics``: what HBase occupies, it tells its own operators."""
+        return StoreStatistics(bytes=None, free_bytes=None)
+
+    async def aclose(self) -> None:
+        """See ``Store.aclose``."""
+        self._closed = True
+        await self._pool.aclose()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")

@@ -1,0 +1,83 @@
+"""The three tables in HBase: what they are called, how they are made, and which region a key goes to.
+
+    metadata           key
+    messages, payloads hash:u8 key        hash: of namespace and topic, so that topics spread over region servers
+
+One topic's rows stay one range. A range over many topics is 256 of them, merged.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table
+from protocol.keys import topic_prefix
+from storage.base import StoreUnusable
+from storage.hbase.gateway import REFUSALS, TrioConnection, refusal_text, thrift
+
+if TYPE_CHECKING:
+    from storage.hbase.pool import Pool
+
+NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
+#: One version, since rows are written once; a filter and a cache for those that are asked for by key.
+FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_enabled": True}
+HASHES = 256
+
+
+def hashed(key: bytes) -> bytes:
+    """The key as the message and payload tables have it."""
+    return blake2b(topic_prefix(key), digest_size=1).digest() + key
+
+
+def row_key(table: Table, key: bytes) -> bytes:
+    """The key as ``table`` has it."""
+    return key if table is Table.METADATA else hashed(key)
+
+
+def is_within_topic(start: bytes, stop: bytes) -> bool:
+    """Whether all keys of ``[start, stop)`` are of one topic."""
+    prefix = topic_prefix(start)
+    return prefix != b"" and stop <= prefix[:-1] + b";"
+
+
+class Tables:
+    """The names of a store's tables."""
+
+    def __init__(self, prefix: str) -> None:
+        self._names = {table: (prefix + name).encode("ascii") for table, name in NAMES.items()}
+
+    def __getitem__(self, table: Table) -> bytes:
+        return self._names[table]
+
+    async def prepare(self, pool: Pool, *, create: bool) -> None:
+        """See that the tables are there, and make those that are not.
+
+        Raises:
+          StoreUnusable: one is missing and may not be made.
+          StoreError: no gateway answers.
+        """
+        there = set(await pool.call("getTableNames"))
+        for name in self._names.values():
+            if name in there:
+                continue
+            if not create:
+                raise StoreUnusable(
+                    f"HBase has no table {name.decode()}", hint="make it: hbase shell etc/hbase/tables.rb"
+                )
+            await self._create(pool, name)
+
+    async def _create(self, pool: Pool, name: bytes) -> None:
+        try:
+            async with pool.connection() as gateway:
+                try:
+                    await TrioConnection.on(gateway).create_table(name, {"d": FAMILY_OPTIONS})
+                except thrift.AlreadyExists:
+                    return  # by another instance, just now
+                except REFUSALS as error:
+                    raise StoreUnusable(
+                        f"HBase does not make table {name.decode()}: {refusal_text(error)}",
+                        hint="make it by hand: hbase shell etc/hbase/tables.rb",
+                    ) from error
+        except OSError as error:
+            raise StoreUnusable(f"HBase does not make table {name.decode()}: {error}", hint="start again") from error

@@ -1,0 +1,41 @@
+"""One HBase for all tests of this ring, and stores on empty tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.effects import Table
+from storage.hbase.scanning import Range, some
+from storage.hbase.settings import HBaseOptions
+from storage.hbase.store import HBaseStore
+from storage.hbase.tables import Tables
+from tests.hbase_server import HBase, why_not
+from tests.storage.contract import LAST
+
+OPTIONS = HBaseOptions(table_prefix="contract_", timeout_s=20.0)
+
+
+@pytest.fixture(scope="session")
+def hbase(tmp_path_factory):
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    with HBase(tmp_path_factory.mktemp("hbase")) as server:
+        yield server
+
+
+@pytest.fixture
+async def store(hbase):
+    async with await HBaseStore.open([hbase.address], OPTIONS) as opened:
+        await empty(opened)
+        yield opened
+
+
+async def empty(store: HBaseStore) -> None:
+    """Remove every row."""
+    tables = Tables(OPTIONS.table_prefix)
+    for table in Table:
+        wanted = Range(tables[table], b"", b"\xff" + LAST)
+        while found := await some(store._pool, wanted, 1000, timeout_s=20):
+            for row in found:
+                await store._pool.call("deleteAllRow", tables[table], row.key, {})

@@ -1,0 +1,120 @@
+"""A small real HBase as processes: started on free ports, spoken to, killed, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import trio
+
+from storage.base import StoreError
+from storage.hbase.pool import Pool
+from storage.hbase.tables import Tables
+
+ROOT = Path(__file__).parents[1]
+SMALL = ROOT / "etc/hbase/small"
+#: A busy machine took half a minute.
+PATIENCE_S = 120.0
+#: What warms up sooner is not what a deployment runs, but all that a test needs.
+QUICK_JVM = "-XX:TieredStopAtLevel=1"
+
+
+def why_not() -> str | None:
+    """Why there can be no HBase on this machine; None: there can."""
+    for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
+        if shutil.which(program) is None:
+            return f"NOT TESTED: HBase, since there is no {program} (Debian: apt-get install {package})"
+    return None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class HBase:
+    """Master, region server, ZooKeeper and Thrift gateway on local files; ``with`` it, and they are gone at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.zookeeper, master, region, self.thrift = free_ports(4)
+        subprocess.run([SMALL, "fetch"], check=True, stdout=subprocess.DEVNULL)
+        ports = map(str, (self.zookeeper, master, region, self.thrift))
+        subprocess.run([SMALL, "configure", directory, *ports], check=True)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the gateway."""
+        return "127.0.0.1", self.thrift
+
+    def __enter__(self) -> HBase:
+        try:
+            self.start("hbase")
+            self.start("thrift")
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self, name: str) -> None:
+        """Start ``hbase`` or ``thrift``."""
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [SMALL, name, self.directory],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"HBASE_JVM": QUICK_JVM},
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait for it."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def wait_ready(self) -> None:
+        """Until a table can be made. Raises TimeoutError with what the processes said last."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        log = self.directory / "hbase.log"
+        while b"Master has completed initialization" not in log.read_bytes():
+            self._look(deadline_s)
+            time.sleep(0.1)
+        trio.run(self._make_a_table, deadline_s)
+
+    async def _make_a_table(self, deadline_s: float) -> None:
+        while True:
+            pool = Pool([self.address], size=1, timeout_s=PATIENCE_S)
+            try:
+                await Tables("ready_").prepare(pool, create=True)
+            except StoreError:
+                self._look(deadline_s)
+                await trio.sleep(0.5)
+            else:
+                return
+            finally:
+                await pool.aclose()
+
+    def _look(self, deadline_s: float) -> None:
+        ended = [name for name, process in self.processes.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline_s:
+            said = "\n".join((self.directory / f"{name}.log").read_text()[-2000:] for name in ("hbase", "thrift"))
+            raise TimeoutError(f"HBase is not ready{f', {ended} ended' if ended else ''}:\n{said}")
+
+    def end(self) -> None:
+        """Kill them all."""
+        for name in list(self.processes):
+            self.kill(name)
