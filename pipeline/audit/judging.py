@@ -7,7 +7,7 @@ whatever the payload holds; and nothing depends on when it runs, so that a batch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812  as everyone calls it
 
@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-#: Every field that the shape names; of each its variant, and the variant's type in SQL, get a column.
-FIELDS: Final = ("version", "type", "time", *COMMON_NAMES, *ACCESS_NAMES, "access", "entity", *CHANGES)
+#: When a message is bad, and what is told of it then: a reason and a detail.
+Objection: TypeAlias = "tuple[Column, Column]"
+
+#: The fields that the shape names.
+TEXTS: Final = ("type", *COMMON_NAMES, *ACCESS_NAMES, "access", "entity")
+NUMBERS: Final = ("version", "time")
+FIELDS: Final = (*NUMBERS, *TEXTS, *CHANGES)
 
 _EMPTY_PROPERTIES: Final = "map_from_arrays(cast(array() as array<string>), cast(array() as array<string>))"
 _EMPTY_TAGS: Final = "cast(array() as array<string>)"
@@ -49,12 +54,10 @@ def judged(messages: DataFrame) -> DataFrame:
     type, time, namespace, user, program, run, access, entity, previous, added, removed.
     """
     fields = _fields(_values(messages))
-    verdict = F.coalesce(
-        *(
-            F.when(wrong, F.named_struct(F.lit("reason"), reason, F.lit("detail"), detail))
-            for wrong, reason, detail in _objections()
-        )
-    )
+    (wrong, first), *others = _objections()
+    verdict = F.when(wrong, first)
+    for wrong, found in others:
+        verdict = verdict.when(wrong, found)
     weighed = fields.select("*", verdict.alias("verdict"))
     return weighed.select(
         "topic",
@@ -93,24 +96,29 @@ def _values(messages: DataFrame) -> DataFrame:
 
 
 def _fields(values: DataFrame) -> DataFrame:
+    """Of every field its variant, the variant's type, and its text or number: once, since all of them cost time."""
     found = values.select(
         "*",
         F.schema_of_variant("value").alias("kind"),
         *(F.try_variant_get("value", f"$.{name}", "variant").alias(f"its_{name}") for name in FIELDS),
     )
-    return found.select("*", *(F.schema_of_variant(f"its_{name}").alias(f"{name}_kind") for name in FIELDS))
+    return found.select(
+        "*",
+        *(F.schema_of_variant(f"its_{name}").alias(f"{name}_kind") for name in FIELDS),
+        *(F.try_variant_get(f"its_{name}", "$", "string").alias(f"{name}_text") for name in TEXTS),
+        *(F.try_variant_get(f"its_{name}", "$", "bigint").alias(f"{name}_number") for name in NUMBERS),
+    )
 
 
-def _objections() -> Iterator[tuple[Column, Column, Column]]:
-    """What may be wrong, in the order in which it is looked for: when, the reason, the detail."""
-    nothing = F.lit(None).cast("string")
-    yield F.col("text").isNull(), _reason("not_utf8"), nothing
-    yield F.col("value").isNull(), _reason("not_json"), nothing
-    yield ~F.col("kind").startswith("OBJECT<"), _reason("not_an_object"), _detail(F.col("kind"))
+def _objections() -> Iterator[Objection]:
+    """What may be wrong, in the order in which it is looked for."""
+    yield F.col("text").isNull(), _for("not_utf8")
+    yield F.col("value").isNull(), _for("not_json")
+    yield ~F.col("kind").startswith("OBJECT<"), _for("not_an_object", F.col("kind"))
     yield from _unfit("version", "BIGINT")
-    yield _number("version") != VERSION, _reason("unknown_version"), _detail(_text("version"))
+    yield _number("version") != VERSION, _for("unknown_version", F.try_variant_get("its_version", "$", "string"))
     yield from _unfit("type", "STRING")
-    yield ~_text("type").isin(*TYPES), _reason("unknown_type"), _detail(_text("type"))
+    yield ~_text("type").isin(*TYPES), _for("unknown_type", _text("type"))
     yield from _unfit("time", "BIGINT")
     for name in COMMON_NAMES:
         yield from _unfit(name, "STRING", NAME_PATTERN)
@@ -121,37 +129,34 @@ def _objections() -> Iterator[tuple[Column, Column, Column]]:
     for part in CHANGES:
         yield from _unfit_change(part)
     unchanged = _absent("added") & _absent("removed")
-    yield _is(METADATA) & unchanged, _reason("missing_field"), _detail(F.lit("added or removed"))
+    yield _is(METADATA) & unchanged, _for("missing_field", F.lit("added or removed"))
     latest = F.unix_millis("published") + MAX_AHEAD_MS
     absurd = (_number("time") < EARLIEST_MS) | (_number("time") > latest)
-    yield absurd, _reason("absurd_time"), _detail(_text("time"))
+    yield absurd, _for("absurd_time", _number("time"))
 
 
-def _unfit(
-    name: str, kind: str, pattern: str | None = None, *, of: str | None = None
-) -> Iterator[tuple[Column, Column, Column]]:
+def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None = None) -> Iterator[Objection]:
     """A field that every message, or every one `of` a type, must have: missing, of another type, of another form."""
     asked = F.lit(True) if of is None else _is(of)
-    detail = _detail(F.lit(name))
-    yield asked & _absent(name), _reason("missing_field"), detail
-    yield asked & (F.col(f"{name}_kind") != kind), _reason("wrong_type"), detail
+    yield asked & _absent(name), _for("missing_field", F.lit(name))
+    yield asked & (F.col(f"{name}_kind") != kind), _for("wrong_type", F.lit(name))
     if pattern is not None:
-        yield asked & ~_text(name).rlike(rf"\A(?:{pattern})\z"), _reason("bad_value"), detail
+        yield asked & ~_text(name).rlike(rf"\A(?:{pattern})\z"), _for("bad_value", F.lit(name))
 
 
-def _unfit_change(part: str) -> Iterator[tuple[Column, Column, Column]]:
+def _unfit_change(part: str) -> Iterator[Objection]:
     """A part of a metadata change that is there, and is no object of properties (strings by name) and tags (strings)."""
     there = _is(METADATA) & ~_absent(part)
     its = f"its_{part}"
     strings = "schema_of_variant(each) = 'STRING'"
     properties = f"forall(map_values(try_variant_get({its}, '$.properties', 'map<string,variant>')), each -> {strings})"
     tags = f"forall(try_variant_get({its}, '$.tags', 'array<variant>'), each -> {strings})"
-    yield there & ~F.col(f"{part}_kind").startswith("OBJECT<"), _reason("wrong_type"), _detail(F.lit(part))
+    yield there & ~F.col(f"{part}_kind").startswith("OBJECT<"), _for("wrong_type", F.lit(part))
     for name, fits in (("properties", properties), ("tags", tags)):
         kind = F.schema_of_variant(F.try_variant_get(its, f"$.{name}", "variant"))
         given = F.coalesce(kind, F.lit("VOID")) != "VOID"
         wrong = there & given & ~F.coalesce(F.expr(fits), F.lit(False))
-        yield wrong, _reason("wrong_type"), _detail(F.lit(f"{part}.{name}"))
+        yield wrong, _for("wrong_type", F.lit(f"{part}.{name}"))
 
 
 def _change(part: str) -> Column:
@@ -172,16 +177,13 @@ def _absent(name: str) -> Column:
 
 
 def _text(name: str) -> Column:
-    return F.try_variant_get(f"its_{name}", "$", "string")
+    return F.col(f"{name}_text")
 
 
 def _number(name: str) -> Column:
-    return F.try_variant_get(f"its_{name}", "$", "bigint")
+    return F.col(f"{name}_number")
 
 
-def _reason(reason: str) -> Column:
-    return F.lit(reason)
-
-
-def _detail(detail: Column) -> Column:
-    return detail.cast("string")
+def _for(reason: str, detail: Column | None = None) -> Column:
+    text = F.lit(None) if detail is None else detail
+    return F.named_struct(F.lit("reason"), F.lit(reason), F.lit("detail"), text.cast("string"))
