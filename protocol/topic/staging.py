@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from protocol.effects import Table, put_one
-from protocol.errors import InvalidParameter, NoMessages, Overloaded, TransactionRequired
+from protocol.errors import AlreadyPublished, InvalidParameter, NoMessages, Overloaded, TransactionRequired
 from protocol.ids import NO_PAYLOAD_PART
 from protocol.keys import pointer_key
 from protocol.references import staged_pointer
@@ -53,7 +53,8 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
       TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
-      ProducerFenced, ProducerExpired, DamagedRow: nothing happened.
+      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (what the segment had before is not staged any
+      more): nothing happened.
     """
     request = ask.request
     metadata = _admitted(state, request)
@@ -123,7 +124,21 @@ def _judge(state: TopicState, step: Step, known: Pending | None, request: Publis
     if state.producers.enabled and request.sequence_ids is None:
         session_of(state, step, request)
         return None
-    return judge_store(state, step, known, request)
+    judged = judge_store(state, step, known, request)
+    if judged is not None:
+        _check_begun(state, known, request, judged.ids[0])
+    return judged
+
+
+def _check_begun(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
+    """Raise AlreadyPublished when a segment goes on of which nothing is staged: its rows so far would be missed."""
+    who = (request.producer or "", request.segment or "")
+    if first_id and (known is None or who not in known.stored_by):
+        raise AlreadyPublished(
+            f"segment {request.segment!r} goes on with sequence id {first_id} in topic {state.name}, and nothing "
+            f"of it is staged: producer {request.producer!r} has published since, or it was cleaned",
+            hint="begin a new segment with id 0",
+        )
 
 
 def _opened(state: TopicState, step: Step, producer: str) -> Pending:
