@@ -73,7 +73,7 @@ def test_every_access_counts_once_although_consumers_and_daemon_are_killed(tmp_p
         ]
         publisher = Program(tmp_path / "log", "access_events", url, "--runs", "3000", "publish")
         with mortal(*consumers, publisher):
-            kill_now_and_then(random.Random(11), 5, *consumers, daemon)
+            kill_now_and_then(random.Random(11), 4, *consumers, daemon)
             assert publisher.wait() == 0
             published = client.stats("dataset-access")["messages"]
             eventually("usage is complete", lambda: number(tmp_path, "usage.db", "sum(times) FROM usage") == published)
