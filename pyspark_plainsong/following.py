@@ -60,6 +60,9 @@ class Following:
                 generation = self._subscription.generation(topic)
                 if generation is not None:
                     found[topic] = Position(generation, FIRST)  # it joined later, so all of it is new
+        for topic in known:
+            if topic not in topics and self._subscription.has(topic):
+                self._losses.deleted(topic)
         followed = {topic: found[topic] for topic in topics if topic in found}
         if targets is None:
             wanted = {topic: Wanted(self._look_from(topic, found), None) for topic in self._news(followed, wait_ms)}

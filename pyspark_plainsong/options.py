@@ -65,7 +65,7 @@ class Connection:
         return cls(
             tuple(_url(each.strip()) for each in url.split(",")),
             namespace,
-            options.count("numRetries", 5, least=0, most=1000),
+            options.count("numRetries", 7, least=0, most=1000),
             options.count("retryIntervalMs", 200, least=0, most=600_000),
             options.text("auth.tokenFile"),
         )

@@ -35,6 +35,8 @@ COLUMNS: dict[str, DataType] = {
 }
 #: Only with includeTransaction, or when it is asked for by name.
 TRANSACTION_COLUMN = "transaction_write_pointer"
+#: Of which a message may have none.
+_MAY_BE_NULL = frozenset({"write_timestamp", "payload_seq_id", "routing_key", "headers", TRANSACTION_COLUMN})
 _ALL: dict[str, DataType] = {**COLUMNS, TRANSACTION_COLUMN: LongType()}
 
 
@@ -52,7 +54,7 @@ def check_schema(asked: StructType) -> StructType:
     """``asked`` if it is some of the columns, in any order.
 
     Raises:
-      BadSchema: a column is unknown, is there twice, or has another type.
+      BadSchema: a column is unknown, is there twice, has another type, or is said to be never null and may be.
     """
     seen: set[str] = set()
     for field in asked.fields:
@@ -69,6 +71,8 @@ def check_schema(asked: StructType) -> StructType:
                 f"the column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}: "
                 "read it as it is, then cast it"
             )
+        if not field.nullable and field.name in _MAY_BE_NULL:
+            raise BadSchema(f"the column {field.name} may be null: leave NOT NULL out")
     return asked
 
 

@@ -44,8 +44,13 @@ class Subscription:
         """Their names, sorted: those of the list, or those that match the pattern now."""
         if self._options.topics is not None:
             return sorted(self._options.topics)
-        pattern = re.compile(self._options.pattern)
-        return [topic for topic in self._calls.topics() if pattern.fullmatch(topic)]
+        return [topic for topic in self._calls.topics() if self.has(topic)]
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic would be read if it were there."""
+        if self._options.topics is not None:
+            return topic in self._options.topics
+        return re.fullmatch(self._options.pattern, topic) is not None
 
     def generation(self, topic: str) -> int | None:
         """A topic's; None: one that matched the pattern went away."""

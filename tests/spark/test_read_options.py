@@ -134,3 +134,5 @@ def test_any_columns_in_any_order_and_nothing_else():
             check_schema(StructType([StructField(name, kind) for name, kind in columns.items()]))
     with pytest.raises(BadSchema, match="there twice"):
         check_schema(StructType([everything["payload"], everything["payload"]]))
+    with pytest.raises(BadSchema, match="may be null"):
+        check_schema(StructType([StructField("routing_key", StringType(), nullable=False)]))

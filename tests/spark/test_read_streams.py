@@ -310,3 +310,19 @@ def test_a_checkpoint_of_another_namespace_or_version_is_refused(follow):
         reader.latestOffset({"v": 1, "topics": {"other:t": {"gen": 1, "next": "00" * 20}}}, ALL)
     with pytest.raises(ValueError, match="version 2"):
         reader.latestOffset({"v": 2, "topics": {}}, ALL)
+
+
+def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tables, follow):
+    for topic in ("gone-a", "gone-b"):
+        tables.publish(tables.create(topic), topic)
+    given = {"subscribePattern": "gone-."}
+    reader = follow(None, **given)
+    start = reader.initialOffset()
+    tables.delete("gone-a")
+    for prepare in (False, True):
+        if prepare:
+            reader.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLoss, match="topic demo:gone-a was deleted"):
+            reader.latestOffset(start, ALL)
+    assert batches(follow(None, failOnDataLoss="false", **given), start)[0] == [[b"gone-b"]]
+    assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
