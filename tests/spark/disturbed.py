@@ -65,6 +65,7 @@ class Disturbance:
         if what == "kill":
             # Workers are forked by a process of Python that the JVM started.
             jvm = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+            (Path(self.folder) / "killed").touch()
             os.kill(jvm, signal.SIGKILL)
             time.sleep(_PATIENCE_S)  # it comes soon enough
         if what == "wait":

@@ -1,0 +1,89 @@
+"""Drivers and executors that are killed while they write: exactly the input's rows in the end."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from cluster import Cluster
+from disturbed import Disturbance
+from topics import Topics, numbers, wanted
+from writing_program import Program, Save
+
+from tests.daemon.harness import Daemon
+
+ROWS = 2_000
+FILES = 3
+
+#: A copy is started of a task that takes longer than the others did.
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with Daemon(tmp_path / "data") as daemon:
+        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
+        yield daemon
+
+
+@pytest.fixture
+def topics(daemon):
+    return Topics("http://{}:{}".format(*daemon.address))
+
+
+def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(spark, daemon, topics, tmp_path) -> None:
+    for name in ("stream", "save"):
+        topics.create(name)
+        (tmp_path / name).mkdir()
+    (tmp_path / "stream" / "in").mkdir()
+    for number in range(FILES):
+        file = tmp_path / "stream" / "in" / f"{number}.txt"
+        file.write_text("".join(f"{row}\n" for row in range(number * ROWS, (number + 1) * ROWS)))
+        os.utime(file, (number, number))  # Spark reads them by age
+    to_stream = topics.options("stream")
+    to_save = topics.options("save", producerName="job", sequenceId=0)
+
+    def die(when: str) -> None:
+        stream = Save(to_stream, Disturbance(str(tmp_path / "stream"), batch=1, **{when: "wait"}))
+        save = Save(to_save, Disturbance(str(tmp_path / "save"), **{when: "wait"}), ROWS)
+        Program([stream, save]).run_and_kill()
+
+    die("before_commit")
+    assert topics.counted("stream") == wanted(ROWS)
+    assert topics.counted("save") == Counter()
+    die("after_commit")
+    assert topics.counted("stream") == wanted(2 * ROWS)
+    assert topics.counted("save") == wanted(ROWS)
+    assert not (tmp_path / "stream" / "checkpoint" / "commits" / "1").exists()
+    daemon.kill()
+    daemon.start()
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(tmp_path / "stream" / "in"))
+    stream = lines.selectExpr("value as payload").writeStream.format("plainsong").options(**to_stream)
+    stream = stream.option("checkpointLocation", str(tmp_path / "stream" / "checkpoint"))
+    stream.trigger(availableNow=True).start().awaitTermination()
+    numbers(spark, ROWS).write.format("plainsong").options(**to_save).mode("append").save()
+    assert topics.counted("stream") == wanted(FILES * ROWS)
+    assert topics.counted("save") == wanted(ROWS)
+
+
+def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(topics, tmp_path) -> None:
+    for name in ("copies", "killed"):
+        topics.create(name)
+    copies = Save(topics.options("copies", storeBatchSize=100), Disturbance(str(tmp_path), task="wait"), ROWS)
+    killed = Save(topics.options("killed", storeBatchSize=100), Disturbance(str(tmp_path), task="kill"), ROWS)
+    with Cluster(tmp_path) as cluster:
+        assert Program([copies, killed], cluster.url, SPECULATION).run() == 0
+    assert (tmp_path / "reached").exists()
+    assert (tmp_path / "killed").exists()
+    assert topics.counted("copies") == wanted(ROWS)
+    assert topics.counted("killed") == wanted(ROWS)

@@ -1,0 +1,205 @@
+"""Writing a DataFrame while tasks fail, answers get lost and the daemon is killed: exactly its rows, or none."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import pytest
+from disturbed import Disturbance, DisturbedSource
+from py4j.protocol import Py4JError
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from topics import Topics, calls_of, numbers, wanted
+
+from pyspark_plainsong.store_body import StoredUnder, store_body
+from pyspark_plainsong.wire_errors import BrokerError
+from tests.client.proxy import Proxy
+from tests.daemon.harness import Daemon, eventually
+
+#: What a failed save raises; where the abort fails as well, it is Java's own with all that was said.
+FAILED = (PySparkException, Py4JError)
+ROWS = 4_000
+#: Rows of an Arrow batch, of which a partition has four.
+BATCH = 500
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def topics(daemon):
+    return Topics("http://{}:{}".format(*daemon.address))
+
+
+@pytest.fixture
+def disturb(spark, tmp_path):
+    """Save with a disturbance; its folder is ``tmp_path``."""
+    import disturbed
+
+    cloudpickle.register_pickle_by_value(disturbed)
+    spark.dataSource.register(DisturbedSource)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", BATCH)
+
+    def save(options: dict[str, str], rows: int = ROWS, **what) -> None:
+        disturb = Disturbance(str(tmp_path), **what).option()
+        frame = numbers(spark, rows)
+        frame.write.format("disturbed").options(**options, disturb=disturb).mode("append").save()
+
+    yield save
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@contextmanager
+def meanwhile(tmp_path, happens):
+    """Do something when a task or commit says that it is there, and let it go on."""
+
+    def wait() -> None:
+        eventually("it is reached", (tmp_path / "reached").exists, 60)
+        happens()
+        (tmp_path / "go").touch()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join(60)
+
+
+def save_plainly(spark, options: dict[str, str], rows: int = ROWS) -> None:
+    numbers(spark, rows).write.format("plainsong").options(**options).mode("append").save()
+
+
+@pytest.mark.parametrize("task", ["raise", "exit"])
+def test_an_attempt_that_fails_half_way_leaves_nothing(disturb, topics, task) -> None:
+    topic = topics.create(f"task-{task}")
+    disturb(topics.options(topic, storeBatchSize=100), task=task)
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_when_all_attempts_fail_nothing_is_visible_and_the_save_can_be_done_again(spark, disturb, topics) -> None:
+    topic = topics.create("all-fail")
+    options = topics.options(topic, producerName="job", sequenceId=0)
+    with pytest.raises(FAILED, match="disturbed"):
+        disturb(options, task="raise", attempts=99)
+    assert topics.counted(topic) == Counter()
+    save_plainly(spark, options)
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_lost_answers_of_stores_are_asked_for_again(spark, daemon, topics) -> None:
+    topic = topics.create("lost-stores")
+    with Proxy(daemon.address) as proxy:
+        marks = [f"/topics/{topic}/store".encode()] * 3
+        options = Topics(proxy.url).options(topic, storeBatchSize=250)
+        proxy.after = {marks[0]: "lose"}
+        thread = threading.Thread(target=lose_more, args=(proxy, marks[1:]))
+        thread.start()
+        save_plainly(spark, options)
+        thread.join()
+        assert proxy.lost == len(marks)
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def lose_more(proxy: Proxy, marks: list[bytes]) -> None:
+    for number, mark in enumerate(marks, 1):
+        eventually("the answer before is lost", lambda number=number: proxy.lost >= number, 60)
+        proxy.after[mark] = "lose"
+
+
+def test_a_lost_answer_of_the_publish_is_asked_for_again(spark, daemon, topics) -> None:
+    topic = topics.create("lost-publish")
+    with Proxy(daemon.address) as proxy:
+        proxy.after = {f"/topics/{topic}/publish".encode(): "lose"}
+        save_plainly(spark, Topics(proxy.url).options(topic))
+        assert proxy.lost == 1
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_done_again_under_its_name(spark, daemon, topics) -> None:
+    topic = topics.create("in-doubt")
+    with Proxy(daemon.address) as proxy:
+        proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
+        options = Topics(proxy.url).options(topic, producerName="job", sequenceId=0, numRetries=1)
+        with pytest.raises(FAILED, match=r"is not known: unreachable.*producer job, sequence id 0"):
+            save_plainly(spark, options)
+    save_plainly(spark, topics.options(topic, producerName="job", sequenceId=0))
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_what_was_published_is_not_taken_back_when_spark_aborts(disturb, topics) -> None:
+    topic = topics.create("complete")
+    with pytest.raises(FAILED) as caught:
+        disturb(topics.options(topic), after_commit="raise")
+    assert "these topics have all rows of the save, and keep them: complete; do not run it again" in str(caught.value)
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_after_an_abort_nothing_comes_behind(disturb, topics) -> None:
+    topic = topics.create("aborted")
+    with pytest.raises(FAILED, match="disturbed"):
+        disturb(topics.options(topic), before_commit="raise")
+    assert topics.counted(topic) == Counter()
+
+
+def test_an_outer_transactions_rows_are_taken_back_when_spark_aborts(disturb, topics) -> None:
+    topic = topics.create("outer")
+    transaction = topics.ask("POST", "/v1/transactions", {})
+    options = topics.options(topic, transactionWritePointer=transaction["writePointer"])
+    with pytest.raises(FAILED, match="disturbed"):
+        disturb(options, after_commit="raise")
+    topics.ask("POST", f"/v1/transactions/{transaction['id']}/commit", {})
+    assert topics.payloads(topic, "committed") == []
+
+
+@pytest.mark.parametrize("when", ["task", "before_commit"])
+def test_the_daemon_killed_and_started_again_changes_nothing(disturb, tmp_path, when) -> None:
+    with Daemon(tmp_path / "data") as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("killed")
+        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
+
+        def restart() -> None:
+            daemon.kill()
+            daemon.start()
+
+        with meanwhile(tmp_path, restart):
+            disturb(topics.options(topic, storeBatchSize=100), **{when: "wait"})
+        assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_a_daemon_that_is_away_for_a_while_is_waited_for(disturb, tmp_path) -> None:
+    with Daemon(tmp_path / "data") as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("away")
+        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
+        with meanwhile(tmp_path, daemon.kill):
+            back = threading.Thread(target=lambda: (eventually("go", (tmp_path / "go").exists, 60), daemon.start()))
+            back.start()
+            disturb(topics.options(topic, storeBatchSize=100, numRetries=12), task="wait")
+            back.join()
+        assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_what_a_late_attempt_stores_is_seen_by_nobody(spark, topics) -> None:
+    topic = topics.create("late")
+    options = topics.options(topic, producerName="job", sequenceId=0)
+    save_plainly(spark, options, 100)
+    with closing(calls_of(topics.url)) as calls:
+        calls.store(topic, store_body(StoredUnder("job", "zombie", 1), [b"late"], 0))
+        assert topics.counted(topic) == wanted(100)
+        save_plainly(spark, {**options, "sequenceId": "1"}, 100)
+        calls.store(topic, store_body(StoredUnder("job", "another", 1), [b"later"], 0))
+    assert topics.counted(topic) == wanted(100) + wanted(100)
+
+
+def test_a_segment_whose_beginning_went_with_another_save_is_not_gone_on_with(spark, topics) -> None:
+    topic = topics.create("gone-on")
+    with closing(calls_of(topics.url)) as calls:
+        calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"lost"], 0))
+        save_plainly(spark, topics.options(topic, producerName="job", sequenceId=0), 100)
+        with pytest.raises(BrokerError, match="already_published: segment 'half' goes on with sequence id 1"):
+            calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"on"], 1))
