@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plainsong import JSON, Client
-from tests.examples.programs import Program, eventually, kill_now_and_then, lasting_daemon, mortal, run
+from tests.examples.programs import Program, eventually, lasting_daemon, mortal, run
 
 Values = Callable[..., list[Any]]
 
@@ -41,14 +42,18 @@ def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_
             client.create_topic(topic)
         database = tmp_path / "scheduler.db"
         scheduler = Program(tmp_path / "log", "scheduler", url, "--database", database, "serve")
+        with client.producer("data", "feed", serializer=JSON) as data:
+            data.publish([{"dataset": "purchases", "partition": str(day)} for day in range(10)])
+        with client.producer("outside", "world", serializer=JSON) as outside:
+            outside.publish([{"event": "prices-changed"}, {"event": "rain"}, {"event": "prices-changed"}])
         with mortal(scheduler):
-            for number in range(2):
-                with client.producer("data", f"data-{number}", serializer=JSON) as data:
-                    data.publish([{"dataset": "purchases", "partition": f"{number}-{day}"} for day in range(5)])
-                with client.producer("outside", f"outside-{number}", serializer=JSON) as outside:
-                    outside.publish([{"event": "prices-changed"}, {"event": "rain"}])
-                kill_now_and_then(chance, 4, scheduler, scheduler, daemon)
-            eventually("all has ended", lambda: ended(database) == 3 + 3 + 2)
+            for number in range(1, 3 + 3 + 2 + 1):  # somebody dies while, or soon after, each of the runs begins
+                eventually(f"run {number} is triggered", lambda number=number: runs(database) >= number)
+                time.sleep(chance.uniform(0, 0.6))
+                victim = chance.choice([scheduler, scheduler, daemon])
+                victim.kill()
+                victim.start()
+            eventually("all has ended", lambda: runs(database, "WHERE ended") == 3 + 3 + 2)
         assert "Traceback" not in scheduler.said()
 
         events = {topic: list(client.read(topic, serializer=JSON)) for topic in ("data", "programs", "outside")}
@@ -61,8 +66,8 @@ def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_
     assert told == {(run, state): 1 for run in [*reports, *billings, *reloads] for state in ("started", "completed")}
 
 
-def ended(database: Path) -> int:
-    """How many runs the scheduler knows to have ended."""
+def runs(database: Path, which: str = "") -> int:
+    """How many runs the scheduler knows of."""
     with closing(sqlite3.connect(database, timeout=30)) as connection:
         known = connection.execute("SELECT name FROM sqlite_master WHERE name = 'runs'").fetchone()
-        return connection.execute("SELECT count(*) FROM runs WHERE ended").fetchone()[0] if known else 0
+        return connection.execute(f"SELECT count(*) FROM runs {which}").fetchone()[0] if known else 0
