@@ -174,7 +174,7 @@ class WriteOptions:
             options.text("producerName"),
             None if streaming else options.number("sequenceId", least=0),
             None if streaming else options.number("transactionWritePointer"),
-            options.count("storeBatchSize", 1_000, most=65_536),
+            options.count("storeBatchSize", 5_000, most=65_536),
             options.flag("ordered", default=False),
             None if memory_days is None else memory_days * 86_400,
             options.number("ttlSeconds"),
