@@ -5,4 +5,5 @@ from __future__ import annotations
 from pipeline.job import main
 from pipeline.maintain.command import maintain
 
-main(maintain, "maintain")
+if __name__ == "__main__":
+    main(maintain, "maintain")

@@ -19,7 +19,7 @@ from pipeline.maintain.shown import (
     row_of,
 )
 from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.patterns import chosen
 from plainsong.cli.verb import Verb
 from plainsong.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
@@ -47,12 +47,12 @@ STANDALONE = {"leveldb": "a directory that no other process may open", "memory":
 )
 @job_options("maintain")
 def maintain(run: Run, topics: tuple[str, ...], parts: int) -> None:
-    """Clean the message and payload tables.
+    """Say what waits to be cleaned, who cleans it, and the plan.
 
     A daemon with a store of its own cleans by itself, and no other process may
-    open that store: the job then says what waits to be cleaned, and ends. Spark
-    is not started for it. With --dry-run it shows the plan: which ranges of keys
-    may go, and why. Asking makes the daemon note each topic's time on disk.
+    open that store: so nothing is done here, and Spark is not started. With
+    --dry-run it also shows which ranges of keys may go, and why. Asking makes
+    the daemon note each topic's time on disk.
     """
     with run.client() as client:
         kind = store_kind(client)
@@ -60,6 +60,7 @@ def maintain(run: Run, topics: tuple[str, ...], parts: int) -> None:
             raise CommandFailed(
                 f"the daemon's store is {kind!r}, which this version does not clean from outside",
                 hint="use the version of the daemon",
+                code=Exit.USAGE,
             )
         looks = _looked(run, client, chosen(client.topics(), topics), parts)
         _tell(run, looks, _pruning(client))

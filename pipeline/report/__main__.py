@@ -5,4 +5,5 @@ from __future__ import annotations
 from pipeline.job import main
 from pipeline.report.command import report
 
-main(report, "report")
+if __name__ == "__main__":
+    main(report, "report")

@@ -1,4 +1,4 @@
-"""``plainsong pipeline run report``: options, and the course of one report."""
+"""``plainsong pipeline run report``: its options, and how it is told."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.job import Run, job_options
+from pipeline.report.course import MAX_POINTERS, Wanted, report_on, topics_of
 from pipeline.report.grid import grid_over
 from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed
-from plainsong.cli.patterns import chosen, is_pattern
+from plainsong.cli.patterns import is_pattern
 from plainsong.cli.times import Length, Place, now_ms, show_length, show_time
 from plainsong.cli.verb import Verb
 from protocol.ids import unpack_id
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: What is looked at unless somebody says from when on.
 DEFAULT_RANGE_MS = 24 * 3600 * 1000
-#: Transactions the daemon is asked about: some thousand a second.
-MAX_POINTERS = 20_000
 
 
 @click.command(
@@ -73,17 +71,15 @@ def report(
         raise click.UsageError("--offline needs --archive")
     if offline and (not topics or any(map(is_pattern, topics))):
         raise click.UsageError("--offline needs the names of topics")
-    facts = _from_archive(run, topics, archive or "", ttl_s) if offline else _from_daemon(run, topics, archive)
-    if not facts:
-        raise CommandFailed(f"namespace {run.where.namespace} has no topic", hint="plainsong topic create orders")
+    wanted = Wanted(topics, archive, offline, None if ttl_s is None else ttl_s * 1000, parquet, max_transactions)
+    facts = topics_of(run, wanted)
     end_ms = _moment(until, facts) or now_ms()
     start_ms = _moment(start, facts)
     grid = grid_over(end_ms - DEFAULT_RANGE_MS if start_ms is None else start_ms, end_ms, step_s)
     if run.dry_run:
         _say(run, facts, grid)
         return
-    made = _made(run, facts, grid, archive, max_transactions, parquet, offline=offline)
-    _tell(run, made, html)
+    _tell(run, report_on(run, wanted, facts, grid), html)
 
 
 def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | None:
@@ -93,29 +89,6 @@ def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | N
     if isinstance(place, str):  # "oldest"; "newest" is now
         return min(each.known_from_ms for each in facts) if place == "oldest" else now_ms()
     return place
-
-
-# --- before any message is read ----------------------------------------------------------------------
-
-
-def _from_daemon(run: Run, topics: tuple[str, ...], archive: str | None) -> list[TopicFacts]:
-    from pipeline.report.facts import facts_of, with_archive
-
-    with run.client(*topics) as client:
-        facts = [facts_of(client, name) for name in chosen(client.topics(), topics)]
-    if archive is None or run.dry_run:
-        return facts
-    from pipeline.report.sources import archive_ranges  # here, so that help and a dry run need no pyspark
-
-    spark = run.session()
-    return [with_archive(each, *archive_ranges(spark, archive, each)) for each in facts]
-
-
-def _from_archive(run: Run, topics: tuple[str, ...], archive: str, ttl_s: int | None) -> list[TopicFacts]:
-    from pipeline.report.sources import archived_facts
-
-    ttl_ms = None if ttl_s is None else ttl_s * 1000
-    return [archived_facts(run.session(), archive, run.where.namespace, name, ttl_ms) for name in topics]
 
 
 def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
@@ -134,67 +107,6 @@ def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
     lines = tables.table(("TOPIC", ">MESSAGES", ">BYTES", "TTL", "KNOWN FROM"), rows, columns=160)
     names = [each.topic for each in facts]
     run.progress.result("\n".join([span, *lines]), "plan", topics=names, startMs=grid.start_ms, endMs=grid.end_ms)
-
-
-# --- the report --------------------------------------------------------------------------------------
-
-
-def _made(
-    run: Run,
-    facts: list[TopicFacts],
-    grid: Grid,
-    archive: str | None,
-    max_transactions: int,
-    parquet: str | None,
-    *,
-    offline: bool,
-) -> Report:
-    """Everything that Spark is for."""
-    from pipeline.report import gather, sources
-    from pipeline.report.decisions import ask_about, not_asked
-
-    spark = run.session()
-    parts = [] if offline else [sources.from_topics(spark, run.source(), facts, grid)]
-    parts += [] if archive is None else [sources.from_archive(spark, archive, facts, grid)]
-    messages = (sources.each_once(*parts) if len(parts) == 2 else parts[0]).persist()
-    try:
-        counts = {row["topic"]: row["count"] for row in messages.groupBy("topic").count().collect()}
-        count = sum(counts.values())
-        run.progress.step(count, of=count, what="messages read", last=True)
-        for topic, of_topic in counts.items():
-            run.metrics.add("rows_total", of_topic, topic=topic)
-        found, pointers = gather.pointers_of(messages, max_transactions)
-        if offline:
-            asked = not_asked(found, "no daemon was asked (--offline)")
-        else:
-            run.progress.begin()
-            with run.client() as client:
-                asked = ask_about(found, client.transactions)
-        notes = _notes(pointers, len(found), asked.unavailable, archive)
-        frames = gather.frames_of(spark, messages, facts, asked, grid, now_ms())
-        made = gather.report_of(frames, facts, grid, now_ms(), count, notes, step=run.progress.note)
-        if parquet is not None:
-            for name, frame in frames.by_name().items():
-                frame.write.mode("overwrite").parquet(f"{parquet}/{name}")
-            run.progress.note(f"tables written to {parquet}")
-        return made
-    finally:
-        messages.unpersist()
-
-
-def _notes(pointers: int, asked: int, unavailable: str | None, archive: str | None) -> list[str]:
-    notes = []
-    if unavailable is not None and pointers:
-        notes.append(f"What became of {tables.show_count(pointers)} write pointers: {unavailable}")
-    if pointers > asked:
-        more = tables.show_count(pointers - asked)
-        notes.append(f"What became of {more} older write pointers: see --max-transactions")
-    if archive is not None:
-        notes.append(
-            "An archive keeps no write pointers: what was read from it counts as plain messages, visible at once, and "
-            "what was rolled back is not in it"
-        )
-    return notes
 
 
 def _tell(run: Run, made: Report, html: Path | None) -> None:

@@ -66,7 +66,13 @@ def plots_of(report: Report) -> list[Plot]:
         Plot("rates", "Messages published per second", _drawn("rates", report, _rates)),
     ]
     if report.latency_steps:
-        found.append(Plot("latency", "Publish to visible, median and 99th percentile", _drawn("l", report, _latency)))
+        found.append(
+            Plot(
+                "latency",
+                "Publish to visible: median (dots), 99th percentile (triangles)",
+                _drawn("l", report, _latency),
+            )
+        )
     if any(row["held_ms"] is not None for row in report.holds):
         found.append(Plot("holds", "How long transactions held a topic", _drawn("holds", report, _holds)))
     return found
@@ -104,7 +110,8 @@ def _sizes(axes: Axes, report: Report) -> None:
             row["messages"] if not row["complete"] or not rows[max(0, at - 1)]["complete"] else None
             for at, row in enumerate(rows)
         ]
-        _plot(axes, rows, known, colour, label=_name(topic))
+        if any(value is not None for value in known):
+            _plot(axes, rows, known, colour, label=_name(topic))
         if any(value is not None for value in least):
             label = None if any(value is not None for value in known) else _name(topic) + " (at least)"
             _plot(axes, rows, least, colour, linestyle="--", label=label)
@@ -116,7 +123,9 @@ def _rates(axes: Axes, report: Report) -> None:
     for topic, colour in _lines(report, report.rates):
         rows = report.of_topic(report.rates, topic)
         per_second = [row["messages"] / report.grid.length_s(step) for step, row in enumerate(rows)]
-        _plot(axes, rows, per_second, colour, drawstyle="steps-post", label=_name(topic))
+        # The last step ends where the range does.
+        steps = [*rows, {"time_ms": report.grid.end_ms}]
+        _plot(axes, steps, [*per_second, per_second[-1]], colour, drawstyle="steps-post", label=_name(topic))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(_count))
 
@@ -124,8 +133,10 @@ def _rates(axes: Axes, report: Report) -> None:
 def _latency(axes: Axes, report: Report) -> None:
     for topic, colour in _lines(report, report.latency_steps):
         rows = report.of_topic(report.latency_steps, topic)
-        _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", markersize=3, label=_name(topic))
-        _plot(axes, rows, [row["p99_ms"] for row in rows], colour, marker="^", markersize=3, linestyle=":", label=None)
+        # No lines: between steps with messages there is nothing.
+        points: dict[str, Any] = {"linestyle": "none", "markersize": 4}
+        _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", label=_name(topic), **points)
+        _plot(axes, rows, [row["p99_ms"] for row in rows], colour, marker="^", alpha=0.6, **points)
     _lengths(axes)
 
 

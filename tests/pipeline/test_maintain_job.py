@@ -6,9 +6,11 @@ import json
 import subprocess
 
 import pytest
+from click.testing import CliRunner
 
-from pipeline.maintain import asking, looking
+from pipeline.maintain import asking, command, looking
 from plainsong import Client
+from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.errors import GenerationChanged, TopicNotFound
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
@@ -91,3 +93,10 @@ def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monke
     client.delete_topic("changing")
     with pytest.raises(TopicNotFound):
         asking.check_unchanged(client, limits)
+
+
+def test_a_store_that_it_does_not_know_ends_it_before_anything_is_asked(daemon, monkeypatch):
+    monkeypatch.setattr(command, "store_kind", lambda client: "elsewhere")
+    done = CliRunner().invoke(command.maintain, ["--url", url(daemon), "-n", "shop"])
+    assert isinstance(done.exception, CommandFailed)
+    assert (done.exception.code, "'elsewhere'" in done.exception.message) == (Exit.USAGE, True)
