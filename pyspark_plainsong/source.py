@@ -26,6 +26,11 @@ class DefaultSource(DataSource):
     Spark makes one for every use, in a process of its own, and names the arguments of ``writer`` and ``streamWriter``.
     """
 
+    def __init__(self, options: dict[str, str]) -> None:
+        """Raises Lacking: before Spark's own import of pyarrow fails without a word on what to do."""
+        check_pyarrow()
+        super().__init__(options)
+
     @classmethod
     def name(cls) -> str:
         """What stands in ``format(…)``, and behind ``USING`` in SQL."""
@@ -37,28 +42,24 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a table. Raises BadOption, BadSchema."""
-        check_pyarrow()
         from pyspark_plainsong.batch_reader import BatchReader
 
         return BatchReader(ReadOptions.parse(self.options, streaming=False), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads a stream. Raises BadOption, BadSchema."""
-        check_pyarrow()
         from pyspark_plainsong.stream_reader import StreamReader
 
         return StreamReader(ReadOptions.parse(self.options, streaming=True), check_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a table. Raises ValueError."""
-        check_pyarrow()
         from pyspark_plainsong.batch_writer import BatchWriter
 
         return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Writes a stream. Raises ValueError."""
-        check_pyarrow()
         from pyspark_plainsong.stream_writer import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema, overwrite)

@@ -37,6 +37,7 @@ log = logging.getLogger("pyspark_plainsong")
 #: How long tasks, and a run that takes what is there and ends, wait for a transaction service that went away.
 PATIENCE_S = 600.0
 _PAUSE_S = 1.0
+_WARN_EVERY_S = 30.0
 _NO_BOUNDS = Trigger(None, None)
 
 
@@ -55,6 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         #: Where a run that takes what is there ends, by topic; None: the stream goes on for ever.
         self._targets: dict[str, bytes] | None = None
+        self._warn_again_s = 0.0
 
     # --- what Spark asks, batch by batch -------------------------------------------------------
 
@@ -100,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except BrokerError as error:
                 if error.code != "transactions_unavailable":
                     raise
-                log.warning("the stream waits for the transaction service: %s", error)
+                self._warn(error)
                 if self._targets is not None and time.monotonic() >= deadline_s:
                     raise
                 time.sleep(max(_PAUSE_S, self._options.poll_timeout_ms / 1000))
@@ -138,6 +140,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Let go of the connection."""
         self._calls.close()
+
+    def _warn(self, error: BrokerError) -> None:
+        """Say why nothing comes, and not with every question."""
+        if time.monotonic() >= self._warn_again_s:
+            log.warning("the stream waits for the transaction service: %s", error)
+            self._warn_again_s = time.monotonic() + _WARN_EVERY_S
 
     def _trigger(self, limit: ReadLimit) -> Trigger:
         if isinstance(limit, ReadAllAvailable):

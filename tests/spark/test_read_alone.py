@@ -8,8 +8,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
 from tables import READ, Tables
 
+from pyspark_plainsong.lacking import Lacking
+from pyspark_plainsong.source import DefaultSource
 from tests.daemon.harness import PATIENCE_S, ROOT, Daemon
 
 #: Reads as a task does, where nothing else can be imported.
@@ -72,3 +75,10 @@ def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path)
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["x k [('a', 'b')]", "y None None"]
+
+
+def test_a_missing_pyarrow_is_said_with_the_interpreter_that_lacks_it(monkeypatch):
+    """Where Spark makes the source, which is before it imports pyarrow itself."""
+    monkeypatch.setattr("pyspark_plainsong.lacking.find_spec", lambda name: None)
+    with pytest.raises(Lacking, match=f"run {sys.executable}, which has no pyarrow.*PYSPARK_PYTHON"):
+        DefaultSource({})

@@ -6,10 +6,13 @@ import json
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tables import Tables, payloads, sizes, wait_until_later_than
 
 from pyspark_plainsong.loss import DataLoss
+from pyspark_plainsong.shares import fair_shares
 from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon
 
@@ -27,8 +30,8 @@ def follow(tables):
     """Makes stream readers, and stops them."""
     made = []
 
-    def make(topic=None, **given):
-        made.append(tables.stream(topic, **given))
+    def make(topic=None, **options):
+        made.append(tables.stream(topic, **options))
         return made[-1]
 
     yield make
@@ -161,14 +164,14 @@ def test_latest_and_times_and_ids_are_where_a_stream_starts(tables, follow):
     topic = tables.create("starts")
     tables.publish(topic, "a", "b")
     row = tables.rows(topic)[1]
-    for given, expected in (
+    for where, expected in (
         ({"startingOffsets": "latest"}, []),
         ({"startingOffsets": row["message_id"].hex()}, [[b"b"]]),
         ({"startingTimestamp": int(row["publish_timestamp"].timestamp() * 1000)}, [[b"a", b"b"]]),
         ({}, [[b"a", b"b"]]),
     ):
-        reader = follow(topic, **given)
-        assert batches(reader, reader.initialOffset())[0] == expected, given
+        reader = follow(topic, **where)
+        assert batches(reader, reader.initialOffset())[0] == expected, where
 
 
 def test_latest_leaves_out_nothing_that_becomes_visible_later(tables, follow):
@@ -315,8 +318,8 @@ def test_a_checkpoint_of_another_namespace_or_version_is_refused(follow):
 def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tables, follow):
     for topic in ("gone-a", "gone-b"):
         tables.publish(tables.create(topic), topic)
-    given = {"subscribePattern": "gone-."}
-    reader = follow(None, **given)
+    pattern = {"subscribePattern": "gone-."}
+    reader = follow(None, **pattern)
     start = reader.initialOffset()
     tables.delete("gone-a")
     for prepare in (False, True):
@@ -324,5 +327,25 @@ def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tab
             reader.prepareForTriggerAvailableNow()
         with pytest.raises(DataLoss, match="topic demo:gone-a was deleted"):
             reader.latestOffset(start, ALL)
-    assert batches(follow(None, failOnDataLoss="false", **given), start)[0] == [[b"gone-b"]]
+    assert batches(follow(None, failOnDataLoss="false", **pattern), start)[0] == [[b"gone-b"]]
     assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
+
+
+def test_more_topics_than_one_request_can_wait_for_are_all_followed(tables, follow, monkeypatch):
+    monkeypatch.setattr("pyspark_plainsong.following.MAX_AWAITED", 2)
+    names = [tables.create(f"many-{letter}") for letter in "abcde"]
+    reader = follow(",".join(names), pollTimeoutMs=1)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) == start
+    for name in names[1:]:
+        tables.publish(name, name)
+    assert batches(reader, start)[0] == [[name.encode() for name in names[1:]]]
+
+
+@given(st.integers(0, 200), st.dictionaries(st.text("abc", min_size=1), st.integers(1, 60)), st.integers(0, 9))
+def test_shares_are_fair_and_use_all_the_room(room, wanted, turn):
+    shares = fair_shares(room, wanted, turn)
+    assert sum(shares.values()) == min(room, sum(wanted.values()))
+    assert all(shares[name] <= wanted[name] for name in wanted)
+    short = [shares[name] for name in wanted if shares[name] < wanted[name]]
+    assert all(max(shares.values()) - share <= 1 for share in short)

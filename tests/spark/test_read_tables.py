@@ -11,7 +11,7 @@ from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.loss import DataLoss
 from pyspark_plainsong.partitions import TooManyPartitions, cut
 from pyspark_plainsong.wire import BrokerError
-from tests.daemon.harness import Daemon
+from tests.daemon.harness import Daemon, free_port
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +201,17 @@ def test_a_range_that_expires_while_it_is_read_is_noticed(tables):
 
 def test_cutting_nothing_asks_nobody():
     assert cut(Calls(None, "n"), [], 5, 5) == []  # type: ignore[arg-type]
+
+
+def test_a_daemon_that_is_killed_and_comes_back_is_read_on(tmp_path):
+    with Daemon(tmp_path / "data", bind=f"127.0.0.1:{free_port()}") as daemon:
+        tables = Tables("http://{}:{}".format(*daemon.address))
+        written = tables.publish_many(tables.create("killed"), 1000)
+        reader = tables.batch("killed", "payload", fetchSize=300)
+        (part,) = reader.partitions()
+        pages = reader.read(part)
+        found = [next(pages)]
+        daemon.kill()
+        daemon.start()
+        found += pages
+    assert [value.as_py() for page in found for value in page.column("payload")] == written
