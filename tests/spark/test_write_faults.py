@@ -13,6 +13,8 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from topics import Topics, calls_of, numbers, wanted
 
+from pyspark_plainsong.messages import Winners
+from pyspark_plainsong.publishing import Identity
 from pyspark_plainsong.store_body import StoredUnder, store_body
 from pyspark_plainsong.wire_errors import BrokerError
 from tests.client.proxy import Proxy
@@ -203,3 +205,41 @@ def test_a_segment_whose_beginning_went_with_another_save_is_not_gone_on_with(sp
         save_plainly(spark, topics.options(topic, producerName="job", sequenceId=0), 100)
         with pytest.raises(BrokerError, match="already_published: segment 'half' goes on with sequence id 1"):
             calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"on"], 1))
+
+
+def test_a_publish_still_on_its_way_when_spark_aborts_lands_no_more(topics) -> None:
+    topic = topics.create("delayed")
+    identity, won = Identity("job", 0), Winners(topic, ("segment",), 1, 1)
+    with closing(calls_of(topics.url)) as calls:
+        calls.store(topic, store_body(StoredUnder("job", "segment", 1), [b"row"], 0))
+        assert not identity.is_complete(calls, won)
+        session = calls.open_producer(topic, "job")
+        assert not identity.is_complete(calls, won)
+        with pytest.raises(BrokerError, match="producer_fenced"):
+            calls.publish_staged(topic, producer="job", sequence_id=0, segments=["segment"], epoch=session.epoch)
+        assert topics.counted(topic) == Counter()
+        assert identity.publish(calls, won)
+        assert identity.is_complete(calls, won)
+        assert not identity.publish(calls, won)
+    assert topics.counted(topic) == Counter([b"row"])
+
+
+def test_where_nothing_is_remembered_a_lost_answer_costs_the_attempt_and_no_row(spark, daemon, topics) -> None:
+    topic = topics.create("forgetful", deduplication="disabled")
+    with Proxy(daemon.address) as proxy:
+        proxy.after = {f"/topics/{topic}/store".encode(): "lose"}
+        save_plainly(spark, Topics(proxy.url).options(topic, storeBatchSize=500))
+        assert proxy.lost == 1
+    assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_a_topic_created_anew_while_it_is_written_gets_nothing(disturb, topics, tmp_path) -> None:
+    topic = topics.create("anew")
+
+    def create_anew() -> None:
+        topics.ask("DELETE", f"/v1/namespaces/demo/topics/{topic}")
+        topics.create(topic)
+
+    with meanwhile(tmp_path, create_anew), pytest.raises(FAILED, match="anew"):
+        disturb(topics.options(topic), before_commit="wait")
+    assert topics.counted(topic) == Counter()
