@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from plainsong import Client
 
 FIRST = bytes(20)
+#: A run that begins within this part of the ttl after the archive had caught up need not ask what may have expired.
+SAFE_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Subject:
         self.checkpoint = f"{top.rstrip('/')}/{below}"
         self._checkpoint_files = open_files(self.checkpoint, run.session)
         self.offsets = Offsets(self._checkpoint_files, self.log)
+        self._safe_until_ms = 0
         self._client = client
 
     @property
@@ -85,7 +88,7 @@ class Subject:
         start = self.begin()
         spark = self.run.session()
         spark.conf.set(*TIMESTAMPS)
-        rows = spark.readStream.format("plainsong").options(**self._source(start)).load()
+        rows = spark.readStream.format("plainsong").options(**self.source(start, follows=every is not None)).load()
         writer = BatchWriter(
             self.files,
             self.log,
@@ -98,6 +101,12 @@ class Subject:
         query = query.option("checkpointLocation", self._checkpoint_files.url(""))
         return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
 
+    def check_nothing_was_lost(self) -> None:
+        """After a run that did not look out for losses. Raises CommandFailed: it took so long that it should have."""
+        if self._safe_until_ms and now_ms() > self._safe_until_ms:
+            says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
+            raise CommandFailed(says, hint="archive more often, or raise the ttl")
+
     def entries(self) -> list[Manifest]:
         """The entries of this generation."""
         return load_manifests(self.files, self.log.folder)
@@ -109,7 +118,10 @@ class Subject:
 
     def judge(self, end: bytes) -> bool:
         """Tell how far the archive is behind; whether that is too far."""
+        asked_ms = now_ms()
         age_s = self.waiting_s(end)
+        if age_s == 0 and self.offsets.done() == end:
+            self.offsets.note_caught_up(end, asked_ms)
         self.run.metrics.set("lag_seconds", age_s, topic=self.topic)
         self.run.metrics.set("ttl_used_ratio", age_s / self.ttl_s, topic=self.topic)
         if age_s <= self.choices.warn_at * self.ttl_s:
@@ -125,19 +137,37 @@ class Subject:
         )
         return True
 
+    def _is_safe(self) -> bool:
+        """Whether nothing can have expired that was not archived, although the archive's end may be older than the ttl.
+
+        All that came since the archive had caught up is younger than that, which the connector cannot know: it sees a
+        position in a topic where messages are rare, and has to take it for one behind which some have expired.
+        """
+        caught_up_ms = self.offsets.caught_up_ms()
+        if caught_up_ms is None or now_ms() - caught_up_ms > SAFE_PART * self.ttl_s * 1000:
+            return False
+        self._safe_until_ms = caught_up_ms + self.ttl_s * 1000
+        return True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the archive ends before what the topic still holds, and yet is complete."""
+        return layout.time_of(self.resumes_at) < now_ms() - self.ttl_s * 1000 and self._is_safe()
+
     def _end_of_archive(self) -> bytes:
         """The first id after all that is archived of this generation; a gap before it is not filled."""
         held = covered(self.entries())
         return held[-1].end if held else FIRST
 
-    def _source(self, start: bytes) -> dict[str, str]:
+    def source(self, start: bytes, *, follows: bool = False) -> dict[str, str]:
+        """The options of the connector."""
         options = self.run.source(
             subscribe=self.topic,
             startingOffsets=starting_offsets(self.log, start),
             maxOffsetsPerTrigger=str(self.choices.batch_rows),
             maxBytesPerTrigger=str(self.choices.batch_bytes),
             minPartitions=str(self.run.session().sparkContext.defaultParallelism),
-            failOnDataLoss=str(not self.choices.may_lose).lower(),
+            failOnDataLoss=str(not (self.choices.may_lose or (not follows and self._is_safe()))).lower(),
         )
         if self.choices.isolation is not None:
             options["isolation"] = self.choices.isolation

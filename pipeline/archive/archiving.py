@@ -49,15 +49,29 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
             return []
         behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
-        groups = [appended] if every is not None else [[each] for each in appended]
-        for group in groups:
-            run.progress.begin()
-            queries = [each.subject.start(each.done, every=every) for each in group]
-            watch_all(queries, idle=lambda group=group: [each.tell(following=every is not None) for each in group])  # type: ignore[misc]
+        for each in appended:
+            # One that is followed must look out for losses, which it can only from where something is.
+            if every is None or each.subject.is_quiet:
+                _go(run, [each], None)
+                each.subject.check_nothing_was_lost()
+        if every is not None:
+            _go(run, appended, every)
         for each in appended:
             if each.end():
                 behind.add(each.subject.topic)
     return sorted(behind)
+
+
+def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
+    """Start the queries of these topics, and wait for them."""
+    run.progress.begin()
+    queries = [each.subject.start(each.done, every=every) for each in group]
+
+    def tell() -> None:
+        for each in group:
+            each.tell(following=every is not None)
+
+    watch_all(queries, idle=tell)
 
 
 #: A topic that is followed is asked this often, in looks of a second, whether its archive is behind.

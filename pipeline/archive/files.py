@@ -28,7 +28,7 @@ class Files(Protocol):
         """The same for Spark."""
 
     def find(self, under: str, name: str) -> list[str]:
-        """All files of that name below a folder, sorted; none when there is no such folder."""
+        """All files of that name below a folder, sorted, but for folders that ``_`` or ``.`` hides; others may change them."""
 
     def read(self, path: str) -> bytes | None:
         """What is in a file; None when there is none."""
@@ -84,7 +84,11 @@ class LocalFiles:
 
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
-        found = (each.relative_to(self._root).as_posix() for each in self._at(under).rglob(name) if each.is_file())
+        found = []
+        for folder, below, names in os.walk(self._at(under)):  # which takes it well when a folder goes meanwhile
+            below[:] = [each for each in below if each[0] not in "._"]
+            if name in names:
+                found.append((Path(folder) / name).relative_to(self._root).as_posix())
         return sorted(found)
 
     def read(self, path: str) -> bytes | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
 from pipeline.archive.manifest import NAME
 
 if TYPE_CHECKING:
@@ -29,15 +31,16 @@ class HadoopFiles:
 
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
-        top = self._path(under)
-        if not self._system.exists(top):
-            return []
-        base = self._system.makeQualified(self._path("")).toUri().getPath().rstrip("/") + "/"
-        found, files = [], self._system.listFiles(top, True)
-        while files.hasNext():
-            each = files.next().getPath()
-            if each.getName() == name:
-                found.append(str(each.toUri().getPath()).removeprefix(base))
+        found, folders = [], [under]
+        while folders:
+            folder = folders.pop()
+            for each in self._statuses(folder):
+                own = each.getPath().getName()
+                path = f"{folder}/{own}" if folder else own
+                if each.isDirectory() and own[0] not in "._":
+                    folders.append(path)
+                elif own == name:
+                    found.append(path)
         return sorted(found)
 
     def read(self, path: str) -> bytes | None:
@@ -86,8 +89,12 @@ class HadoopFiles:
         return max(int(own), *(int(each.getModificationTime()) for each in self._statuses(folder)), 0)
 
     def _statuses(self, folder: str) -> list[Any]:
-        at = self._path(folder)
-        return list(self._system.listStatus(at)) if self._system.exists(at) else []
+        try:
+            return list(self._system.listStatus(self._path(folder)))
+        except Py4JJavaError as error:
+            if "FileNotFoundException" in str(error.java_exception.getClass().getName()):
+                return []
+            raise
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(path))

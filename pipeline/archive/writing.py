@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The file in a checkpoint that says where its first batch starts.
 START = "_start.json"
+#: And the one that says when there was nothing left to archive.
+CAUGHT_UP = "_caught_up.json"
 #: Spark's own default is the INT96 of old, which other readers take for deprecated.
 TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
@@ -83,6 +85,17 @@ class Offsets:
         """Note where the first batch starts, before there is one: what is asked for again after a kill is the same."""
         told = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
         self._files.write(START, json.dumps(told).encode())
+
+    def note_caught_up(self, end: bytes, at_ms: int) -> None:
+        """Note that at a time the topic had no message from ``end`` on, and all before it was archived."""
+        self._files.write(CAUGHT_UP, json.dumps({"end": end.hex(), "atMs": at_ms}).encode())
+
+    def caught_up_ms(self) -> int | None:
+        """When the archive had caught up with the topic, if nothing was archived since."""
+        text = self._files.read(CAUGHT_UP)
+        told = {} if text is None else json.loads(text)
+        done = self.done()
+        return int(told["atMs"]) if done is not None and told.get("end") == done.hex() else None
 
     def _end(self, batch: int) -> bytes | None:
         text = self._files.read(f"offsets/{batch}")

@@ -9,19 +9,22 @@ import shutil
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.archive import archiving, layout, read
+from pipeline.archive import appending, archiving, layout, read
+from pipeline.archive.appending import Choices, Subject
 from pipeline.archive.archiving import append
 from pipeline.archive.coverage import Range
 from pipeline.archive.reading import load_manifests
 from pipeline.job import Run
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.times import now_ms
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.pipeline.archives import damage, raw_ids
@@ -70,7 +73,7 @@ def published(client, first, count, topic="orders"):
     client.publish(topic, [f"message {number}".encode() for number in range(first, first + count)])
 
 
-def test_a_topic_is_archived_and_later_only_what_is_new(spark, client, run, root):
+def test_a_topic_is_archived_in_order_and_later_only_what_is_new(spark, client, run, root):
     published(client, 0, 300)
     append(run, ["orders"], root, every=None, batch_rows=100)
     assert in_archive(spark, root) == in_topic(client)
@@ -82,11 +85,6 @@ def test_a_topic_is_archived_and_later_only_what_is_new(spark, client, run, root
     payloads = [row.payload for row in read(spark, root).orderBy("message_id").collect()]
     assert payloads == [f"message {number}".encode() for number in range(350)]
     assert sorted(raw_ids(root)) == in_topic(client)
-
-
-def test_each_file_is_in_the_order_of_the_topic(client, run, root):
-    published(client, 0, 500)
-    append(run, ["orders"], root, every=None)
     for file in Path(root).rglob("*.parquet"):
         ids = pq.read_table(file)["message_id"].to_pylist()
         assert ids == sorted(ids)
@@ -152,19 +150,34 @@ def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys
     assert 'plainsong_pipeline_lag_seconds{job="archive",topic="orders"} 0.0' in run.metrics.text()
 
 
+def test_a_run_looks_out_for_losses_unless_the_archive_had_caught_up_not_long_ago(client, run, root):
+    def fails_on_data_loss(**choices):
+        return Subject(run, client, "orders", Choices(root, **choices)).source(bytes(20))["failOnDataLoss"]
+
+    published(client, 0, 10)
+    assert fails_on_data_loss() == "true"
+    assert fails_on_data_loss(may_lose=True) == "false"
+    append(run, ["orders"], root, every=None)
+    assert fails_on_data_loss() == "false"  # whatever came since then lives for a week
+    client.set_properties("orders", ttl_s=1)
+    eventually("that was long ago, for such a ttl", lambda: fails_on_data_loss() == "true")
+
+
+def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, monkeypatch):
+    published(client, 0, 10)
+    append(run, ["orders"], root, every=None)
+    subject = Subject(run, client, "orders", Choices(root))
+    assert subject.source(bytes(20))["failOnDataLoss"] == "false"
+    subject.check_nothing_was_lost()
+    monkeypatch.setattr(appending, "now_ms", lambda: now_ms() + 8 * 86_400_000)
+    with pytest.raises(CommandFailed, match="took longer than messages live"):
+        subject.check_nothing_was_lost()
+
+
 # --- verify ------------------------------------------------------------------------------------------
 
 
-def test_an_archive_that_is_whole_is_found_so(client, run, root):
-    published(client, 0, 100)
-    append(run, ["orders"], root, every=None)
-    published(client, 100, 7)
-    findings = archiving.verify(run, "orders", root, *EVER, None)
-    assert findings.is_good
-    assert {name: count for name, count in findings.counts.items() if count} == {"same": 100, "waiting": 7}
-
-
-def test_planted_damage_is_found(client, run, root):
+def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
     published(client, 0, 300)
     append(run, ["orders"], root, every=None, batch_rows=100)
     damage(Path(root) / load_manifests(run_files(root))[1].folder)
@@ -173,15 +186,12 @@ def test_planted_damage_is_found(client, run, root):
     assert len(findings.damaged) == 1
     assert {name: count for name, count in findings.counts.items() if count} == {"same": 200, "missing": 100}
     assert findings.examples["missing"] == [each.hex() for each in in_topic(client)[100:105]]
-
-
-def test_an_entry_that_was_taken_away_is_a_hole(client, run, root):
-    published(client, 0, 300)
-    append(run, ["orders"], root, every=None, batch_rows=100)
-    gone = load_manifests(run_files(root))[1]
+    gone = load_manifests(run_files(root))[2]
     run_files(root).remove(gone.folder)
+    published(client, 300, 1)
+    append(run, ["orders"], root, every=None)
     findings = archiving.verify(run, "orders", root, *EVER, None)
-    assert findings.counts["missing"] == 100
+    assert findings.counts["missing"] == 200
     assert findings.holes == [Range(gone.start, gone.end)]
 
 
@@ -197,10 +207,11 @@ def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, roo
     archiving.compact(run, [], root, compression="zstd", today=True)
     published(client, 300, 20)
     append(run, ["orders"], root, every=None)
+    published(client, 320, 7)
     findings = archiving.verify(run, "orders", root, *EVER, None)
     assert findings.is_good
-    assert findings.counts["same"] == 320
-    assert sorted(raw_ids(root)) == in_topic(client)
+    assert {name: count for name, count in findings.counts.items() if count} == {"same": 320, "waiting": 7}
+    assert sorted(raw_ids(root)) == in_topic(client)[:320]
 
 
 # --- killed ------------------------------------------------------------------------------------------
@@ -219,7 +230,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     for trace in ("_start.json", *random_numbers.sample(TRACES[1:], 3)):
-        before = set(folder.rglob(trace))
+        before = traces(folder, trace)
         process = subprocess.Popen(
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -228,11 +239,32 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
         eventually("a random moment has passed", lambda: random_numbers.random() < 0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    following = subprocess.Popen(
+        [*command, "--follow", "--every", "1s"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    eventually("everything is archived", lambda: manifested(root) == 4_000, 120)
+    published(client, 4_000, 100)
+    eventually("what is new is archived", lambda: manifested(root) == 4_100, 60)
+    following.terminate()
+    out, _ = following.communicate(timeout=60)
+    assert following.returncode == Exit.INTERRUPTED
+    assert json.loads(out.splitlines()[-1])["exit"] == Exit.INTERRUPTED
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
-    assert json.loads(done.stdout.splitlines()[-1])["exit"] == 0
+
+
+def manifested(root):
+    return sum(entry.stats.count for entry in load_manifests(run_files(root)))
+
+
+def traces(folder, trace):
+    """Paths below a folder that others are writing to, which look like that at their end."""
+    walked = ((Path(at) / name).as_posix() for at, below, names in os.walk(folder) for name in (*below, *names))
+    return {path for path in walked if fnmatchcase(path, f"*/{trace}")}
 
 
 def came_as_far(process, folder, trace, before):
-    return process.poll() is not None or set(folder.rglob(trace)) - before
+    return process.poll() is not None or traces(folder, trace) - before

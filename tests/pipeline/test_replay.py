@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.archive import archiving
 from pipeline.archive.archiving import append
-from pipeline.archive.files import LocalFiles
+from pipeline.archive.files import LocalFiles, open_files
 from pipeline.archive.writing import Log
 from pipeline.job import Run
 from pipeline.replay import replaying
@@ -24,6 +25,8 @@ from plainsong.cli.exits import CommandFailed
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.spark_session import spark_environ
+
+ARCHIVED = "archived"
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +52,27 @@ def run(spark, daemon, client):
     return Run("replay", Where((url_of(daemon),), client.namespace), spark=spark)
 
 
+@pytest.fixture(scope="module")
+def original(spark, daemon, tmp_path_factory):
+    """An archive of 300 messages, every third of which has attributes; and the messages."""
+    root = str(tmp_path_factory.mktemp("original") / "archive")
+    with Client(url_of(daemon), namespace=ARCHIVED) as client:
+        client.create_topic("orders")
+        client.publish("orders", [message(number) for number in range(300)])
+        append(Run("archive", Where((url_of(daemon),), ARCHIVED), spark=spark), ["orders"], root, every=None)
+        return root, list(client.read("orders"))
+
+
 @pytest.fixture
-def root(tmp_path, client, run):
-    """An archive of 300 messages, every third of which has attributes."""
-    client.create_topic("orders")
-    client.publish("orders", [message(number) for number in range(300)])
-    append(run, ["orders"], str(tmp_path / "archive"), every=None, batch_rows=100)
+def root(original, tmp_path):
+    shutil.copytree(original[0], tmp_path / "archive")
     return str(tmp_path / "archive")
+
+
+@pytest.fixture
+def first(original):
+    """The messages as they were first."""
+    return original[1]
 
 
 def message(number):
@@ -64,7 +81,7 @@ def message(number):
 
 
 def source_of(run, root):
-    return archive_source(root, Log(run.where.namespace, "orders", 1), LocalFiles(root))
+    return archive_source(root, Log(ARCHIVED, "orders", 1), open_files(root))
 
 
 def plan_of(run, source, chunk_rows=80):
@@ -72,29 +89,28 @@ def plan_of(run, source, chunk_rows=80):
     return replaying.with_chunks(run.session(), source, wanted, chunk_rows)
 
 
-def seen(client, topic):
-    return [(message.payload, dict(message.attributes)) for message in client.read(topic)]
+def told(messages):
+    return [(message.payload, dict(message.attributes)) for message in messages]
 
 
 def without_originals(messages):
     kept = ("number", "routingKey")
-    return [(payload, {name: told[name] for name in kept if name in told}) for payload, told in messages]
+    return [(payload, {name: own[name] for name in kept if name in own}) for payload, own in messages]
 
 
-def test_an_archive_comes_back_in_order_with_the_ids_it_had(client, run, root):
+def test_an_archive_comes_back_in_order_with_the_ids_it_had(client, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
     assert plan.rows == 300
     assert max(chunk.rows for chunk in plan.chunks) <= 80
     assert replaying.follow(run, source, plans, plan) == 300
-    assert without_originals(seen(client, "again")) == seen(client, "orders")
-    first = list(client.read("orders"))
-    originals = [(told["originalId"], told["originalPublishTimeMs"]) for _, told in seen(client, "again")]
+    assert without_originals(told(client.read("again"))) == told(first)
+    originals = [(own["originalId"], own["originalPublishTimeMs"]) for _, own in told(client.read("again"))]
     assert originals == [(str(each.id), str(each.id.publish_time_ms)) for each in first]
 
 
-def test_a_replay_goes_on_where_the_topic_stands_and_not_where_its_plan_does(client, run, root):
+def test_a_replay_goes_on_where_the_topic_stands_and_not_where_its_plan_does(client, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
@@ -103,19 +119,20 @@ def test_a_replay_goes_on_where_the_topic_stands_and_not_where_its_plan_does(cli
     rows.write.format("plainsong").options(**options).mode("append").save()  # and killed before the plan was written
     assert replaying.resume_at(run, plan) == 1
     assert replaying.follow(run, source, plans, plan) == 300 - plan.chunks[0].rows
-    assert without_originals(seen(client, "again")) == seen(client, "orders")
+    assert without_originals(told(client.read("again"))) == told(first)
     (kept,) = plans.all()
     assert kept.is_done
     assert replaying.follow(run, source, plans, kept) == 0
 
 
-def test_a_compaction_in_between_changes_nothing(client, run, root):
+def test_a_compaction_in_between_changes_nothing(spark, client, daemon, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
-    archiving.compact(run, [], root, compression="zstd", today=True)
+    compacting = Run("archive", Where((url_of(daemon),), ARCHIVED), spark=spark)
+    archiving.compact(compacting, [], root, compression="zstd", today=True)
     assert replaying.follow(run, source, plans, plan) == 300
-    assert without_originals(seen(client, "again")) == seen(client, "orders")
+    assert without_originals(told(client.read("again"))) == told(first)
 
 
 def test_a_topic_that_has_forgotten_the_replay_is_not_given_everything_again(client, run, root):
@@ -128,7 +145,7 @@ def test_a_topic_that_has_forgotten_the_replay_is_not_given_everything_again(cli
     client.create_topic("again")
     with pytest.raises(CommandFailed, match="it has forgotten the producer replay:"):
         replaying.follow(run, source, plans, kept)
-    assert seen(client, "again") == []
+    assert told(client.read("again")) == []
 
 
 def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, run, tmp_path):
@@ -139,7 +156,7 @@ def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, 
     wanted = Plan(source.name, "", "", client.namespace, "again", 1)
     plan = replaying.with_chunks(spark, source, wanted, 30)
     assert replaying.follow(run, source, Plans(source.files, source.folder), plan) == 101
-    assert seen(client, "again") == [(str(number).encode(), {}) for number in range(101)]
+    assert told(client.read("again")) == [(str(number).encode(), {}) for number in range(101)]
 
 
 def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
@@ -219,8 +236,9 @@ def test_a_plan_that_cannot_be_read_stops_everything(plans, tmp_path):
 # --- killed ------------------------------------------------------------------------------------------
 
 
-def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, daemon, root):
+def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, daemon, root, first):
     command = [sys.executable, "-m", "pipeline.replay", "orders", "--root", root, "--into", "again", "--json"]
+    command += ["--archive-namespace", ARCHIVED]
     command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
     command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
@@ -234,4 +252,4 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, da
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert len(list(client.read("again"))) > 0
-    assert without_originals(seen(client, "again")) == seen(client, "orders")
+    assert without_originals(told(client.read("again"))) == told(first)
