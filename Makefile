@@ -28,6 +28,7 @@ static:
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/mypy $(wildcard examples/*.py)
 	.venv/bin/lint-imports --no-cache
 
 format: venv  ## bring the code into shape
