@@ -1,6 +1,6 @@
 """``python -m bench``: measure, print ratios and verdicts, write the report.
 
-    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory] [--report DIR] [--scratch DIR]
+    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory,spark] [--report DIR] [--scratch DIR]
 
 The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a few seconds, for seeing that it works. It
 exits 0 whether or not the targets are reached: what they say is in the report.
@@ -22,6 +22,7 @@ from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
 from bench.report import machine, verdict_line, write_report
+from bench.sparking import measure_spark
 from bench.streaming import measure_streaming
 from bench.targets import judge
 from bench.transactions import measure_transactions
@@ -43,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "delivery": measure_delivery,
     "producers": measure_producers,
     "cleaning": measure_cleaning,
+    "spark": measure_spark,
 }
 
 

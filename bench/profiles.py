@@ -45,6 +45,10 @@ class Profile:
     """Requests of producers that a load has to replay."""
     producers: int
     """Producers whose memory is weighed."""
+    spark_rows: int
+    """Rows of 100 B that Spark reads and writes at a time; of larger ones as many as take the same bytes."""
+    partitions: tuple[int, ...]
+    """Of Spark's tables."""
 
 
 FULL = Profile(
@@ -69,6 +73,8 @@ FULL = Profile(
     committed_s=20.0,
     stamped_requests=200_000,
     producers=10_000,
+    spark_rows=2_000_000,
+    partitions=(1, 2),
 )
 
 QUICK = Profile(
@@ -93,4 +99,6 @@ QUICK = Profile(
     committed_s=1.0,
     stamped_requests=3_000,
     producers=320,
+    spark_rows=20_000,
+    partitions=(1,),
 )
