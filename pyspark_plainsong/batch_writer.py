@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter
 from pyspark_plainsong.messages import MixedGenerations, TaskStored, Winners, check_order, winners
 from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown, publish_under
 from pyspark_plainsong.staging import Staging
+from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.calls import Calls
     from pyspark_plainsong.options import WriteOptions
+
+
+LOG = logging.getLogger(__name__)
 
 
 class SaveIsComplete(RuntimeError):
@@ -71,6 +76,9 @@ class BatchWriter(DataSourceArrowWriter):
                 for each in won:
                     self._publish(calls, each)
                     done.append(each.topic)
+                if not self._is_named and self._pointer is None:
+                    # Made up for this save, it would only take the place of a producer that comes again.
+                    self._identity.forget(calls, won)
         except (NotPublished, OutcomeUnknown) as error:
             if not done:
                 raise
@@ -93,18 +101,32 @@ class BatchWriter(DataSourceArrowWriter):
             return  # the commit found that, too
         with closing(self._connection.calls()) as calls:
             if self._pointer is not None:
-                for each in won:
-                    calls.rollback(each.topic, self._pointer)
+                self._roll_back(calls, won, self._pointer)
                 return
             complete = [each.topic for each in won if self._identity.is_complete(calls, each)]
         if complete:
             raise SaveIsComplete(self._report(complete, all_of_them=len(complete) == len(won)))
 
     def _publish(self, calls: Calls, won: Winners) -> None:
-        if self._pointer is None:
-            self._identity.publish(calls, won)
-        else:
+        if self._pointer is not None:
             publish_under(calls, won, self._pointer)
+        elif not self._identity.publish(calls, won):
+            LOG.warning(
+                "topic %s has save %d of producer %s already: these %d rows are not stored again",
+                won.topic,
+                self._identity.sequence_id,
+                self._identity.producer,
+                won.rows,
+            )
+
+    @staticmethod
+    def _roll_back(calls: Calls, won: Sequence[Winners], pointer: int) -> None:
+        for each in won:
+            try:
+                calls.rollback(each.topic, pointer)
+            except BrokerError as error:
+                if error.code != "topic_not_found":
+                    raise
 
     def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
         """What to say of topics that have all their rows when the save as a whole failed."""

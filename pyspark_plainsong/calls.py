@@ -252,6 +252,10 @@ class Calls:
                 return None
             raise
 
+    def forget_producer(self, topic: str, producer: str) -> None:
+        """Have the topic forget a producer, which publishes no more."""
+        self.wire.ask("DELETE", self._path(topic, "producers", producer))
+
     def _publish(self, topic: str, asked: dict[str, Any], *, repeatable: bool = True) -> Answer:
         body = _json({name: value for name, value in asked.items() if value is not None})
         return self.wire.ask("POST", self._path(topic, "publish"), body, repeatable=repeatable)

@@ -7,12 +7,15 @@ late it arrives, and what the topic remembers is the last word on it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark_plainsong.calls import Calls
     from pyspark_plainsong.messages import Winners
 
@@ -22,7 +25,7 @@ _OFF = "deduplication_disabled"
 
 
 class NotPublished(RuntimeError):
-    """The topic named does not have the rows, and gets them from nothing that is still on its way."""
+    """The rows were not published in the topic named, and nothing that is still on its way does it."""
 
 
 class OutcomeUnknown(RuntimeError):
@@ -77,6 +80,12 @@ class Identity:
             return True
         return calls.open_producer(won.topic, self.producer).last_sequence_id >= self.sequence_id
 
+    def forget(self, calls: Calls, won: Iterable[Winners]) -> None:
+        """Have the topics forget this identity, which is not used again; should that fail, they do so later."""
+        with suppress(BrokerError):
+            for each in won:
+                calls.forget_producer(each.topic, self.producer)
+
     def _send(self, calls: Calls, won: Winners, epoch: int | None) -> bool:
         """Whether it was a duplicate."""
         return calls.publish_staged(
@@ -121,7 +130,7 @@ class Identity:
             why += "; without it a second run would publish every row again"
         elif self.memory_s is not None and "retention" in error.detail:
             why += f"; {self.memory_s // 86400} days of memory were asked for: lower memoryDays, or have the daemon allow it"
-        return NotPublished(f"topic {won.topic} has none of the {won.rows} rows: {why}")
+        return NotPublished(f"{won.rows} rows for topic {won.topic} were not published: {why}")
 
 
 def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
@@ -135,5 +144,5 @@ def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
     except BrokerError as error:
         rows = f"the {won.rows} rows under write pointer {pointer}"
         if error.outcome == "not-applied":
-            raise NotPublished(f"topic {won.topic} does not have {rows}: {error}") from error
+            raise NotPublished(f"{rows} were not published in topic {won.topic}: {error}") from error
         raise OutcomeUnknown(f"whether topic {won.topic} has {rows} is not known: {error}") from error

@@ -41,11 +41,12 @@ def test_five_saves_with_ids_0_0_1_0_1_store_two(spark, topics) -> None:
     assert topics.counted(topic) == wanted(50) + wanted(50)
 
 
-def test_saves_without_a_name_are_done_each_time(spark, topics) -> None:
+def test_saves_without_a_name_are_done_each_time_and_leave_none_behind(spark, topics) -> None:
     topic = topics.create("unnamed")
     for _ in range(2):
         save(numbers(spark, 20), topics.options(topic))
     assert topics.counted(topic) == wanted(20) + wanted(20)
+    assert topics.ask("GET", f"/v1/namespaces/demo/topics/{topic}/producers")["producers"] == []
 
 
 def test_an_empty_dataframe_publishes_nothing(spark, topics) -> None:

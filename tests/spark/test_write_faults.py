@@ -6,15 +6,19 @@ import threading
 from collections import Counter
 from contextlib import closing, contextmanager
 
+import pyarrow as pa
 import pytest
 from disturbed import Disturbance, DisturbedSource
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
+from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, calls_of, numbers, wanted
 
+from pyspark_plainsong.batch_writer import BatchWriter, SaveIsComplete
 from pyspark_plainsong.messages import Winners
-from pyspark_plainsong.publishing import Identity
+from pyspark_plainsong.options import WriteOptions
+from pyspark_plainsong.publishing import Identity, OutcomeUnknown
 from pyspark_plainsong.store_body import StoredUnder, store_body
 from pyspark_plainsong.wire_errors import BrokerError
 from tests.client.proxy import Proxy
@@ -135,9 +139,26 @@ def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_done_again_under_it
 def test_what_was_published_is_not_taken_back_when_spark_aborts(disturb, topics) -> None:
     topic = topics.create("complete")
     with pytest.raises(FAILED) as caught:
-        disturb(topics.options(topic), after_commit="raise")
-    assert "these topics have all rows of the save, and keep them: complete; do not run it again" in str(caught.value)
+        disturb(topics.options(topic, producerName="job", sequenceId=0), after_commit="raise")
+    assert "these topics have all rows of the save, and keep them: complete; run it again with" in str(caught.value)
     assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_a_publish_that_is_done_behind_sparks_back_is_told_by_the_abort(daemon, topics) -> None:
+    topic = topics.create("behind")
+    schema = StructType([StructField("payload", BinaryType())])
+    writer = BatchWriter(WriteOptions.parse(topics.options(topic), streaming=False), schema, overwrite=False)
+    task = writer.write(iter([pa.record_batch([pa.array([b"row"])], names=["payload"])]))
+    with Proxy(daemon.address) as proxy:
+        proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
+        options = WriteOptions.parse(Topics(proxy.url).options(topic, numRetries=0), streaming=False)
+        writer._connection = options.connection
+        with pytest.raises(OutcomeUnknown, match="whether topic behind has the 1 rows is not known"):
+            writer.commit([task])
+    writer._connection = WriteOptions.parse(topics.options(topic), streaming=False).connection
+    with pytest.raises(SaveIsComplete, match="have all rows of the save, and keep them: behind; do not run it again"):
+        writer.abort([task])
+    assert topics.counted(topic) == Counter([b"row"])
 
 
 def test_after_an_abort_nothing_comes_behind(disturb, topics) -> None:
