@@ -139,7 +139,7 @@ class StagingMachine(RuleBasedStateMachine):
                 return
         else:
             new = [at for at in ids if at > highest]
-            refusals = self.refusals(staged, segment, new)
+            refusals = self.refusals(staged, segment, new, ids[0])
             self.ask(StoreStaged(request, 0), *refusals)
             if refusals or not new:
                 return
@@ -150,13 +150,16 @@ class StagingMachine(RuleBasedStateMachine):
         staged.messages += [(segment, payload) for at, payload in zip(ids, payloads, strict=True) if at > highest]
         staged.highest[segment], staged.used_ms = ids[-1], self.core.state.time_ms
 
-    def refusals(self, staged, segment, new):
+    def refusals(self, staged, segment, new, first):
         if not self.alive or not new:
             return self.absent()
-        if staged is None:
-            return (errors.Overloaded,) if len(self.core.state.pending) >= LIMITS.max_pending else ()
-        full = segment not in staged.highest and len(staged.highest) >= LIMITS.max_segments
-        return (errors.TransactionTooLarge,) if full else ()
+        is_new = staged is None or segment not in staged.highest
+        if staged is not None and is_new and len(staged.highest) >= LIMITS.max_segments:
+            return (errors.TransactionTooLarge,)
+        if first and is_new:
+            return (errors.AlreadyPublished,)
+        full = staged is None and len(self.core.state.pending) >= LIMITS.max_pending
+        return (errors.Overloaded,) if full else ()
 
     @rule(producer=PRODUCERS, segments=LISTED, back=st.sampled_from([0, 0, 0, 1, 2]), stale=st.booleans())
     def publish(self, producer, segments, back=0, stale=False):

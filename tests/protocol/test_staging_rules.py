@@ -8,6 +8,7 @@ from staging_topic import StagingTopic
 
 from protocol.effects import Table
 from protocol.errors import (
+    AlreadyPublished,
     GenerationChanged,
     InvalidParameter,
     LowSpace,
@@ -147,6 +148,15 @@ def test_what_lost_cannot_be_published_later(topic):
     topic.stage("b", "lost")
     topic.batch(0, "a")
     topic.refuses(InvalidParameter, lambda: topic.batch(1, "b"))
+
+
+def test_a_segment_whose_beginning_is_published_cannot_go_on(topic):
+    topic.stage("a", "one", ids=[0])
+    topic.batch(0, "a")
+    topic.refuses(AlreadyPublished, lambda: topic.stage("a", "two", ids=[1]))
+    topic.stage("a", "anew", ids=[0])
+    topic.batch(1, "a")
+    assert topic.read() == ["one", "anew"]
 
 
 def test_a_session_that_is_over_neither_stages_nor_publishes(topic):
