@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.audit.dead_letters import DEAD_LETTERS, dead_letter_rows
 from pipeline.audit.judging import judged
 from pipeline.audit.lineage import EDGES, edge_rows
+from pipeline.audit.messages import ACCESS
 from pipeline.audit.trail import TRAIL, trail_rows
 from pipeline.audit.usage import USAGE, usage_rows
 
@@ -51,6 +52,7 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
                 F.max("message_id").alias("last"),
                 F.count(F.lit(1)).alias("messages"),
                 F.count("reason").alias("bad"),
+                F.count_if(F.col("reason").isNull() & (F.col("type") == ACCESS)).alias("accesses"),
                 F.sum("size").alias("bytes"),
                 F.max(F.unix_millis("published")).alias("last_published_ms"),
             )
@@ -58,22 +60,18 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
         )
         if not topics:
             return Absorbed()
-        batch = {
-            TRAIL.name: trail_rows(rows),
-            USAGE.name: usage_rows(rows),
-            EDGES.name: edge_rows(rows),
-            DEAD_LETTERS.name: dead_letter_rows(rows),
-        }
-        bad = sum(topic["bad"] for topic in topics)
-        if not bad:
-            del batch[DEAD_LETTERS.name]
+        count = {name: sum(topic[name] for topic in topics) for name in ("messages", "bad", "accesses", "bytes")}
+        batch = {}
+        if count["messages"] > count["bad"]:
+            batch[TRAIL.name] = trail_rows(rows)
+        if count["accesses"]:
+            batch |= {USAGE.name: usage_rows(rows), EDGES.name: edge_rows(rows)}
+        if count["bad"]:
+            batch[DEAD_LETTERS.name] = dead_letter_rows(rows)
         keeping.add(batch, {topic["topic"]: bytes(topic["last"]).hex() for topic in topics})
     finally:
         rows.unpersist()
     keeping.merge(messages.sparkSession)
     return Absorbed(
-        sum(topic["messages"] for topic in topics),
-        bad,
-        sum(topic["bytes"] for topic in topics),
-        max(topic["last_published_ms"] for topic in topics),
+        count["messages"], count["bad"], count["bytes"], max(topic["last_published_ms"] for topic in topics)
     )

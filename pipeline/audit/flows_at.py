@@ -61,23 +61,17 @@ class FlowsAt:
             return []
         far = self._edges(self._far, ds.field("run").isin(runs))
         both = near.join(far, list(RUN), join_type="inner", right_suffix="_far")
-        first = pc.min_element_wise(both["first_seen"], both["first_seen_far"])
-        last = pc.max_element_wise(both["last_seen"], both["last_seen_far"])
-        spans = both.set_column(both.schema.get_field_index("first_seen"), "first_seen", first)
-        spans = spans.set_column(spans.schema.get_field_index("last_seen"), "last_seen", last)
-        told = (
-            spans.append_column("each_run", spans["run"])
-            .group_by(list(self._by))
-            .aggregate([("each_run", "count_distinct"), ("first_seen", "min"), ("last_seen", "max")])
-        )
+        seen = [("first_seen", "min"), ("first_seen_far", "min"), ("last_seen", "max"), ("last_seen_far", "max")]
+        counted = both.append_column("each_run", both["run"])
+        told = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
         return [
             Flow(
                 row["source"],
                 row["program"],
                 row["target"],
                 row["each_run_count_distinct"],
-                row["first_seen_min"],
-                row["last_seen_max"],
+                min(row["first_seen_min"], row["first_seen_far_min"]),
+                max(row["last_seen_max"], row["last_seen_far_max"]),
                 row.get("run"),
             )
             for row in told.to_pylist()

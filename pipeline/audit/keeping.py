@@ -58,6 +58,10 @@ class Keeping:
         """What the tables consist of now."""
         return self._manifest
 
+    def begin(self, lives: dict[str, int]) -> None:
+        """Say which life (generation) each topic is in; ids of one that was made again count from the beginning."""
+        self._manifest = self._manifest.living(lives)
+
     def unseen(self, rows: DataFrame) -> DataFrame:
         """Those of rows with topic (`namespace:name`) and message_id that the tables do not tell of yet."""
         for topic, last in self._manifest.through.items():

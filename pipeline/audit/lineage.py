@@ -76,7 +76,7 @@ def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     distance = 1
     while (depth is None or distance < depth) and not new.isEmpty():
         distance += 1
-        onward = steps.withColumnsRenamed({"source": "target", "target": "beyond"})
+        onward = steps.select("namespace", F.col("source").alias("target"), F.col("target").alias("beyond"))
         reached = new.join(onward, ["namespace", "target"]).select(
             "namespace", "source", F.col("beyond").alias("target"), F.lit(distance).alias("distance")
         )

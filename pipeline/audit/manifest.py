@@ -8,10 +8,10 @@ has either replaced it or not. What lies in the folder and is not named in it do
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from pipeline.archive.files import LocalFiles
 from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class Manifest:
     through: dict[str, str] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     retired: tuple[Retired, ...] = ()
+    #: Which life of a topic's name (its generation) the last message is of.
+    lives: dict[str, int] = field(default_factory=dict)
+
+    def living(self, lives: dict[str, int]) -> Manifest:
+        """What follows when topics are in these lives: of a topic that was made again nothing is known yet."""
+        again = {topic for topic, life in lives.items() if self.lives.get(topic, life) != life}
+        through = {topic: last for topic, last in self.through.items() if topic not in again}
+        return replace(self, through=through, lives={**self.lives, **lives})
 
     def of(self, table: str) -> list[Part]:
         """The parts of a table, oldest first."""
@@ -98,23 +106,8 @@ def load_manifest(root: Path) -> Manifest | None:
 
 def store_manifest(root: Path, manifest: Manifest) -> None:
     """Replace the manifest. When this returns, power may fail; when it raises, either one may be there."""
-    path = root / MANIFEST
-    new = path.with_name(f".{MANIFEST}.new")
-    with new.open("w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, **asdict(manifest)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync(root)
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder, before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    text = json.dumps({"version": VERSION, **asdict(manifest)}, indent=1)
+    LocalFiles(root).write(MANIFEST, text.encode())
 
 
 def _parse(fields: dict[str, Any]) -> Manifest:
@@ -125,4 +118,5 @@ def _parse(fields: dict[str, Any]) -> Manifest:
         through=dict(fields["through"]),
         parts=tuple(Part(**{**each, "files": tuple(each["files"])}) for each in fields["parts"]),
         retired=tuple(Retired(**each) for each in fields["retired"]),
+        lives=dict(fields["lives"]),
     )

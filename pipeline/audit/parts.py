@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
-from pipeline.audit.manifest import Part, sync
+from pipeline.archive.files import LocalFiles
+from pipeline.audit.manifest import Part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,20 +36,14 @@ def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level:
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered = rows.select(*table.columns.names).sortWithinPartitions(*table.order)
     ordered.write.option("compression", "zstd").parquet(str(path.absolute()))
-    files = []
-    count = size = 0
-    for file in sorted(path.glob("part-*.parquet")):
-        in_file = pq.read_metadata(file).num_rows
-        if in_file:
-            sync(file)
-            files.append(file.name)
-            count += in_file
-            size += file.stat().st_size
-    if not files:
+    disk, where = LocalFiles(root), f"{folder}/{table.name}"
+    counts = {name: pq.read_metadata(path / name).num_rows for name in disk.sizes(where)}
+    sizes = {name: size for name, size in disk.sizes(where).items() if counts[name]}
+    if not sizes:
+        disk.remove(where)
         return None
-    for each in (path, path.parent, path.parent.parent):
-        sync(each)
-    return Part(table.name, f"{folder}/{table.name}", tuple(files), count, size, level)
+    disk.settle(where)
+    return Part(table.name, where, tuple(sizes), sum(counts.values()), sum(sizes.values()), level)
 
 
 def merge_parts(parts: list[Part], table: Table, root: Path, folder: str, frame: DataFrame) -> Part | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
     from pipeline.audit.manifest import Manifest
     from pipeline.job import Run
 
-#: Between batches of a stream that follows; a batch also waits for messages as long as the daemon lets it.
-FOLLOW_EVERY = "1 second"
+#: Within the folder of the tables.
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass
@@ -32,26 +35,37 @@ class Sum:
     batches: int = 0
 
 
-def run_stream(
-    run: Run, topics: Sequence[str], root: Path, *, batch_messages: int, keep_s: float, follow: bool
-) -> tuple[Sum, Manifest]:
+@dataclass(frozen=True)
+class Choices:
+    """How topics are read."""
+
+    batch_rows: int = 100_000
+    batch_bytes: int = 64 << 20
+    keep_s: float = 3600.0
+    """How long merged files stay for those who read them."""
+    every: str | None = None
+    """Go on for ever, looking so often ("10 seconds"); None: until what is there now is in."""
+    isolation: str | None = None
+    may_lose: bool = False
+    """Go on behind what expired before it was read, instead of failing."""
+
+
+def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) -> tuple[Sum, Manifest]:
     """Read topics from where the tables in `root` end, and add what they say.
 
-    Args:
-      batch_messages: a batch has at most so many.
-      keep_s: how long merged files stay for those who read them.
-      follow: go on for ever; else until what is there now is in.
     Returns:
       what this run added, and the manifest at its end.
     Raises:
-      TablesBusy, TablesUnreadable; StreamingQueryException: what is in is in, the rest is for the next run.
+      TopicNotFound, TablesBusy, TablesUnreadable: nothing happened. StreamingQueryException: what is in is in, the
+        rest is for the next run.
     """
+    with run.client(*topics) as client:
+        namespace = run.where.namespace
+        lives = {f"{namespace}:{topic}": int(client.properties(topic)["generation"]) for topic in topics}
     spark = run.session()
-    options = run.source(
-        subscribe=",".join(topics), startingOffsets="earliest", maxOffsetsPerTrigger=str(batch_messages)
-    )
     total = Sum()
-    with keep(root, TABLES, keep_s=keep_s) as keeping:
+    with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
+        keeping.begin(lives)
         came_to: dict[int, Absorbed] = {}
 
         def on_rows(rows: DataFrame, batch: int) -> None:
@@ -64,13 +78,54 @@ def run_stream(
             total.batches += 1
             _tell(run, ",".join(topics), absorbed, total, progress)
 
+        options = _source(run, topics, choices, keeping.manifest, lives)
         messages = spark.readStream.format("plainsong").options(**options).load()
-        writer = messages.writeStream.foreachBatch(on_rows).option(
-            "checkpointLocation", str((root / "checkpoint").absolute())
-        )
-        query = (writer.trigger(processingTime=FOLLOW_EVERY) if follow else writer.trigger(availableNow=True)).start()
-        watch(query, on_batch)
+        query = messages.writeStream.foreachBatch(on_rows).queryName(f"audit {','.join(topics)}")
+        query = query.option("checkpointLocation", str(_checkpoint(root, keeping.manifest, lives)))
+        started = query.trigger(processingTime=choices.every) if choices.every else query.trigger(availableNow=True)
+        watch(started.start(), on_batch)
         return total, keeping.manifest
+
+
+def _source(
+    run: Run, topics: Sequence[str], choices: Choices, manifest: Manifest, lives: dict[str, int]
+) -> dict[str, str]:
+    options = run.source(
+        subscribe=",".join(topics),
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=str(choices.batch_rows),
+        maxBytesPerTrigger=str(choices.batch_bytes),
+        minPartitions=str(run.session().sparkContext.defaultParallelism),
+        failOnDataLoss=str(not choices.may_lose).lower(),
+    )
+    known = {
+        topic: {"gen": life, "next": after(manifest.through[topic])}
+        for topic, life in lives.items()
+        if topic in manifest.through
+    }
+    if known:
+        options["startingOffsets"] = json.dumps({"v": 1, "topics": known}, separators=(",", ":"))
+    if choices.isolation is not None:
+        options["isolation"] = choices.isolation
+    return options
+
+
+def after(message_id: str) -> str:
+    """The id that follows, in hex as the one given."""
+    return f"{int(message_id, 16) + 1:040x}"
+
+
+def _checkpoint(root: Path, manifest: Manifest, lives: dict[str, int]) -> Path:
+    """Where Spark keeps its offsets of these topics in these lives.
+
+    The tables do not go by them: other topics, or a new life of one, may well have others.
+    """
+    folder = root.absolute() / CHECKPOINTS
+    if not manifest.through:
+        # Tables that were taken away begin again; offsets that are ahead of them would skip messages.
+        shutil.rmtree(folder, ignore_errors=True)
+    name = ",".join(f"{topic}@{life}" for topic, life in sorted(lives.items()))
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _tell(run: Run, topic: str, absorbed: Absorbed, total: Sum, progress: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,36 +36,36 @@ def audit() -> None:
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @root_option
-@click.option("--follow", is_flag=True, help="Go on for ever; else the run ends when it has caught up.")
+@click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is in.")
+@click.option("--every", default="1s", metavar="TIME", type=Length(), help="How often --follow looks; 1s by default.")
+@click.option("--batch-rows", default=100_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@click.option("--batch-bytes", default=64 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
 @click.option(
-    "--batch-messages",
-    type=click.IntRange(1, 10_000_000),
-    default=100_000,
-    show_default=True,
-    metavar="N",
-    help="Messages in a batch at most.",
+    "--isolation", type=click.Choice(["committed", "uncommitted"]), help="Of reading; the connector's by default."
 )
+@click.option("--may-lose", is_flag=True, help="Go on behind what expired before it was read, instead of failing.")
 @click.option(
     "--keep",
-    "keep_s",
-    type=Length(),
     default="1h",
-    show_default=True,
-    help="How long merged files stay for those who read them.",
+    metavar="TIME",
+    type=Length(),
+    help="Take merged files away so much later, for readers that have begun; 1h by default.",
 )
 @job_options("audit")
-def run(run: Run, topics: tuple[str, ...], root: Path, follow: bool, batch_messages: int, keep_s: int) -> None:
+def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
     """Add what topics say to the tables, each message once.
 
     The tables say how far they go, so a run that was killed goes on where it
     ended. One run at a time keeps a folder; readers need not wait for it.
     """
-    _look(run, topics, root)
     if run.dry_run:
+        _say_what_would_be(run, topics, root)
         return
-    from pipeline.audit.stream import run_stream  # here, so that help needs no pyspark
+    from pipeline.audit.stream import Choices, run_stream  # here, so that help needs no pyspark
 
-    total, manifest = run_stream(run, topics, root, batch_messages=batch_messages, keep_s=float(keep_s), follow=follow)
+    every, follow = options.pop("every"), options.pop("follow")
+    choices = Choices(every=f"{every} seconds" if follow else None, keep_s=options.pop("keep"), **options)
+    total, manifest = run_stream(run, topics, root, choices)
     rows = {name: manifest.rows(name) for name in ("trail", "dead_letters")}
     run.progress.result(
         f"{show_count(total.messages)} messages in {total.batches} batches, {show_count(total.bad)} of them dead letters;"
@@ -78,16 +78,17 @@ def run(run: Run, topics: tuple[str, ...], root: Path, follow: bool, batch_messa
     )
 
 
-def _look(run: Run, topics: tuple[str, ...], root: Path) -> None:
-    """See that the topics are there, and how much waits. Raises TopicNotFound, TablesUnreadable."""
+def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
+    """How much waits, and from where on. Raises TopicNotFound, TablesUnreadable."""
     from pipeline.audit.manifest import Manifest, load_manifest
 
-    through = (load_manifest(root) or Manifest()).through
+    manifest = load_manifest(root) or Manifest()
     with run.client(*topics) as client:
         for topic in topics:
-            last = through.get(f"{run.where.namespace}:{topic}")
+            name = f"{run.where.namespace}:{topic}"
+            life = int(client.properties(topic)["generation"])
+            last = manifest.living({name: life}).through.get(name)
             waiting = client.stats(topic, reader=last or FIRST_BOUND.hex())["reader"]["visible"]
-            if run.dry_run:
-                begin = f"after message {last}" if last else "from the oldest message on"
-                text = f"would add {show_count(waiting)} messages of {topic} to the tables in {root}, {begin}"
-                run.progress.result(text, "would", topic=topic, root=str(root), after=last, messages=waiting)
+            begin = f"after message {last}" if last else "from the oldest message on"
+            text = f"would add {show_count(waiting)} messages of {topic} to the tables in {root}, {begin}"
+            run.progress.result(text, "would", topic=topic, root=str(root), after=last, messages=waiting)

@@ -1,0 +1,186 @@
+"""The audit job at a real daemon: generated input becomes the tables of the reference, whatever is killed, and is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.audit.commands import audit
+from pipeline.audit.generator import payloads
+from pipeline.audit.manifest import load_manifest
+from pipeline.audit.stream import Choices, run_stream
+from pipeline.job import Run
+from plainsong import Client
+from plainsong.cli.where import Where
+from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.pipeline.audit_messages import check_equal, tables_in
+from tests.pipeline.audit_reference import Tables, distances, flows_of
+from tests.spark_session import spark_environ
+
+MESSAGES, SEED, BAD = 2000, 11, 0.02
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("audited") / "data") as running:
+        yield "http://{}:{}".format(*running.address)
+
+
+@pytest.fixture(scope="module")
+def said(url):
+    """Runs a command of the job in this process; its output, of which each line is an event."""
+
+    def say(*words, code=0):
+        done = CliRunner().invoke(audit, [*words, "--url", url, "--json"], catch_exceptions=True)
+        if code == 0:
+            assert done.exit_code == 0, (done.output, done.exception)
+        return [json.loads(line) for line in done.stdout.splitlines()] if code == 0 else done
+
+    return say
+
+
+@pytest.fixture(scope="module")
+def root(spark, url, said, tmp_path_factory):
+    """Tables of a generated topic, of which the run was killed on the way, twice."""
+    folder = tmp_path_factory.mktemp("tables") / "audit"
+    words = ("generate", "--messages", str(MESSAGES), "--seed", str(SEED), "--bad", str(BAD), "--topic", "audit")
+    said(*words, "--create")
+    assert said(*words)[-2]["before"] == MESSAGES, "generated again, nothing is published twice"
+    environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pipeline.audit", "run", "audit", "--root", str(folder), "--url", url]
+    conf = ["--conf", "spark.driver.memory=512m", "--conf", "spark.sql.shuffle.partitions=1"]
+    for ripe in (
+        lambda: sum(1 for _ in folder.glob("data/*/edges/_temporary")),  # in the middle of a batch
+        lambda: (load_manifest(folder) or Tables()).sequence >= 2,
+    ):
+        with subprocess.Popen(
+            [*command, "--batch-rows", "100", *conf], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                eventually(
+                    "the run is where it is to be killed", lambda ripe=ripe: ripe() or process.poll() is not None, 120
+                )
+                assert process.poll() is None, "it was to be killed, but it ended"
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert load_manifest(folder).rows("trail") < MESSAGES * (1 - BAD) * 0.9
+    run = Run("audit", Where((url,)), spark=spark)
+    total, _ = run_stream(run, ["audit"], folder, Choices(batch_rows=700))
+    assert 0 < total.messages < MESSAGES
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(url):
+    with Client(url) as client:
+        return Tables(
+            ("default:audit", bytes(m.id), int.from_bytes(bytes(m.id)[:8], "big"), m.payload)
+            for m in client.read("audit")
+        )
+
+
+def test_tables_of_a_run_that_was_killed_and_went_on_are_those_of_the_reference(root, expected, url):
+    with Client(url) as client:
+        assert [message.payload for message in client.read("audit")] == list(payloads(MESSAGES, SEED, bad=BAD))
+    assert len(expected.trail) + len(expected.dead) == MESSAGES
+    assert len(expected.dead) > 10
+    check_equal(tables_in(root), expected)
+
+
+def test_a_run_without_its_checkpoint_adds_nothing_twice_and_a_dry_run_says_what_waits(
+    root, expected, spark, url, said
+):
+    told = said("run", "audit", "--root", str(root), "--dry-run")
+    assert (told[0]["event"], told[0]["messages"]) == ("would", 0)
+    run = Run("audit", Where((url,)), spark=spark)
+    for path in root.glob("checkpoints/*/offsets/*"):
+        path.unlink()
+    for path in root.glob("checkpoints/*/commits/*"):
+        path.unlink()
+    assert run_stream(run, ["audit"], root, Choices())[0].messages == 0
+    check_equal(tables_in(root), expected)
+
+
+def test_the_trail_is_searched_by_entity_user_and_time(root, expected, said):
+    rows = sorted(((row[0], key[1]), row) for key, row in expected.trail.items())
+    some = rows[len(rows) // 2][1]
+    entity, user, start, end = some[4], some[3], rows[len(rows) // 4][1][0], rows[3 * len(rows) // 4][1][0]
+    for words, fits in (
+        (("--entity", entity), lambda row: row[4] == entity),
+        (("--user", user), lambda row: row[3] == user),
+        (("--from", str(start), "--to", str(end)), lambda row: start <= row[0] < end),
+        (("--entity", entity, "--user", user, "--from", str(start)), lambda row: row[4] == entity and row[3] == user and row[0] >= start),
+        (("--namespace", "other"), lambda row: False),
+        (("--namespace", "other", "--all-namespaces"), lambda row: True),
+    ):  # fmt: skip
+        found = [each["messageId"] for each in said("trail", "--root", str(root), "--limit", "5000", *words)[:-1]]
+        assert found == [key[1].hex() for key, row in reversed(rows) if fits(row)], words
+    found = said("trail", "--root", str(root), "--oldest-first", "--limit", "7")
+    assert [each["event"] for each in found] == ["trail"] * 7 + ["warning", "end"]
+    assert [each["messageId"] for each in found[:7]] == [key[1].hex() for key, _ in rows[:7]]
+    program = next(row[5] for _, row in rows if row[5])
+    by_program = said("trail", "--root", str(root), "--limit", "5000", "--entity", f"program:{program}")[:-1]
+    assert len(by_program) == sum(row[5] == program or row[4] == f"program:{program}" for _, row in rows)
+
+
+def test_usage_and_dead_letters_are_shown(root, expected, said):
+    dataset = next(iter(expected.usage))[2]
+    found = said("usage", "--root", str(root), "--dataset", dataset)[:-1]
+    mine = {key[1]: value for key, value in expected.usage.items() if key[2] == dataset}
+    assert {each["program"]: [each["reads"], each["writes"], each["unknowns"]] for each in found} == {
+        program: value[2:] for program, value in mine.items()
+    }
+    dead = said("dead-letters", "--root", str(root))[:-1]
+    shown = {(each["topic"], bytes.fromhex(each["messageId"])): bytes.fromhex(each["payload"]) for each in dead}
+    assert shown == {key: row[2] for key, row in expected.dead.items()}
+    reason = dead[0]["reason"]
+    assert {each["reason"] for each in said("dead-letters", "--root", str(root), "--reason", reason)[:-1]} == {reason}
+
+
+def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, said):
+    steps = {(source, target) for source, _, _, target in flows_of(expected.edges)}
+    start = max({source for source, _ in steps}, key=lambda each: len(distances(steps, each)))
+    for direction in ("up", "down"):
+        turned = steps if direction == "down" else {(target, source) for source, target in steps}
+        for depth in ("all", "1", "2"):
+            words = ("--direction", direction, "--depth", depth, "--limit", "100000")
+            flows = said("lineage", start, "--root", str(root), *words)[:-1]
+            found: dict[str, int] = {}
+            for each in flows:
+                found.setdefault(each["target" if direction == "down" else "source"], each["distance"])
+            far = distances(turned, start)
+            assert found == {name: n for name, n in far.items() if depth == "all" or n <= int(depth)}
+    by_run = said("lineage", start, "--root", str(root), "--runs", "--limit", "100000")[:-1]
+    assert all(each["run"] for each in by_run)
+    assert len(by_run) == sum(
+        each["runs"] for each in said("lineage", start, "--root", str(root), "--limit", "9999")[:-1]
+    )
+
+
+def test_rows_for_people_are_tables(root):
+    done = CliRunner().invoke(audit, ["usage", "--root", str(root), "--limit", "3"])
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["program", "dataset", "reads", "writes", "unknowns", "first", "seen", "last", "seen"]
+    assert len(lines) == 4
+    assert done.stderr == "warning: only 3 rows are shown, there may be more\n"
+
+
+def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
+    def why(*words):
+        done = said(*words, code=1)
+        return done.output + str(done.exception)
+
+    root = ("--root", str(tmp_path / "none"))
+    assert "there are no audit tables" in why("trail", *root)
+    assert "has no kind" in why("trail", *root, "--entity", "purchases")
+    assert "neither a number" in why("lineage", "x", *root, "--depth", "0")
+    assert "no whole number" in why("generate", "--messages", "1.5", "--topic", "x")
+    assert "either --topic or --out" in why("generate", "--messages", "1")
+    assert "nosuch" in why("run", "nosuch", *root)
+    assert not (tmp_path / "none").exists()

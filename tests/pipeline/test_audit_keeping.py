@@ -1,0 +1,137 @@
+"""Tables that are kept exactly: batches given again, in other portions, after deaths between any two steps."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from pipeline.audit import keeping as keeping_module
+from pipeline.audit import parts as parts_module
+from pipeline.audit.absorbing import TABLE, TABLES, absorb
+from pipeline.audit.generator import payloads
+from pipeline.audit.keeping import FAN_IN, TablesBusy, keep
+from pipeline.audit.manifest import MANIFEST, TablesUnreadable, load_manifest
+from pipeline.audit.reading import arrow, frame, manifest_of
+from tests.pipeline.audit_messages import check_equal, frame_of, messages_of, tables_in
+from tests.pipeline.audit_reference import Tables
+
+
+class Died(Exception):
+    """The process is gone, as far as the tables know."""
+
+
+def test_messages_in_any_portions_some_given_again_make_the_tables_of_the_reference(spark, tmp_path):
+    """Late and repeated events, dead letters, portions that overlap as those of a new query do, and merges."""
+    messages = messages_of(list(payloads(600, seed=3, bad=0.05)))
+    cuts = [0, *sorted(random.Random(3).sample(range(1, 600), FAN_IN)), 600]
+    with keep(tmp_path, TABLES, keep_s=0) as keeping:
+        for start, end in itertools.pairwise(cuts):
+            absorbed = absorb(keeping, frame_of(spark, messages[max(0, start - 40) : end]))
+            assert absorbed.messages == end - start
+        assert absorb(keeping, frame_of(spark, messages)).messages == 0
+        for table in TABLES:
+            assert len(keeping.manifest.of(table.name)) < FAN_IN
+            assert any(part.level for part in keeping.manifest.of(table.name))
+    check_equal(tables_in(tmp_path), Tables(messages))
+    # The parts that were merged are gone from the disk, a moment later.
+    with keep(tmp_path, TABLES, keep_s=0) as keeping:
+        absorb(keeping, frame_of(spark, messages_of([b"bad"], first=600)))
+        assert not keeping.manifest.retired
+        named = {part.path for part in keeping.manifest.parts}
+    assert {each.parent.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.parquet")} == named
+    assert frame(spark, tmp_path, TABLE["usage"]).count() == len(Tables(messages).usage)
+
+
+@pytest.mark.parametrize("where", ["before a part", "before the manifest", "after the manifest"])
+def test_a_batch_that_died_at_any_step_is_whole_after_it_is_given_again(spark, tmp_path, monkeypatch, where):
+    messages = messages_of(list(payloads(60, seed=4, bad=0.1)))
+    with keep(tmp_path, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, messages[:20]))
+    before = manifest_of(tmp_path)
+
+    def dying(module, name, *, first):
+        real = getattr(module, name)
+
+        def die(*args, **named):
+            if not first:
+                real(*args, **named)
+            raise Died
+
+        monkeypatch.setattr(module, name, die)
+
+    if where == "before a part":
+        real_write = parts_module.write_part
+        monkeypatch.setattr(
+            keeping_module,
+            "write_part",
+            lambda rows, table, *rest: real_write(rows, table, *rest) if table.name != "edges" else dies(),
+        )
+    else:
+        dying(keeping_module, "store_manifest", first=where == "before the manifest")
+    with keep(tmp_path, TABLES) as keeping, pytest.raises(Died):
+        absorb(keeping, frame_of(spark, messages[20:]))
+    is_in = where == "after the manifest"
+    check_equal(tables_in(tmp_path), Tables(messages if is_in else messages[:20]))
+    assert (manifest_of(tmp_path) == before) is not is_in
+    monkeypatch.undo()
+    with keep(tmp_path, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, messages[20:]))
+    check_equal(tables_in(tmp_path), Tables(messages))
+    named = {part.path for part in manifest_of(tmp_path).parts}
+    assert {each.parent.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.parquet")} == named
+
+
+def dies():
+    raise Died
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning_and_another_topic_is_its_own(spark, tmp_path):
+    """Its ids may be smaller than those before: a clock may be set back."""
+    later = messages_of([b"one"], first=100)
+    with keep(tmp_path, TABLES) as keeping:
+        keeping.begin({"default:audit": 1})
+        assert absorb(keeping, frame_of(spark, later)).messages == 1
+        assert absorb(keeping, frame_of(spark, messages_of([b"two"], first=50))).messages == 0
+        assert absorb(keeping, frame_of(spark, messages_of([b"three"], first=50, topic="default:other"))).messages == 1
+    with keep(tmp_path, TABLES) as keeping:
+        keeping.begin({"default:audit": 2, "default:other": 1})
+        assert absorb(keeping, frame_of(spark, messages_of([b"two"], first=50))).messages == 1
+    assert len(tables_in(tmp_path).dead) == 3
+
+
+def test_a_reader_by_an_older_manifest_sees_the_tables_as_they_were(spark, tmp_path):
+    messages = messages_of(list(payloads(40, seed=5)))
+    with keep(tmp_path, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, messages[:20]))
+        old = manifest_of(tmp_path)
+        absorb(keeping, frame_of(spark, messages[20:]))
+    assert arrow(tmp_path, TABLE["trail"], manifest=old).num_rows == 20
+    assert arrow(tmp_path, TABLE["trail"]).num_rows == 40
+
+
+def test_two_do_not_keep_one_folder(tmp_path):
+    with keep(tmp_path, TABLES):
+        with pytest.raises(TablesBusy, match="another process keeps"), keep(tmp_path, TABLES):
+            pass
+        assert load_manifest(tmp_path) is not None
+    with keep(tmp_path, TABLES):
+        pass
+
+
+def test_a_folder_without_tables_or_with_unreadable_ones_is_told(tmp_path):
+    with pytest.raises(TablesUnreadable, match="no audit tables"):
+        manifest_of(tmp_path)
+    for text in ("{", "[]", '{"version": 2}', '{"version": 1}'):
+        (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
+        with pytest.raises(TablesUnreadable, match="no manifest of version 1"), keep(tmp_path, TABLES):
+            pass
+
+
+def test_tables_without_rows_are_empty_with_their_columns(spark, tmp_path):
+    with keep(tmp_path, TABLES):
+        pass
+    for table in TABLES:
+        assert arrow(tmp_path, table).column_names == table.columns.names
+        assert frame(spark, tmp_path, table).schema == table.columns
