@@ -14,10 +14,10 @@ numbers.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -123,7 +123,9 @@ class Relay:
         self._max_rows, self._max_bytes = max_batch_messages, max_batch_bytes
         self._pause_s = pause_s
         self._on_sent, self._on_failure = on_sent, on_failure
-        self._stopped = threading.Event()
+        self._stopped = False
+        #: Wakes who waits. Unlike an Event it may be told by a signal handler in the middle of the wait.
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._failing: dict[str, Failing] = {}
         #: What was done so far.
         self.relayed = Relayed()
@@ -156,13 +158,13 @@ class Relay:
           OutboxMissing: the tables are not there.
         """
         pause_s = FIRST_RETRY_S
-        while not self._stopped.is_set():
+        while not self._stopped:
             try:
                 with self._at_work(wait=True) as connection:
-                    while not self._stopped.is_set():
+                    while not self._stopped:
                         if not self._round(connection, self._resting()):
                             self._sweep(connection)
-                            self._stopped.wait(self._pause_s)
+                            self._wait(self._pause_s)
                         pause_s = FIRST_RETRY_S
                         self._failing.pop("", None)
             except OutboxBusy:
@@ -172,12 +174,20 @@ class Relay:
                 if isinstance(failed, OutboxMissing):
                     raise failed from error
                 self._fail("", failed)
-                self._stopped.wait(pause_s)
+                self._wait(pause_s)
                 pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     def stop(self) -> None:
         """Let ``run`` return, after the request that is under way."""
-        self._stopped.set()
+        self._stopped = True
+        self._bell.put(None)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait, not beyond ``stop``; whether it was that."""
+        if not self._stopped:
+            with suppress(Empty):
+                self._bell.get(timeout=seconds)
+        return self._stopped
 
     def decide(self, topic: str, *, resend: bool) -> int:
         """Let a topic go on whose messages on the way are in doubt (``OutboxInDoubt``).
@@ -210,7 +220,7 @@ class Relay:
                     raise OutboxBusy("another relay is at work at this outbox", hint="one is enough; stop it first")
                 self._tell("", OutboxBusy("another relay is at work at this outbox", hint="waiting for it to end"))
                 while not self._lock.take(connection):
-                    if self._stopped.wait(LOCK_PAUSE_S):
+                    if self._wait(LOCK_PAUSE_S):
                         raise OutboxBusy("another relay was at work until this one was stopped")
             try:
                 yield connection
@@ -222,7 +232,7 @@ class Relay:
         """One request for each topic that waits; whether there was any."""
         topics = self._rows.topics_that_wait(connection, without)
         for topic in topics:
-            if self._stopped.is_set():
+            if self._stopped:
                 break
             try:
                 self._relay(connection, topic)
@@ -260,7 +270,7 @@ class Relay:
         return lane
 
     def _sweep(self, connection: Connection) -> None:
-        while self._rows.sweep(connection, self._keep_s) == SWEEP_ROWS and not self._stopped.is_set():
+        while self._rows.sweep(connection, self._keep_s) == SWEEP_ROWS and not self._stopped:
             pass
 
     # --- failures --------------------------------------------------------------------------------
