@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,16 +12,22 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from pipeline.audit.absorbing import TABLES
 from pipeline.audit.commands import audit
+from pipeline.audit.commands.export import WHAT
+from pipeline.audit.exporting import export_tables
 from pipeline.audit.generator import payloads
 from pipeline.audit.manifest import load_manifest
+from pipeline.audit.messages import REASONS
 from pipeline.audit.stream import Choices, run_stream
 from pipeline.job import Run
 from plainsong import Client
+from plainsong.cli.exits import CommandFailed
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.documents import DOCUMENTS, shell_lines
 from tests.pipeline.audit_messages import check_equal, tables_in
-from tests.pipeline.audit_reference import Tables, distances, flows_of
+from tests.pipeline.audit_reference import Tables, distances, flows_of, judge
 from tests.spark_session import spark_environ
 
 MESSAGES, SEED, BAD = 2000, 11, 0.02
@@ -48,16 +55,16 @@ def said(url):
 @pytest.fixture(scope="module")
 def root(spark, url, said, tmp_path_factory):
     """Tables of a generated topic, of which the run was killed on the way, twice."""
-    folder = tmp_path_factory.mktemp("tables") / "audit"
+    folder = tmp_path_factory.mktemp("tables") / "audit-tables"
     words = ("generate", "--messages", str(MESSAGES), "--seed", str(SEED), "--bad", str(BAD), "--topic", "audit")
     said(*words, "--create")
     assert said(*words)[-2]["before"] == MESSAGES, "generated again, nothing is published twice"
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pipeline.audit", "run", "audit", "--root", str(folder), "--url", url]
-    conf = ["--conf", "spark.driver.memory=512m", "--conf", "spark.sql.shuffle.partitions=1"]
+    conf = ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     for ripe in (
         lambda: sum(1 for _ in folder.glob("data/*/edges/_temporary")),  # in the middle of a batch
-        lambda: (load_manifest(folder) or Tables()).sequence >= 2,
+        lambda: load_manifest(folder).sequence >= 1,
     ):
         with subprocess.Popen(
             [*command, "--batch-rows", "100", *conf], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
@@ -184,3 +191,52 @@ def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
     assert "either --topic or --out" in why("generate", "--messages", "1")
     assert "nosuch" in why("run", "nosuch", *root)
     assert not (tmp_path / "none").exists()
+
+
+SECTION = DOCUMENTS["docs/pipeline.md"].split("\n## audit\n")[1].split("\n## ")[0]
+REASONS_TOLD = re.findall(
+    r"`(\w+)`", " ".join(re.findall(r"^\| (`\w+`(?:, `\w+`)?) \| (?:is|lacks|has) ", SECTION, re.M))
+)
+
+
+def test_the_page_shows_messages_that_are_good_and_names_every_reason_column_and_command():
+    shown = re.findall(r"```json\n(.*?)```", SECTION, re.DOTALL)
+    assert [judge(each.encode(), 1_740_000_000_000)["type"] for each in shown] == ["access", "metadata"]
+    assert set(REASONS_TOLD) >= set(REASONS)
+    rows = dict(re.findall(r"^\| `(\w+)` \| a \w+.*? \| (.+) \|$", SECTION, re.MULTILINE))
+    assert {name: re.findall(r"`(\w+)`", columns) for name, columns in rows.items()} == {
+        table.name: table.columns.names for table in TABLES
+    }
+    lines = [line.split()[4] for line in shell_lines(SECTION) if " run audit " in line]
+    assert set(lines) == set(audit.commands)
+
+
+def test_the_python_of_the_page_runs(root, spark, monkeypatch, capsys):
+    monkeypatch.chdir(root.parent)
+    (block,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+    exec(compile(block, "docs/pipeline.md", "exec"), {"spark": spark})
+    out = capsys.readouterr().out
+    assert "first_seen" in out
+    assert "distance" in out
+
+
+def test_tables_are_exported_as_plain_parquet_as_of_one_moment(root, expected, spark, tmp_path):
+    out = tmp_path / "export"
+    run = Run("audit", spark=spark)
+    dry = Run("audit", spark=spark, dry_run=True)
+    export_tables(dry, root, out, tuple(WHAT), None, False)
+    assert not out.exists()
+    export_tables(run, root, out, tuple(WHAT), None, False)
+    rows = {name: spark.read.parquet(str(out / name)).count() for name in WHAT}
+    steps = flows_of(expected.edges)
+    pairs = {(source, target) for source, _, _, target in steps}
+    assert rows == {
+        "trail": len(expected.trail),
+        "usage": len(expected.usage),
+        "edges": len(expected.edges),
+        "dead_letters": len(expected.dead),
+        "flows": len({(source, program, target) for source, program, _, target in steps}),
+        "closure": sum(len(distances(pairs, start)) for start in {source for source, _ in pairs}),
+    }
+    with pytest.raises(CommandFailed, match="the folder of the tables themselves"):
+        export_tables(run, root, root, ("usage",), None, False)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from pipeline.audit.commands.lineage import Depth
 from pipeline.audit.commands.shown import root_option
 from pipeline.job import Run, job_options
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.verb import Verb
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 #: What there is to export, and what it is.
 WHAT: Final = {
@@ -48,28 +44,6 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
     What is kept in --root consists of many parts that only its manifest tells
     apart; other programs want a folder a table. What is there is replaced.
     """
-    from pipeline.audit.absorbing import TABLE
-    from pipeline.audit.lineage import EDGES, closure, flows
-    from pipeline.audit.reading import frame, manifest_of
+    from pipeline.audit.exporting import export_tables  # here, so that help needs no pyspark
 
-    manifest = manifest_of(root)
-    names = chosen or tuple(WHAT)
-    if out.resolve() == root.resolve():
-        raise CommandFailed("--out is the folder of the tables themselves", code=Exit.USAGE)
-    if run.dry_run:
-        for name in names:
-            run.progress.result(f"would write {out / name}: {WHAT[name]}", "would", table=name, out=str(out / name))
-        return
-    spark = run.session()
-    edges = frame(spark, root, EDGES, manifest)
-
-    def rows(name: str) -> DataFrame:
-        if name in TABLE:
-            return frame(spark, root, TABLE[name], manifest)
-        flow = flows(edges, unknown=unknown)
-        return flow if name == "flows" else closure(flow, depth=depth)
-
-    for name in names:
-        rows(name).write.mode("overwrite").parquet(str((out / name).absolute()))
-        run.metrics.add("batches_total", topic="")
-        run.progress.result(f"wrote {out / name}: {WHAT[name]}", "wrote", table=name, out=str(out / name))
+    export_tables(run, root, out, chosen or tuple(WHAT), depth, unknown)
