@@ -67,7 +67,7 @@ def with_archive(facts: TopicFacts, ranges: Sequence[tuple[int, int]], archived_
         return facts
     reaching = [number for number, (_, end_ms) in enumerate(ranges) if end_ms >= facts.known_from_ms]
     if not reaching:
-        gap = "between the archive's end and the topic's oldest message some expired: sizes there are lower bounds"
+        gap = "behind the archive's end messages may have expired that it has not: sizes are lower bounds"
         return TopicFacts(**{**_fields(facts), "note": gap})
     first_ms, _ = ranges[reaching[0]]
     whole = archived_from_start and reaching[0] == 0

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from pipeline.archive.archiving import append
 from pipeline.job import Run
 from pipeline.report.course import Wanted, report_on, topics_of
 from pipeline.report.decisions import Decision
@@ -18,7 +19,7 @@ from plainsong.cli.exits import CommandFailed
 from plainsong.cli.times import now_ms
 from plainsong.cli.where import Where
 from protocol.ids import unpack_id
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 from tests.pipeline import reported
 from tests.pipeline.reported import Row, Topic
 
@@ -148,3 +149,43 @@ def test_options_that_make_no_sense_end_it_before_anything_is_asked(words):
     done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=60, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon, spark, tmp_path):
+    where = Where(("http://{}:{}".format(*daemon.address),), "kept")
+    root = str(tmp_path / "archive")
+    with Client(where.urls, namespace="kept") as client:
+        client.create_topic("orders", ttl_s=3600)
+        began_ms = now_ms() - 1000
+        client.publish("orders", [b"early"] * 5)
+        append(Run("archive", where, spark=spark), ["orders"], root, every=None)
+        client.set_properties("orders", ttl_s=1)
+        eventually("they expire", lambda: not client.stats("orders")["messages"])
+        client.set_properties("orders", ttl_s=3600)
+        client.publish("orders", [b"late"] * 3)
+        append(Run("archive", where, spark=spark), ["orders"], root, every=None)
+    run = Run("report", where, spark=spark)
+    grid = grid_over(began_ms, now_ms() + 1000)
+
+    (alone,) = topics_of(run, Wanted())
+    made = report_on(run, Wanted(), [alone], grid)
+    assert (made.messages, alone.whole, made.sizes[-1]["complete"]) == (3, False, False)
+
+    wanted = Wanted(archive=root)
+    both = topics_of(run, wanted)
+    made = report_on(run, wanted, both, grid)
+    assert (made.messages, both[0].whole) == (8, True)
+    assert sum(row["messages"] for row in made.rates) == 8
+    assert made.of_topic(made.sizes, "kept:orders")[-1]["messages"] == 8
+    assert "no write pointers" in " ".join(made.notes)
+
+    offline = Wanted(("orders",), root, offline=True, ttl_ms=3_600_000)
+    nobody = Run("report", Where(("http://127.0.0.1:1",), "kept"), spark=spark)
+    again = report_on(nobody, offline, topics_of(nobody, offline), grid)
+    assert [row["messages"] for row in again.rates] == [row["messages"] for row in made.rates]
+
+
+def test_offline_wants_an_archive_that_has_the_topic_and_a_ttl(spark, tmp_path):
+    run = Run("report", Where((), "kept"), spark=spark)
+    with pytest.raises(CommandFailed, match="has nothing of kept:orders"):
+        topics_of(run, Wanted(("orders",), str(tmp_path), offline=True, ttl_ms=1000))
