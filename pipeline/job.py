@@ -76,7 +76,11 @@ class Run:
         self._built = False
 
     def session(self) -> SparkSession:
-        """The Spark session, started now if it is not. Raises CommandFailed: it cannot be, and why."""
+        """The Spark session: the one there is, or one started now. Raises CommandFailed: it cannot be, and why."""
+        if self.spark is None and "pyspark" in sys.modules:
+            from pyspark.sql import SparkSession
+
+            self.spark = SparkSession.getActiveSession()  # a notebook's, or the tests'; not ours to stop
         if self.spark is None:
             self.progress.note("starting Spark", "starting")
             self.spark = build_session(f"plainsong {self.job}", master=self.master, conf=self.conf)

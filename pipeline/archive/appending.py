@@ -35,7 +35,7 @@ class Choices:
     root: str
     checkpoint: str | None = None
     """Below which the queries keep their offsets; None: in the archive."""
-    batch_rows: int = 1_000_000
+    batch_rows: int = 500_000
     batch_bytes: int = 256 << 20
     compression: str = "zstd"
     isolation: str | None = None

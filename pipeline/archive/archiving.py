@@ -64,6 +64,7 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
 
 def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     """Start the queries of these topics, and wait for them."""
+    run.session()  # whose start is no part of how fast the topic is
     run.progress.begin()
     queries = [each.subject.start(each.done, every=every) for each in group]
 

@@ -54,7 +54,7 @@ def archive() -> None:
 @click.option("--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is archived.")
 @click.option("--every", default="10s", metavar="TIME", type=Length(), help="How often --follow looks; 10s by default.")
-@click.option("--batch-rows", default=1_000_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@click.option("--batch-rows", default=500_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
 @click.option("--batch-bytes", default=256 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
 @_compression
 @_isolation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,16 +15,21 @@ from hypothesis import strategies as st
 
 from pipeline.archive import archiving
 from pipeline.archive.archiving import append
+from pipeline.archive.command import archive
 from pipeline.archive.files import LocalFiles, open_files
 from pipeline.archive.writing import Log
 from pipeline.job import Run
 from pipeline.replay import replaying
+from pipeline.replay.command import replay
 from pipeline.replay.plans import Chunk, Plan, Plans
 from pipeline.replay.sources import archive_source, parquet_source
 from plainsong import Client, Outgoing
 from plainsong.cli.exits import CommandFailed
+from plainsong.cli.main import program
+from plainsong.cli.main import run as run_program
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.documents import DOCUMENTS, shell_lines
 from tests.spark_session import spark_environ
 
 ARCHIVED = "archived"
@@ -171,6 +177,37 @@ def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
             replaying.with_chunks(spark, source, Plan(source.name, "", "", "n", "again", 1), 10)
     with pytest.raises(CommandFailed, match="no column none"):
         parquet_source(spark, path, "none").rows(spark, "", "")
+
+
+def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
+    monkeypatch.setenv("PLAINSONG_NAMESPACE", "page")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with Client(url_of(daemon), namespace="page") as client:
+        client.create_topic("orders")
+        client.publish("orders", [b"one", b"two"])
+        rows = spark.range(3).selectExpr("id AS number", "cast(id AS STRING) AS payload")
+        rows.write.parquet("rows.parquet")
+        ran = [in_process(line) for line in shell_lines(DOCUMENTS["docs/pipeline.md"]) if is_ours(line)]
+        assert len(ran) > 7
+        assert [message.payload for message in client.read("orders-again")] == [b"one", b"two", b"0", b"1", b"2"]
+    out = capsys.readouterr().out
+    assert "orders: 2 messages, 6 B in 1 batches" in out
+    assert "orders-again: would publish 2 messages in 1 chunks" in out
+    assert "           2  in the topic and in the archive, alike" in out
+
+
+def is_ours(line):
+    return line.startswith(("plainsong topic", "plainsong pipeline run archive", "plainsong pipeline run replay"))
+
+
+def in_process(line):
+    words = shlex.split(line)[1:]
+    command = {"archive": archive, "replay": replay}[words[2]] if words[0] == "pipeline" else program
+    arguments = words[3:] if words[0] == "pipeline" else words
+    assert run_program(command, arguments, "plainsong") == 0, line
+    return line
 
 
 # --- plans -------------------------------------------------------------------------------------------
