@@ -64,8 +64,10 @@ class Usage:
         self.messages += messages
         self.bytes += size
         new = Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms)
-        if self.buckets and ts_ms < self.buckets[-1].first_ms + max(1, ttl_ms // SLICES):
-            self.buckets[-1].join(new)
+        last = self.buckets[-1] if self.buckets else None
+        # No millisecond is in two slices, also when a shorter ttl makes them shorter in the middle of one.
+        if last is not None and (ts_ms <= last.last_ms or ts_ms < last.first_ms + max(1, ttl_ms // SLICES)):
+            last.join(new)
             return
         self.buckets.append(new)
         if len(self.buckets) > MAX_BUCKETS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +81,13 @@ def test_no_slice_is_counted_below_zero():
     usage.cleaned(100, 100, messages=5, size=70, own_expiry_ms=0)
     assert [(bucket.messages, bucket.bytes) for bucket in usage.buckets] == [(0, 0), (1, 10)]
     assert (usage.messages, usage.bytes) == (1, 10)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 1_000, 12_800, 3_600_000])), max_size=60))
+def test_no_millisecond_is_in_two_slices_also_when_the_ttl_changes(added):
+    usage, ts_ms = Usage(), 0
+    for after_ms, ttl_ms in added:
+        ts_ms += after_ms
+        usage.add(ts_ms, 1, 1, ttl_ms)
+    for one, other in itertools.pairwise(usage.buckets):
+        assert one.last_ms < other.first_ms
