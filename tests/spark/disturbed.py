@@ -48,10 +48,13 @@ class Disturbance:
         context = TaskContext.get()
         assert context is not None
         batch = context.getLocalProperty("streaming.sql.batchId")
-        hit = context.partitionId() == self.partition and context.attemptNumber() < self.attempts
+        here = context.partitionId() == self.partition and self.concerns(None if batch is None else int(batch))
+        hit = context.attemptNumber() < self.attempts
         for number, each in enumerate(batches):
-            if number == 1 and hit and self.concerns(None if batch is None else int(batch)):
+            if number == 1 and here and hit:
                 self.happen(self.task)
+            elif number == 1 and here and self.task == "wait":
+                self.wait_for("reached")  # a copy of the task must not be ahead of it
             yield each
 
     def concerns(self, batch: int | None) -> bool:
@@ -65,15 +68,20 @@ class Disturbance:
         if what == "kill":
             # Workers are forked by a process of Python that the JVM started.
             jvm = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+            if (Path(self.folder) / "killed").exists():
+                return  # once is enough
             (Path(self.folder) / "killed").touch()
             os.kill(jvm, signal.SIGKILL)
             time.sleep(_PATIENCE_S)  # it comes soon enough
         if what == "wait":
             (Path(self.folder) / "reached").touch()
-            deadline = time.monotonic() + _PATIENCE_S
-            while not (Path(self.folder) / "go").exists():
-                assert time.monotonic() < deadline, "nobody said go"
-                time.sleep(0.02)
+            self.wait_for("go")
+
+    def wait_for(self, name: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (Path(self.folder) / name).exists():
+            assert time.monotonic() < deadline, f"nobody said {name}"
+            time.sleep(0.02)
 
 
 class DisturbedBatch(DataSourceArrowWriter):
