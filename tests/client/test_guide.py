@@ -1,4 +1,7 @@
-"""Every Python example of docs/client.md and of the README, run as it stands against a real daemon."""
+"""Every Python example of docs/client.md and of the README, run as it stands against a real daemon.
+
+What the README shows of Spark runs where Spark does, tests/spark/test_read_guide.py.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ EXAMPLES = [
     example
     for document in (README, GUIDE)
     for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+    if "spark." not in example
 ]
 #: What an example prints, of those where that matters.
 SAYS = {

@@ -19,6 +19,10 @@ URL = "http://127.0.0.1:7420"
 def test_the_examples_of_reading_do_what_they_show(spark, tmp_path, monkeypatch):
     blocks = re.findall(r"```(python|sql)\n(.*?)```", GUIDE, re.DOTALL)
     assert [kind for kind, _ in blocks] == ["python", "sql", "python", "python", "python"]
+    (of_readme,) = [
+        code for code in re.findall(r"```python\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL) if "spark." in code
+    ]
+    blocks.append(("python", of_readme))
     monkeypatch.chdir(tmp_path)
     with Daemon(tmp_path / "data") as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))
