@@ -30,6 +30,7 @@ from pipeline.failures import failure_of_spark, is_of_spark
 from pipeline.metrics import Metrics
 from pipeline.progress import Progress
 from pipeline.session import build_session
+from pipeline.surroundings import extra_installed
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import run as run_program
 from plainsong.cli.verb import exit_of, json_option
@@ -160,7 +161,7 @@ def job_options(job: str, *, dry_run: bool = True) -> Callable[[F], F]:
                 Progress(job, as_json=as_json, shown=shown),
                 Metrics(job, named.pop("metrics_file")),
             )
-            with _lived(run, trace=trace), _ended_by_sigterm():
+            with _lived(run, trace=trace), _ended_by_sigterm(), extra_installed():
                 return command(run, *args, **named)
 
         found: Any = where_options(with_run)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from plainsong.cli.exits import CommandFailed
 
-#: Whole packages, and single files of one that has more than workers need.
-WHOLE = ("pyspark_plainsong", "pipeline")
-FILES = {"protocol": ("__init__.py", "frames.py")}
+#: Workers need two files of ``protocol``; but spark-submit puts the zip before the driver's own packages, which
+#: would then find no more of it than that.
+PACKAGES = ("pyspark_plainsong", "pipeline", "protocol")
 #: The earliest time a zip can hold, so that equal sources are equal zips.
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
@@ -19,13 +19,11 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 def zip_files() -> dict[str, Path]:
     """Names in the zip, sorted, and the files. Raises CommandFailed: a package is not installed."""
     found: dict[str, Path] = {}
-    for package in WHOLE:
+    for package in PACKAGES:
         folder = _folder(package)
         for path in folder.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 found[f"{package}/{path.relative_to(folder).as_posix()}"] = path
-    for package, names in FILES.items():
-        found |= {f"{package}/{name}": _folder(package) / name for name in names}
     return dict(sorted(found.items()))
 
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from pipeline.surroundings import check_surroundings, worker_environ
+from pipeline.surroundings import SUBMITTED, check_surroundings, worker_environ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
     """
     check_surroundings()
     os.environ.update(worker_environ())
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = SUBMITTED in os.environ
     settings = dict(ALWAYS)
     if not submitted:
         master = master or DEFAULT_MASTER
@@ -64,8 +64,17 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
         session = builder.getOrCreate()
     if not submitted:
         session.sparkContext.setLogLevel("ERROR")
+    else:
+        _register(session)
     _quiet()
     return session
+
+
+def _register(session: SparkSession) -> None:
+    """Spark looks for data sources without what ``--py-files`` brings; one that is registered is imported with it."""
+    from pyspark_plainsong import DefaultSource
+
+    session.dataSource.register(DefaultSource)
 
 
 def _quiet() -> None:

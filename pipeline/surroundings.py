@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +16,20 @@ from typing import TYPE_CHECKING
 from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: Spark 4 runs on this and newer.
 JAVA = 17
 #: What runs in Spark's Python workers imports these.
-WORKERS_NEED = ("pyspark", "pyarrow", "pyspark_plainsong", "protocol.frames")
+WORKERS_NEED = ("pyspark", "pyarrow")
+#: And these, which spark-submit may bring along in a zip.
+OURS = ("pyspark_plainsong", "protocol.frames")
+#: Set by spark-submit for the driver that it starts.
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: Packages of this project that jobs and workers import.
 PACKAGES = ("pipeline", "pyspark_plainsong", "protocol", "plainsong")
+#: What the extra ``plainsong[spark]`` brings, by the names that are imported.
+EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
 _PROBE_S = 30.0
 
 
@@ -64,9 +71,21 @@ def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
     """
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
-            raise _missing(f"{package} is not installed for {sys.executable}", 'pip install "plainsong[spark]"')
+            raise _not_installed(package)
     _check_java(environ)
     _check_workers(environ)
+
+
+@contextmanager
+def extra_installed() -> Iterator[None]:
+    """Around what a job imports when it runs. Raises CommandFailed: a package of the extra is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA:
+            raise
+        raise _not_installed(package) from error
 
 
 def _check_java(environ: Mapping[str, str]) -> None:
@@ -92,9 +111,10 @@ def _check_workers(environ: Mapping[str, str]) -> None:
         if not python or python == sys.executable:
             continue
         here = f"unset {variable}, or let it be {sys.executable}"
+        needed = WORKERS_NEED if SUBMITTED in environ else WORKERS_NEED + OURS
         lines = [
             "import sys, importlib",
-            f"for name in {WORKERS_NEED!r}: importlib.import_module(name)",
+            f"for name in {needed!r}: importlib.import_module(name)",
             "print('%d.%d' % sys.version_info[:2])",
         ]
         try:
@@ -115,6 +135,10 @@ def _check_workers(environ: Mapping[str, str]) -> None:
         if done.stdout.strip() != ours:
             says = f"{variable} is Python {done.stdout.strip()}, the job runs on {ours}"
             raise _missing(f"{says}; Spark wants one version", here)
+
+
+def _not_installed(package: str) -> CommandFailed:
+    return _missing(f"{package} is not installed for {sys.executable}", 'pip install "plainsong[spark]"')
 
 
 def _missing(message: str, hint: str) -> CommandFailed:
