@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.spark.installed import build_wheel, make_interpreter
 from tests.spark_session import open_session, why_not
 
 #: Inner rings first: what they find explains what the outer ones would show. Others follow.
@@ -52,3 +53,27 @@ def spark():
     session = open_session()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A standalone Spark cluster, shared like the session: its workers start executors for each application anew."""
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    from tests.spark.cluster import Cluster  # here, so that the inner rings need no pyspark
+
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The package as it is distributed."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """The interpreter of an environment that it is installed in, with all its extras."""
+    return make_interpreter(tmp_path_factory.mktemp("installed") / "env", wheel=wheel)

@@ -1,0 +1,181 @@
+"""What is in the wheel, who imports Spark, and what is said where a part of it is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from configparser import ConfigParser
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from installed import EXTRA, PACKAGES, SPARK, environ_of, make_interpreter
+
+from plainsong import Client
+from plainsong.cli.exits import Exit
+from tests.daemon.harness import PLAINSONG, ROOT, Daemon
+from tests.spark_session import why_not
+
+APPEND = ("pipeline", "run", "archive", "append", "orders", "--root", "archive")
+
+
+def run(python: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+    """Run the ``plainsong`` beside an interpreter; its exit code, and what it said on standard error."""
+    done = subprocess.run(
+        [str(python.with_name("plainsong")), *arguments],
+        cwd=python.parents[1],
+        env=environ_of(python, **environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+# --- the wheel ---------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_every_file_of_every_package_and_the_programs(wheel):
+    tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=False)
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert set(tracked.stdout.splitlines()) <= sources
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        said = archive.read(next(name for name in names if name.endswith("/entry_points.txt"))).decode()
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert {name for name in names if ".dist-info/" not in name} == sources
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    programs = ConfigParser()
+    programs.read_string(said)
+    assert programs["console_scripts"]["plainsong"] == "plainsong.cli.main:main"
+    assert programs["plainsong.commands"]["pipeline"] == "pipeline.command:pipeline"
+    wanted = re.findall(r"^Requires-Dist: ([\w-]+).*extra == .spark.", metadata, re.MULTILINE)
+    assert set(wanted) == {"pyspark", "pyarrow", "matplotlib"}
+
+
+def test_no_file_of_a_job_hides_a_module_that_others_import():
+    """spark-submit puts the folder of what it runs in front of everything else."""
+    others = sys.stdlib_module_names | packages_distributions().keys()
+    for folder in [each for each in (ROOT / "pipeline").iterdir() if (each / "__main__.py").exists()]:
+        stems = {path.stem for path in folder.iterdir() if path.stem.isidentifier() and path.stem[0] != "_"}
+        assert not stems & others, folder
+
+
+# --- who imports it ----------------------------------------------------------------------------------
+
+
+def imported(errors: str) -> set[str]:
+    """What ``-X importtime`` told, without what is inside of packages."""
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in errors.splitlines() if "import time:" in line}
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("pipeline", "list"), ("pipeline", "run", "--help")])
+def test_the_command_line_imports_nothing_of_spark(arguments):
+    command = [sys.executable, "-X", "importtime", str(PLAINSONG), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "click" in imported(done.stderr)
+    assert not imported(done.stderr) & {*EXTRA, "pyspark_plainsong"}
+
+
+def test_the_daemon_imports_nothing_of_spark_or_of_the_wings(tmp_path):
+    with Daemon(tmp_path / "data", wrapper=[sys.executable, "-X", "importtime"]) as daemon:
+        with Client("http://{}:{}".format(*daemon.address)) as client:
+            client.create_topic("orders")
+            client.publish("orders", [b"first"])
+            assert [message.payload for message in client.read("orders")] == [b"first"]
+        assert daemon.stop() == 0
+    assert "plyvel" in imported(daemon.errors)
+    assert not imported(daemon.errors) & {*EXTRA, "pyspark_plainsong", "pipeline"}
+
+
+# --- where something is missing ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(wheel, tmp_path_factory):
+    """An environment that has the package, and not the extra."""
+    return make_interpreter(tmp_path_factory.mktemp("plain") / "env", wheel=wheel, without=EXTRA)
+
+
+@pytest.mark.parametrize(
+    "job", [APPEND, (*APPEND, "--dry-run"), ("pipeline", "run", "replay", "orders", "--into", "x")]
+)
+def test_without_the_extra_a_job_says_what_to_install(plain, job):
+    arguments = job if "--root" in job else (*job, "--root", "archive")
+    code, error = run(plain, *arguments)
+    assert code == Exit.USAGE
+    assert error == f'error: pyspark is not installed for {plain}\nhint: pip install "plainsong[spark]"\n'
+    assert not (plain.parents[1] / "archive").exists()
+
+
+def test_without_the_extra_help_and_the_list_of_jobs_are_there(plain):
+    assert run(plain, "pipeline", "list") == (Exit.OK, "")
+    assert run(plain, "pipeline", "run", "archive", "append", "--help") == (Exit.OK, "")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """An interpreter for Spark's workers where nothing of ours is installed."""
+    return make_interpreter(tmp_path_factory.mktemp("bare") / "env", only=SPARK)
+
+
+@pytest.fixture(scope="module")
+def without_pyarrow(plain):
+    """What makes the same interpreter find pyspark and nothing else of the extra."""
+    folder = plain.parents[1] / "pyspark alone"
+    folder.mkdir()
+    for name in ("pyspark", "py4j"):
+        (folder / name).symlink_to(Path(sysconfig.get_path("purelib"), name))
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A daemon with a topic: jobs look there first."""
+    with Daemon(tmp_path_factory.mktemp("packaged") / "data") as daemon:
+        address = "http://{}:{}".format(*daemon.address)
+        with Client(address) as client:
+            client.create_topic("orders")
+        yield address
+
+
+def test_a_job_without_pyarrow_says_what_to_install(plain, without_pyarrow, url):
+    code, error = run(plain, *APPEND, "--url", url, **without_pyarrow)
+    assert code == Exit.USAGE
+    assert error == f'error: pyarrow is not installed for {plain}\nhint: pip install "plainsong[spark]"\n'
+
+
+def test_a_job_without_java_says_what_to_install(installed, url):
+    code, error = run(installed, *APPEND, "--url", url, PATH=str(installed.parent))
+    assert code == Exit.USAGE
+    assert error.startswith("error: there is no Java on the PATH, and JAVA_HOME is not set\nhint: install Java 17")
+
+
+def test_a_session_without_java_says_so(installed, tmp_path):
+    """A user's own, where nothing of ours runs."""
+    for tool in ("bash", "env", "dirname", "ps"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    script = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate()"
+    environ = environ_of(installed, PATH=f"{installed.parent}:{tmp_path}")
+    done = subprocess.run([installed, "-c", script], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "JAVA_HOME is not set" in done.stderr
+    assert "[JAVA_GATEWAY_EXITED]" in done.stderr
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_job_whose_workers_would_lack_the_package_says_which_interpreter(installed, bare, url):
+    code, error = run(installed, *APPEND, "--url", url, PYSPARK_PYTHON=str(bare))
+    assert code == Exit.USAGE
+    lacks = "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark_plainsong'"
+    assert error.startswith(f"error: PYSPARK_PYTHON is {bare}, which {lacks}\nhint: unset PYSPARK_PYTHON, or let it be")
