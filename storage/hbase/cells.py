@@ -1,10 +1,11 @@
-"""Rows of the metadata table: one cell each, replaced only by compare-and-set, and never by an older owner.
+"""Rows of the metadata table that no head decides about: one cell, compared and set, never by an older owner.
 
     cell v    epoch:u64  01 value | 00        00: the row is gone
 
 An owner's epoch is above those of all owners before it, whatever the topic, so a cell says whether it may be replaced.
 A row that is removed stays as a cell that says so: HBase has no compare-and-delete through its gateway, and a plain
-delete that was long under way would remove what a later owner has put.
+delete that was long under way would remove what a later owner has put. Such rows are few: properties of namespaces, and
+what whoever opens a store says about it. They count as soon as they are there.
 """
 
 from __future__ import annotations

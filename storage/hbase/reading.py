@@ -1,4 +1,4 @@
-"""Reading: from HBase's rows to rows as the store has them, without those that a fence hides, in lists as asked for."""
+"""Reading: from HBase's rows to rows as the store has them, without those that do not count, in lists as asked for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from protocol.keys import SYSTEM, stop_after, topic_prefix
 from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from storage.hbase.cells import value_in
 from storage.hbase.owners import HEAD
-from storage.hbase.packed import CELL, epoch_of, unpack
-from storage.hbase.scanning import Range, merged, scan, some
+from storage.hbase.packed import CELL, stamp_of, unpack
+from storage.hbase.scanning import Found, Range, merged, scan, some
+from storage.hbase.slots import Pair, governor
 from storage.hbase.tables import HASHES, hashed, is_within_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from storage.base import Row
-    from storage.hbase.owners import Head, Owners
+    from storage.hbase.owners import Owners
     from storage.hbase.pool import Pool
-    from storage.hbase.scanning import Found
+    from storage.hbase.stamps import Head
     from storage.hbase.tables import Tables
 
 #: Rows of HBase in the first page: each may have thousands of the store's.
@@ -61,16 +62,41 @@ class Reading:
             await self._scan_all(table, start, stop, lists, reverse=reverse)
         lists.end()
 
-    async def _scan_metadata(self, wanted: Range, lists: Lists, first_page: int) -> None:
-        def rows_of(found: Found) -> Iterator[Row]:
-            value = None if found.key.startswith(_OWN) else value_in(found.columns.get(CELL))
-            if value is not None:
-                yield found.key, value
+    async def metadata(self, key: bytes) -> bytes | None:
+        """A row of the metadata table. Raises StoreError, DamagedRow."""
+        rows = await self._pool.call("getRow", self._tables[Table.METADATA], key, {})
+        found = [Found(key, {column: cell.value for column, cell in row.columns.items()}) for row in rows]
+        return next((value for _, value in await self._valid(found)), None)
 
+    async def _scan_metadata(self, wanted: Range, lists: Lists, first_page: int) -> None:
         async def take(page: list[Found]) -> bool:
-            return await _take(page, rows_of, lists)
+            return lists.add(iter(await self._valid(page)))
 
         await scan(self._pool, wanted, take, first_page=first_page, timeout_s=self._timeout_s)
+
+    async def _valid(self, page: list[Found]) -> list[Row]:
+        """The rows of metadata on a page, each as the commits that took place have left it.
+
+        The heads are asked for behind the page: what counted when it was read still does then, or what came after it.
+        """
+        found = [row for row in page if not row.key.startswith(_OWN)]
+        governors = {row.key: governor(row.key) for row in found if CELL not in row.columns}
+        wanted = {prefix for prefix in governors.values() if prefix is not None}
+        heads = dict(await self._owners.heads_of(wanted))
+        rows: list[Row] = []
+        for row in found:
+            prefix = governors.get(row.key)
+            if prefix is None:
+                value = value_in(row.columns.get(CELL))
+            else:
+                pair = Pair.of(row.columns)
+                if pair.is_beyond(heads[prefix]):
+                    self._owners.forget(prefix)
+                    heads[prefix] = await self._owners.head_of(prefix)
+                value = pair.value(heads[prefix])
+            if value is not None:
+                rows.append((row.key, value))
+        return rows
 
     async def _scan_topic(self, table: Table, start: bytes, stop: bytes, lists: Lists, *, reverse: bool) -> None:
         """One range of HBase: from the row in which ``start`` is to the one in which ``stop`` is."""
@@ -140,7 +166,7 @@ class _Span:
         key = found.key[1:]
         if CELL not in found.columns:
             return  # cells that came after the row had been removed: cleaning finds them
-        if self._head.hides(epoch_of(found.columns[CELL]), key):
+        if not self._head.counts(stamp_of(found.columns[CELL])):
             return
         rows = unpack(key, found.columns)
         if key >= self._stop:

@@ -1,4 +1,7 @@
-"""Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone."""
+"""Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone.
+
+A row of HBase goes as it was seen, by its time: one that has come to the same place since stays.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.effects import Table
 from protocol.keys import stop_after, topic_prefix
 from storage.hbase.gateway import thrift
-from storage.hbase.packed import CELL, removing_cells, rolling_cell, shared_of, unpack
+from storage.hbase.packed import CELL, removing_cells, rolling_cell, stamp_of, unpack
 from storage.hbase.scanning import Range, scan
 from storage.hbase.tables import hashed
 from storage.rolled import rolled_back
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from protocol.effects import RollBack
+    from storage.hbase.owners import Owners
     from storage.hbase.pool import Pool
     from storage.hbase.scanning import Found
     from storage.hbase.tables import Tables
@@ -26,9 +30,10 @@ _FIRST_PAGE = 16
 class Removing:
     """Changes what is there of rows."""
 
-    def __init__(self, pool: Pool, tables: Tables, *, timeout_s: float) -> None:
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float) -> None:
         self._pool = pool
         self._tables = tables
+        self._owners = owners
         self._timeout_s = timeout_s
 
     async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
@@ -46,15 +51,19 @@ class Removing:
     async def _remove_of_topic(self, table: Table, keys: list[bytes]) -> None:
         gone = set(keys)
         last = max(gone)
+        head = await self._owners.head_of(topic_prefix(last))
 
         async def change(found: Found) -> bool:
             key = found.key[1:]
-            rows = unpack(key, found.columns) if CELL in found.columns else []
+            stamp = stamp_of(found.columns[CELL]) if CELL in found.columns else None
+            if stamp is not None and not head.counts(stamp) and not head.is_void(stamp):
+                return key < last  # of a commit under way
+            void = stamp is None or head.is_void(stamp)
+            rows = [] if void else unpack(key, found.columns)
             if all(row[0] in gone for row in rows):
-                await self._pool.call("deleteAllRow", self._tables[table], found.key, {})
+                await self._pool.call("deleteAllRowTs", self._tables[table], found.key, found.time_ms, {})
             else:
-                shared = len(shared_of(key, found.columns[CELL]))
-                cells = removing_cells(shared, [row[0] for row in rows], gone)
+                cells = removing_cells(found.columns[CELL], [row[0] for row in rows], gone)
                 await self._mutate(table, found.key, cells)
             return key < last
 
@@ -64,15 +73,16 @@ class Removing:
         """Turn the pointer's sign in its rows of the range. Raises StoreError: some may be turned."""
         if operation.start >= operation.stop:
             return
+        head = await self._owners.head_of(topic_prefix(operation.start))
 
         async def change(found: Found) -> bool:
             key = found.key[1:]
-            rows = unpack(key, found.columns) if CELL in found.columns else []
+            counts = CELL in found.columns and head.counts(stamp_of(found.columns[CELL]))
+            rows = unpack(key, found.columns) if counts else []
             inside = [row for row in rows if operation.start <= row[0] < operation.stop]
             turned = [row[0] for row in rolled_back(inside, operation.pointer)]
             if turned:
-                shared = len(shared_of(key, found.columns[CELL]))
-                cell = rolling_cell(shared, operation.pointer, turned[0], turned[-1])
+                cell = rolling_cell(found.columns[CELL], operation.pointer, turned[0], turned[-1])
                 await self._mutate(Table.MESSAGE, found.key, [cell])
             return key < operation.stop
 

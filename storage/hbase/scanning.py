@@ -34,6 +34,8 @@ class Found(NamedTuple):
 
     key: bytes
     columns: Mapping[bytes, bytes]
+    time_ms: int = 0
+    """HBase's, of its newest cell."""
 
 
 class Range(NamedTuple):
@@ -138,7 +140,8 @@ def _below(key: bytes) -> bytes:
 
 
 def _found(row: Any) -> Found:
-    return Found(row.row, {column: cell.value for column, cell in row.columns.items()})
+    columns = {column: cell.value for column, cell in row.columns.items()}
+    return Found(row.row, columns, max((cell.timestamp for cell in row.columns.values()), default=0))
 
 
 async def some(pool: Pool, wanted: Range, limit: int, *, timeout_s: float) -> list[Found]:

@@ -1,30 +1,35 @@
-"""The HBase store: commits as rows put if absent, checked against the owner's epoch before they count.
+"""The HBase store: rows of a commit put if absent, which count once the topic's head says so.
 
     messages, payloads   packed, one row of HBase for as many rows of a commit as a cell holds; put if absent
-    metadata             one cell a row; compare-and-set
-    then                 the owner's epoch is looked up again: only if it still holds, the commit is acknowledged
+    metadata             two cells a row, in turn; compare-and-set
+    then                 the owner moves the topic's head by one: the commit takes place, if nobody else has come
 
-A row of HBase is the unit: a commit that needs several may be there in part after a crash, in order.
+All puts of a commit up to a removal or a rollback of rows become visible in one moment; a crash leaves all or none.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import trio
 
-from protocol.effects import Delete, Put, Table
+from protocol.effects import Delete, RollBack, Table
+from protocol.keys import metadata_key
 from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits
-from storage.hbase.cells import Cells, value_in
+from storage.hbase.batch import Batch
+from storage.hbase.cells import Cells
 from storage.hbase.owners import Owners
 from storage.hbase.pool import Pool
 from storage.hbase.putting import Putting
 from storage.hbase.reading import Reading
 from storage.hbase.removing import Removing
+from storage.hbase.slots import Slots, governor
 from storage.hbase.tables import Tables
+from storage.hbase.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from protocol.effects import Expect, Operation
     from protocol.names import TopicName
@@ -47,10 +52,11 @@ class HBaseStore:
         )
         self._pool = pool
         self._cells = Cells(pool, tables[Table.METADATA])
-        self._owners = Owners(pool, tables, self._cells, timeout_s=options.timeout_s)
+        self._slots = Slots(pool, tables[Table.METADATA])
+        self._owners = Owners(pool, tables, self._cells, self._slots)
         self._reading = Reading(pool, tables, self._owners, timeout_s=options.timeout_s)
         self._putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
-        self._removing = Removing(pool, tables, timeout_s=options.timeout_s)
+        self._removing = Removing(pool, tables, self._owners, timeout_s=options.timeout_s)
         #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
@@ -80,7 +86,7 @@ class HBaseStore:
         await self.aclose()
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``: a new epoch, and fences before the owners of earlier ones."""
+        """See ``Store.claim``: a new epoch, in which no commit of an earlier one can take place any more."""
         self._refuse_if_closed()
         claim = await self._owners.claim(name)
         self._epochs[name] = claim.epoch
@@ -98,47 +104,49 @@ class HBaseStore:
             except StoreConflict:
                 raise
             except BaseException:
-                # What is under way may still land: only a later epoch puts a fence before it.
+                # What is under way may still land: only a later epoch sees to it that it counts for nothing.
                 self._epochs.pop(claim.name, None)
                 raise
 
     async def _write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
+        """The operations in their order: all puts up to the next removal or rollback take place in one moment."""
         for wanted in expect:
             if await self.get(wanted.table, wanted.key) != wanted.value:
                 raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
-        await self._do(commit, claim, {wanted.key: wanted for wanted in expect})
-        await self._owners.check(claim)
-
-    async def _do(self, commit: Sequence[Operation], claim: Claim, expected: dict[bytes, Expect]) -> None:
-        """The operations in their order; what goes into one row of HBase, in one."""
-        checked = True
+        expected = {wanted.key: wanted for wanted in expect}
+        batch = Batch()
+        checked = False
         for operation in commit:
-            if isinstance(operation, Put) and operation.table is not Table.METADATA:
-                await self._putting.put(operation, claim)
-                checked = False
+            if batch.take(operation):
                 continue
-            if not checked:
-                # What is said about rows must not come later than the next owner: those of a deposed one are hidden.
+            if not batch.is_empty:
+                await self._commit(batch, claim, expected)
+                batch = Batch()
+            elif not checked:
                 await self._owners.check(claim)
-                checked = True
-            if isinstance(operation, Put):
-                for suffix, value in zip(operation.suffixes, operation.values, strict=True):
-                    await self._put_metadata(operation.prefix + suffix, value, claim, expected)
-            elif isinstance(operation, Delete):
-                if operation.table is Table.METADATA:
-                    for key in operation.keys:
-                        await self._put_metadata(key, None, claim, expected)
-                else:
-                    await self._removing.remove(operation.table, operation.keys)
-            else:
+            checked = True
+            if isinstance(operation, Delete):
+                await self._removing.remove(operation.table, operation.keys)
+            elif isinstance(operation, RollBack):
                 await self._removing.roll_back(operation)
+        await self._commit(batch, claim, expected)
 
-    async def _put_metadata(self, key: bytes, value: bytes | None, claim: Claim, expected: dict[bytes, Expect]) -> None:
-        wanted = expected.pop(key, None)
-        if wanted is None:
-            await self._cells.put(key, value, claim.epoch)
-        else:
-            await self._cells.put_expected(key, wanted.value, value, claim.epoch)
+    async def _commit(self, batch: Batch, claim: Claim, expected: dict[bytes, Expect]) -> None:
+        await together(self._calls(batch, claim, expected))
+        await self._owners.commit(claim)
+
+    def _calls(
+        self, batch: Batch, claim: Claim, expected: dict[bytes, Expect]
+    ) -> Iterator[Callable[[], Awaitable[None]]]:
+        for put in batch.rows:
+            yield from self._putting.calls(put, claim)
+        for key, value in batch.metadata.items():
+            if governor(key) == metadata_key(claim.name):
+                yield partial(self._owners.put, key, value, claim)
+            elif (wanted := expected.get(key)) is not None:
+                yield partial(self._cells.put_expected, key, wanted.value, value, claim.epoch)
+            else:
+                yield partial(self._cells.put, key, value, claim.epoch)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``."""
@@ -149,7 +157,7 @@ class HBaseStore:
         """See ``Store.get``."""
         self._refuse_if_closed()
         if table is Table.METADATA:
-            return value_in(await self._cells.get(key))
+            return await self._reading.metadata(key)
         rows: list[Row] = []
 
         def feed(chunk: list[Row]) -> bool:

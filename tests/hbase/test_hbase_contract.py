@@ -9,13 +9,13 @@ from tests.storage.rolling_contract import RollingContract
 
 class TestHBaseStore(StoreContract):
     def break_next_write(self, store: Store) -> None:
-        check = store._owners.check
+        commit = store._owners.commit
 
         async def fail(claim: object) -> None:
-            store._owners.check = check
+            store._owners.commit = commit
             raise StoreError("no gateway answers")
 
-        store._owners.check = fail
+        store._owners.commit = fail
 
 
 class TestRollingOnHBase(RollingContract):

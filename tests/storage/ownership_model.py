@@ -1,0 +1,275 @@
+"""The protocol of the HBase store, small enough to try every order in which things can happen.
+
+One topic, and one client with three requests in order, sent again to whatever owner when there is no answer: either
+three publishes, or two stores under a write pointer and the publish of both. Owners come one after another, while those
+before go on as if nothing had happened, or die at any step. Every put is under way for as long as it likes: it may land
+late, after its owner's death, or never. An owner's clock may be ahead of another's, so that both use one row key. A
+reader polls any owner, deposed ones too. The client asks for no more than an owner remembers (deduplication): what it
+has been told is done must be there, once and in order, and what was read must stay as it was read.
+
+``Rules`` are the ingredients; each can be left out, to see what for it is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tests.storage.ownership_world import MESSAGES, PAYLOADS, Cell, Flight, Head, Owner, Row, Rules, World, order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Model:
+    """Every world that can come about."""
+
+    def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3) -> None:
+        self.rules = rules
+        self.stores = stores
+        self.owners = owners
+        self.requests = requests
+
+    def explore(self, *, deep: bool = False) -> tuple[int, str | None]:
+        """How many worlds there are, and what is wrong with the first one found in which something is.
+
+        Args:
+          deep: follow one order of events to its end before the next; else the shortest ones come first.
+        """
+        start = World()
+        seen = {start}
+        queue = deque([start])
+        while queue:
+            world = queue.pop() if deep else queue.popleft()
+            for reached in self.following(world):
+                following = self.without_vain(reached)
+                if following not in seen:
+                    wrong = self.wrong(following)
+                    if wrong is not None:
+                        return len(seen), wrong
+                    seen.add(following)
+                    queue.append(following)
+        return len(seen), None
+
+    def without_vain(self, world: World) -> World:
+        """Without puts that nobody waits for and that cannot succeed any more: what was there never comes back."""
+        awaited = {flight for owner in world.owners for flight in owner.waits}
+        rows = {(table, key) for table, key, _ in world.rows}
+        vain = {
+            flight
+            for flight in world.flights - awaited
+            if (flight.table == "head" and self.rules.compared and flight.before != world.head)
+            or (flight.table == "cell" and flight.before != world.cells[flight.key])
+            or (flight.before is None and self.rules.put_if_absent and (flight.table, flight.key) in rows)
+        }
+        return world._replace(flights=world.flights - vain) if vain else world
+
+    # --- what must hold ---
+
+    def log(self, world: World, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
+        """Position and number of the messages that a reader with this head sees."""
+        found: list[tuple[int, int]] = []
+        for table, key, row in sorted(world.rows):
+            if table != MESSAGES or key > until or (self.rules.filtered and not head.counts(row.stamp)):
+                continue
+            if row.what[0] >= 0:
+                found.append((key, row.what[0]))
+                continue
+            _, first, last = row.what
+            for where, position, payload in sorted(world.rows):
+                visible = not self.rules.payloads_filtered or head.counts(payload.stamp)
+                if where == PAYLOADS and first <= position <= last and visible:
+                    found.append((key, payload.what[0]))
+        return found
+
+    def wrong(self, world: World) -> str | None:
+        log = [number for _, number in self.log(world, world.head)]
+        told = range(world.told)
+        if self.stores:
+            told = range(self.requests - 1 if world.told == self.requests else 0)
+        if len(set(log)) < len(log):
+            return "a message is there twice"
+        if log != sorted(log):
+            return "messages are out of order"
+        if not set(told) <= set(log) or (self.stores and 0 < len(log) < self.requests - 1):
+            return "an acknowledged message is lost"
+        if tuple(log[: len(world.read)]) != world.read:
+            return "what was read has changed"
+        return None
+
+    # --- what may happen ---
+
+    def following(self, world: World) -> Iterator[World]:
+        if world.claims < self.owners:
+            yield self.claim(world)
+        for flight in sorted(world.flights, key=order):
+            yield self.land(world, flight)
+        for at, owner in enumerate(world.owners):
+            yield self.without(world, at)
+            if owner.phase == "claimed":
+                beyond = any(cell is not None and cell.stamp[0] > owner.head.last[0] for cell in world.cells)
+                if not (beyond and self.rules.later_respected):
+                    yield self.changed(world, at, self.load_metadata(world, owner))
+            elif owner.phase == "metadata":
+                yield self.changed(world, at, self.load_rows(world, owner))
+            else:
+                yield from self.polled(world, owner)
+                if owner.phase == "idle" and world.asked != owner.number and world.told < self.requests:
+                    yield self.ask(world, at)
+
+    def claim(self, world: World) -> World:
+        number = world.claims + 1
+        again = not self.rules.new_epoch and world.head.last[0]
+        head = world.head if again else world.head.claimed(number, keep=self.rules.fences_kept)
+        owners = (*world.owners, Owner(number, head))
+        return world._replace(head=head, owners=owners, claims=number)
+
+    @staticmethod
+    def without(world: World, at: int) -> World:
+        """The owner dies; what it has under way does not."""
+        asked = 0 if world.asked == world.owners[at].number else world.asked
+        return world._replace(owners=world.owners[:at] + world.owners[at + 1 :], asked=asked)
+
+    @staticmethod
+    def changed(world: World, at: int, owner: Owner) -> World:
+        return world._replace(owners=(*world.owners[:at], owner, *world.owners[at + 1 :]))
+
+    def valid(self, cells: tuple[Cell | None, Cell | None], head: Head) -> int | None:
+        """Which of the two cells counts."""
+        if not self.rules.two_cells:
+            return 0 if cells[0] else None
+        counting = [(cell.stamp, at) for at, cell in enumerate(cells) if cell and head.counts(cell.stamp)]
+        return max(counting)[1] if counting else None
+
+    def load_metadata(self, world: World, owner: Owner) -> Owner:
+        at = self.valid(world.cells, owner.head)
+        cell = None if at is None else world.cells[at]
+        known = owner._replace(phase="metadata", cells=world.cells)
+        return known if cell is None else known._replace(done=cell.done, first=cell.first, last=cell.last)
+
+    def load_rows(self, world: World, owner: Owner) -> Owner:
+        """Messages behind what the metadata speaks of; what is stored stands in the metadata alone."""
+        log = [] if self.stores else [each for each in self.log(world, owner.head) if each[0] > owner.last]
+        done = max([owner.done, *(number + 1 for _, number in log)])
+        return owner._replace(phase="idle", done=done, last=max([owner.last, *(key for key, _ in log)]))
+
+    def polled(self, world: World, owner: Owner) -> Iterator[World]:
+        """The reader goes on where it is, up to what the owner knows to be there."""
+        until = owner.last if not self.stores else 1 << 30
+        news = [each for each in self.log(world, owner.head, until) if each[0] > world.position]
+        if news:
+            yield world._replace(position=news[-1][0], read=(*world.read, *(number for _, number in news)))
+
+    def ask(self, world: World, at: int) -> World:
+        """The client sends its next request, for the first time or again."""
+        owner, request = world.owners[at], world.told
+        if owner.done > request:
+            return world._replace(told=request + 1, asked=0)
+        puts = frozenset(self.puts(owner, request))
+        world = self.changed(world, at, owner._replace(phase="putting", waits=puts))
+        return world._replace(flights=world.flights | puts, asked=owner.number)
+
+    def puts(self, owner: Owner, request: int) -> Iterator[Flight]:
+        """What the commit of a request puts; the clocks of the first and third owner are ahead."""
+        epoch = owner.head.last[0]
+        stamp = (epoch, owner.head.last[1] + 1)
+        position = owner.last + 1 + owner.number % 2
+        done = request + 1
+        if not self.stores:
+            yield Flight(MESSAGES, position, None, Row(stamp, (request,)), owner.number)
+            if request != 1:
+                return  # a snapshot with every other commit
+            cell = Cell(stamp, done, 0, position)
+        elif done < self.requests:
+            yield Flight(PAYLOADS, position, None, Row(stamp, (request,)), owner.number)
+            cell = Cell(stamp, done, owner.first or position, position)
+        else:
+            yield Flight(MESSAGES, 1, None, Row(stamp, (-1, owner.first, owner.last)), owner.number)
+            cell = Cell(stamp, done, owner.first, owner.last)
+        at = 1 if self.rules.two_cells and self.valid(owner.cells, owner.head) == 0 else 0
+        yield Flight("cell", at, owner.cells[at], cell, owner.number)
+
+    # --- puts land ---
+
+    def land(self, world: World, flight: Flight) -> World:
+        world = world._replace(flights=world.flights - {flight})
+        if flight.table == "head":
+            return self.land_head(world, flight)
+        rows = {(table, key): row for table, key, row in world.rows}
+        is_cell = flight.table == "cell"
+        found = world.cells[flight.key] if is_cell else rows.get((flight.table, flight.key))
+        blind = not is_cell and not self.rules.put_if_absent
+        if found != flight.before and not blind:
+            return self.refused(world, flight, found)
+        if is_cell:
+            cells = (flight.after, world.cells[1]) if flight.key == 0 else (world.cells[0], flight.after)
+            world = world._replace(cells=cells)
+        else:
+            rows[flight.table, flight.key] = flight.after  # type: ignore[assignment]  # a row, where it is no cell
+            world = world._replace(rows=frozenset((*where, row) for where, row in rows.items()))
+        return self.answered(world, flight)
+
+    def refused(self, world: World, flight: Flight, found: Row | Cell | None) -> World:
+        """Something else is there: it is replaced where nobody will ever see it; else another owner is at work."""
+        for at, owner in enumerate(world.owners):
+            if flight in owner.waits:
+                replaceable = found is None or self.replaceable(owner, flight, found)
+                if not replaceable:
+                    return self.without(world, at)
+                again = flight._replace(before=found)
+                waits = (owner.waits - {flight}) | {again}
+                return self.changed(world, at, owner._replace(waits=waits))._replace(flights=world.flights | {again})
+        return world
+
+    def replaceable(self, owner: Owner, flight: Flight, found: Row | Cell) -> bool:
+        if flight.table == "cell":
+            return found.stamp[0] < owner.head.last[0]
+        if not self.rules.only_void_replaced:
+            return True
+        return found.stamp[0] < owner.head.last[0] and not owner.head.counts(found.stamp)
+
+    def answered(self, world: World, flight: Flight) -> World:
+        """The put is there; after the last one the owner moves the head."""
+        for at, owner in enumerate(world.owners):
+            if flight in owner.waits:
+                waits = owner.waits - {flight}
+                if waits:
+                    return self.changed(world, at, owner._replace(waits=waits))
+                move = self.move(owner)
+                world = self.changed(world, at, owner._replace(phase="moving", waits=frozenset({move})))
+                world = world._replace(flights=world.flights | {move})
+                return world if self.rules.verified else self.tell(world, owner)
+        return world
+
+    @staticmethod
+    def move(owner: Owner) -> Flight:
+        epoch, serial = owner.head.last
+        return Flight("head", 0, owner.head, owner.head._replace(last=(epoch, serial + 1)), owner.number)
+
+    def land_head(self, world: World, flight: Flight) -> World:
+        moved = world.head == flight.before or not self.rules.compared
+        if moved:
+            world = world._replace(head=flight.after)
+        for at, owner in enumerate(world.owners):
+            if flight in owner.waits:
+                if not moved:
+                    return self.without(world, at)
+                return self.tell(self.changed(world, at, self.settled(world, owner, flight)), owner)
+        return world
+
+    def settled(self, world: World, owner: Owner, flight: Flight) -> Owner:
+        """The commit has taken place: what the owner knows now, of what it has put."""
+        head: Head = flight.after  # type: ignore[assignment]  # the flight is the head's
+        mine = [key for _, key, row in world.rows if row.stamp == head.last and (row.what[0] >= 0)]
+        last = max([owner.last, *mine])
+        first = owner.first or (min(mine) if self.stores and mine else 0)
+        return owner._replace(
+            head=head, phase="idle", waits=frozenset(), cells=world.cells, done=owner.done + 1, first=first, last=last
+        )
+
+    @staticmethod
+    def tell(world: World, owner: Owner) -> World:
+        """Answer the client, if it is still there and has not been told."""
+        if world.asked != owner.number:
+            return world
+        return world._replace(told=max(world.told, owner.done + 1), asked=0)

@@ -1,0 +1,49 @@
+"""Every order in which owners, puts, deaths and retries can meet: nothing is lost, doubled, reordered or taken back.
+
+And that each ingredient of the protocol is needed: without it, some order goes wrong, and is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tests.storage.ownership_model import Model, Rules
+
+LOST, TWICE = "an acknowledged message is lost", "a message is there twice"
+ORDER = "messages are out of order"
+
+
+@pytest.mark.parametrize("stores", [False, True], ids=["publish", "store"])
+def test_three_owners_keep_every_promise_in_every_order_of_events(stores):
+    worlds, wrong = Model(Rules(), stores=stores, owners=3).explore()
+    assert wrong is None
+    assert worlds > 40_000
+
+
+@pytest.mark.parametrize(
+    ("left_out", "stores", "wrong"),
+    [
+        ("put_if_absent", False, LOST),
+        ("only_void_replaced", False, LOST),
+        ("verified", False, LOST),
+        ("compared", False, LOST),
+        ("filtered", False, TWICE),
+        ("payloads_filtered", True, TWICE),
+        ("two_cells", False, LOST),
+        ("two_cells", True, LOST),
+        ("fences_kept", False, LOST),
+        ("later_respected", True, TWICE),
+        ("new_epoch", False, ORDER),
+        ("new_epoch", True, LOST),
+    ],
+)
+def test_without_an_ingredient_some_order_of_events_goes_wrong(left_out, stores, wrong):
+    model = Model(Rules(**{left_out: False}), stores=stores, owners=3)
+    assert model.explore(deep=left_out == "later_respected")[1] == wrong
+
+
+def test_each_ingredient_has_been_left_out():
+    marks = test_without_an_ingredient_some_order_of_events_goes_wrong.pytestmark
+    assert {case[0] for case in marks[0].args[1]} == {field.name for field in fields(Rules)}
