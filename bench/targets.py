@@ -168,6 +168,32 @@ TARGETS = (
         lambda what: str(what["what"]).startswith("atomic"),
     ),
     Target(
+        "rows of 100 B read by Spark, rows/s",
+        "spark",
+        "rows/s",
+        ">=",
+        500_000,
+        lambda what: what["what"] == "read" and what["bytes"] == 100,
+        best=True,
+    ),
+    Target(
+        "rows of 100 B written by Spark, durable and visible, rows/s",
+        "spark",
+        "rows/s",
+        ">=",
+        300_000,
+        lambda what: what["what"] == "write" and what["bytes"] == 100,
+        best=True,
+    ),
+    Target(
+        "topic to Parquet by the archive job, rows/s",
+        "spark",
+        "rows/s",
+        ">=",
+        200_000,
+        lambda what: what["what"] == "archive",
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(
