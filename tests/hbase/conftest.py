@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 
 from protocol.effects import Table
@@ -29,6 +31,13 @@ async def store(hbase):
     async with await HBaseStore.open([hbase.address], OPTIONS) as opened:
         await empty(opened)
         yield opened
+
+
+@pytest.fixture
+async def others(hbase, store):
+    """Four more instances on the tables of ``store``."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(4)]
 
 
 async def empty(store: HBaseStore) -> None:
