@@ -42,7 +42,7 @@ def governor(key: bytes) -> bytes | None:
     """``ns:topic:`` of the head that decides about a row of the metadata table; None: none does."""
     if not key.startswith(SYSTEM):
         prefix = topic_prefix(key)
-        return prefix if prefix == key else None
+        return prefix if prefix and prefix == key else None
     if key.startswith(SYSTEM + SERVICE):
         return SERVICE_PREFIX
     return topic_prefix(key[2:]) or None

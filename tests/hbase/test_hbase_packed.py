@@ -1,0 +1,101 @@
+"""Packing rows: whatever is packed comes back, less what was removed, with what was rolled back turned."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.keys import DamagedRow, generation_prefix
+from protocol.names import TopicName
+from protocol.rows import MessageRow, decode_row, encode_row
+from storage.hbase.packed import CELL, pack, removing_cells, rolling_cell, stamp_of, unpack
+from storage.hbase.stamps import Stamp
+
+PREFIX = generation_prefix(TopicName("ns", "topic"), 1)
+POINTERS = (5, 6)
+BOUND = 400
+FIRST = Stamp(1, 1)
+
+positions = st.integers(0, 1 << 20).map(lambda number: number.to_bytes(10, "big"))
+values = st.builds(
+    lambda payload, pointer: encode_row(MessageRow(payload, pointer)),
+    st.binary(max_size=60),
+    st.sampled_from([None, *POINTERS]),
+)
+tables = st.dictionaries(positions.map(PREFIX.__add__), values, min_size=1, max_size=60)
+stamps = st.builds(Stamp, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 64) - 1))
+
+
+def packed(table, stamp=FIRST, bound=BOUND):
+    """Rows of HBase with the table's, by key."""
+    keys = sorted(table)
+    return {each.key: {CELL: each.cell} for each in pack(keys, [table[key] for key in keys], stamp, bound)}
+
+
+def unpacked(store):
+    return [row for key in sorted(store) for row in unpack(key, store[key])]
+
+
+@given(tables, stamps, st.integers(1, 2000))
+def test_rows_come_back_as_they_were_packed_in_cells_below_the_bound(table, stamp, bound):
+    store = packed(table, stamp, bound)
+    assert unpacked(store) == sorted(table.items())
+    for key, columns in store.items():
+        assert stamp_of(columns[CELL]) == stamp
+        rows = unpack(key, columns)
+        assert rows[-1][0] == key
+        assert len(columns[CELL]) <= bound or len(rows) == 1
+
+
+@given(tables, st.data())
+def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
+    store, model = packed(table), dict(table)
+    for _ in range(data.draw(st.integers(0, 4))):
+        if data.draw(st.booleans()):
+            gone = data.draw(st.sets(st.sampled_from(sorted(table))))
+            for key, columns in store.items():
+                keys = [row[0] for row in unpack(key, columns)]
+                columns.update(removing_cells(columns[CELL], keys, gone))
+            model = {key: value for key, value in model.items() if key not in gone}
+            continue
+        pointer = data.draw(st.sampled_from(POINTERS))
+        first, last = sorted(data.draw(st.tuples(st.sampled_from(sorted(table)), st.sampled_from(sorted(table)))))
+        for key, columns in store.items():
+            inside = [row[0] for row in unpack(key, columns) if first <= row[0] <= last]
+            if inside:
+                column, value = rolling_cell(columns[CELL], pointer, inside[0], inside[-1])
+                columns[column] = value
+        for key, value in model.items():
+            row = decode_row(value)
+            if first <= key <= last and row.pointer == pointer:
+                model[key] = encode_row(MessageRow(row.payload, -pointer))
+    assert unpacked(store) == sorted(model.items())
+
+
+@given(tables, stamps, stamps)
+def test_cells_about_another_commits_rows_say_nothing(table, stamp, other):
+    store, before = packed(table, stamp), packed(table, other)
+    for key, columns in store.items():
+        keys = [row[0] for row in unpack(key, columns)]
+        columns.update(removing_cells(before[key][CELL], keys, set(keys)))
+    assert unpacked(store) == ([] if stamp == other else sorted(table.items()))
+
+
+@given(st.dictionaries(st.binary(min_size=1, max_size=6), st.binary(max_size=5), max_size=30))
+def test_keys_that_end_in_no_position_share_a_row_with_their_neighbours_only(table):
+    store = packed(table)
+    assert unpacked(store) == sorted(table.items())
+    for key, columns in store.items():
+        rows = unpack(key, columns)
+        assert int.from_bytes(key, "big") - int.from_bytes(rows[0][0], "big") == len(rows) - 1
+
+
+@given(tables, st.data())
+def test_a_cell_that_is_cut_or_longer_is_damaged(table, data):
+    key, columns = next(iter(packed(table, bound=1 << 20).items()))
+    cell = columns[CELL]
+    cut = cell[: data.draw(st.integers(0, len(cell) - 1))]
+    for damaged in (cut, cell + b"x", b"\x07" + cell[1:]):
+        with pytest.raises(DamagedRow):
+            unpack(key, {CELL: damaged})

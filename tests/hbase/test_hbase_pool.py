@@ -1,0 +1,147 @@
+"""Connections to a real gateway: cancelled, broken, frozen; answers are never another call's, and time has an end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import trio
+
+from protocol.effects import Table
+from storage.base import StoreError
+from storage.hbase.gateway import thrift
+from storage.hbase.pool import GatewayRefused, Pool
+from storage.hbase.scanning import Range, scan
+from storage.hbase.store import HBaseStore
+from storage.hbase.tables import Tables
+from tests.hbase.conftest import OPTIONS
+from tests.hbase.test_hbase_owners import NAME, rows, values
+
+TABLE = Tables(OPTIONS.table_prefix)[Table.MESSAGE]
+
+
+@pytest.fixture
+async def pool(hbase, store):
+    each = Pool([hbase.address], size=4, timeout_s=60)
+    yield each
+    await each.aclose()
+
+
+async def put(pool: Pool, key: bytes, value: bytes) -> None:
+    await pool.call("mutateRow", TABLE, key, [thrift.Mutation(column=b"d:v", value=value)], {})
+
+
+async def get(pool: Pool, key: bytes) -> bytes:
+    return (await pool.call("getRow", TABLE, key, {}))[0].columns[b"d:v"].value
+
+
+async def test_calls_that_are_cancelled_never_give_their_answer_to_another(pool):
+    chance = random.Random(8)
+    keys = [b"row%d" % number for number in range(16)]
+    for key in keys:
+        await put(pool, key, b"value of " + key)
+    answered = cancelled = 0
+
+    async def ask(key: bytes, patience_s: float) -> None:
+        nonlocal answered, cancelled
+        with trio.move_on_after(patience_s) as scope:
+            assert await get(pool, key) == b"value of " + key
+            answered += 1
+        cancelled += scope.cancelled_caught
+
+    async def ask_many() -> None:
+        while cancelled < 1000:
+            await ask(chance.choice(keys), chance.uniform(0, usual_s))
+            await ask(chance.choice(keys), 60)
+
+    begun_s = time.monotonic()
+    for key in keys:
+        await get(pool, key)
+    usual_s = (time.monotonic() - begun_s) / len(keys)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(ask_many)
+    assert answered >= 1000
+
+
+async def test_what_hbase_refuses_is_told_and_the_connection_is_used_again(pool):
+    await put(pool, b"k", b"v")
+    connection = pool._idle[-1]
+    with pytest.raises(GatewayRefused):
+        await pool.call("getRow", b"no_such_table", b"k", {})
+    assert await get(pool, b"k") == b"v"
+    assert pool._idle[-1] is connection
+
+
+async def test_no_more_connections_are_open_than_allowed(pool):
+    async def ask() -> None:
+        async with pool.connection() as gateway:
+            await gateway.call("getTableNames")
+            nonlocal most
+            most = max(most, 4 - pool._slots.value)
+
+    most = 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert most == 4
+    assert len(pool._idle) <= 4
+
+
+async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_over(hbase, store):
+    async with await HBaseStore.open([hbase.address], OPTIONS) as other:
+        claim = await other.claim(NAME)
+        other._pool._timeout_s = 1.0
+        os.kill(hbase.processes["thrift"].pid, signal.SIGSTOP)
+        try:
+            begun_s = time.monotonic()
+            with pytest.raises(StoreError, match="had no answer in 1 s"):
+                await other.write([rows(Table.MESSAGE, b"unknown", 1)], claim=claim)
+            assert time.monotonic() - begun_s < 20
+        finally:
+            os.kill(hbase.processes["thrift"].pid, signal.SIGCONT)
+        other._pool._timeout_s = 60.0
+        claim = await other.claim(NAME)
+        await other.write([rows(Table.MESSAGE, b"known", 2)], claim=claim)
+        assert await values(other) == [b"known"]
+
+
+async def test_writes_and_reads_go_on_when_the_gateway_is_killed_and_comes_back(hbase, store):
+    store._pool._timeout_s = store._reading._timeout_s = 90.0
+    for number in range(3000):
+        await put(store._pool, b"scan%04d" % number, b"v" * 4000)
+    seen: list[bytes] = []
+    written: list[bytes] = []
+    killed, again = trio.Event(), trio.Event()
+
+    async def write() -> None:
+        claim = await store.claim(NAME)
+        for number in range(200):
+            if number == 100:
+                killed.set()
+            await store.write([rows(Table.MESSAGE, b"%d" % number, number)], claim=claim)
+            written.append(b"%d" % number)
+
+    async def read() -> None:
+        async def take(page):
+            seen.extend(found.key for found in page)
+            await again.wait()
+            return True
+
+        wanted = Range(TABLE, b"scan", b"scao")
+        await scan(store._pool, wanted, take, first_page=4, timeout_s=90)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        nursery.start_soon(read)
+        await killed.wait()
+        await trio.to_thread.run_sync(hbase.kill, "thrift")
+        hbase.start("thrift")
+        again.set()
+    assert seen == [b"scan%04d" % number for number in range(3000)]
+    for key in seen:
+        await store._pool.call("deleteAllRow", TABLE, key, {})
+    assert await values(store) == written == [b"%d" % number for number in range(200)]
