@@ -2,11 +2,11 @@
 
     row key   hash:u8  key of the last row in it
     cell v    01  stamp  shared:u16  tail:u16  count:u32  (tail bytes, size:u32) × count  values
-    cell t…   stamp  pointer:i64  first tail  →  last tail     rows of this pointer from first to last are rolled back
-    cell r…   stamp  first tail  →  last tail                  rows from first to last are removed
+    cell t…   stamp  pointer:i64  first tail  last tail  →  01     rows of this pointer in between are rolled back
+    cell r…   stamp  first tail  last tail  →  01                  rows in between, both included, are removed
 
 A stamp is 16 bytes (``stamps.py``). All rows of one begin with the first ``shared`` bytes of its key, and end with tails
-of one length. Cells t and r come later, and only ever say more; they are about the cell v with their stamp, so that one
+of one length. Cells t and r come later, and only ever say more: what they say is in their names, so that none replaces another. They are about the cell v with their stamp, so that one
 that comes late says nothing about what has taken its place. A row has the key of its last one, so that a scan that
 begins in its middle finds it.
 """
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FAMILY = b"d"
 CELL = b"d:v"
 ROLLED, REMOVED = b"d:t", b"d:r"
+#: What stands in cells whose names say it all.
+SAID = b"\x01"
 FORMAT = 1
 #: As many as a position's sequence ids in one millisecond.
 MAX_ROWS = 1 << 16
@@ -52,6 +54,9 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
     No later row belongs between two that share one: rows of a generation, and those of a pointer, are written in their
     order; whatever else there may be shares one with its neighbours only.
     """
+    if keys and _fits(keys, values, max_cell_bytes):
+        yield _pack(keys, values, stamp)
+        return
     at = 0
     while at < len(keys):
         placed = _is_placed(keys[at])
@@ -63,6 +68,13 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
             end += 1
         yield _pack(keys[at:end], values[at:end], stamp)
         at = end
+
+
+def _fits(keys: Sequence[bytes], values: Sequence[bytes], max_cell_bytes: int) -> bool:
+    """Whether all of them go into one row of HBase, as most commits do."""
+    size = _HEAD.size + len(keys) * (len(keys[0]) + _SIZE_BYTES) + sum(map(len, values))
+    same = len(set(map(len, keys))) == 1 and _is_placed(keys[0])
+    return len(keys) <= MAX_ROWS and size <= max_cell_bytes and same
 
 
 def _is_placed(key: bytes) -> bool:
@@ -119,40 +131,41 @@ def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
 def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], stamp: bytes) -> list[Row]:
     """What later cells make of the rows."""
     removed, rolled = REMOVED + stamp, ROLLED + stamp
-    for column, last in columns.items():
+    for column in columns:
         if column.startswith(removed):
-            first, stop = prefix + column[len(removed) :], prefix + last
-            rows = [row for row in rows if not first <= row[0] <= stop]
+            first, last = _ends(prefix, column[len(removed) :])
+            rows = [row for row in rows if not first <= row[0] <= last]
         elif column.startswith(rolled):
-            at = len(rolled) + _POINTER.size
             (pointer,) = _POINTER.unpack_from(column, len(rolled))
-            first, stop = prefix + column[at:], prefix + last
-            turned = dict(rolled_back([row for row in rows if first <= row[0] <= stop], pointer))
+            first, last = _ends(prefix, column[len(rolled) + _POINTER.size :])
+            turned = dict(rolled_back([row for row in rows if first <= row[0] <= last], pointer))
             rows = [(key, turned.get(key, value)) for key, value in rows]
     return rows
 
 
-def rolling_cell(cell: bytes, pointer: int, first: bytes, last: bytes) -> tuple[bytes, bytes]:
-    """Column and value that roll a pointer's rows in ``cell`` back, from key ``first`` to key ``last``."""
-    stamp, shared = _about(cell)
-    return ROLLED + stamp + _POINTER.pack(pointer) + first[shared:], last[shared:]
+def _ends(prefix: bytes, tails: bytes) -> tuple[bytes, bytes]:
+    """First and last key of what a cell is about."""
+    return prefix + tails[: len(tails) // 2], prefix + tails[len(tails) // 2 :]
 
 
-def removing_cells(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """Columns and values that remove those of the cell's ``keys`` (all, in order) that are ``gone``, run by run."""
+def rolling_column(cell: bytes, pointer: int, first: bytes, last: bytes) -> bytes:
+    """The column that rolls a pointer's rows in ``cell`` back, from key ``first`` to key ``last``."""
     stamp, shared = _about(cell)
-    cells: list[tuple[bytes, bytes]] = []
-    first: bytes | None = None
-    last = b""
-    for key in keys:
-        if key in gone:
-            first, last = first or key, key
-        elif first is not None:
-            cells.append((REMOVED + stamp + first[shared:], last[shared:]))
-            first = None
-    if first is not None:
-        cells.append((REMOVED + stamp + first[shared:], last[shared:]))
-    return cells
+    return ROLLED + stamp + _POINTER.pack(pointer) + first[shared:] + last[shared:]
+
+
+def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> list[bytes]:
+    """Columns that remove those of the cell's ``keys`` (all that are there, in order) that are ``gone``, run by run."""
+    stamp, shared = _about(cell)
+    columns: list[bytes] = []
+    run: list[bytes] = []
+    for key in (*keys, None):
+        if key is not None and key in gone:
+            run.append(key)
+        elif run:
+            columns.append(REMOVED + stamp + run[0][shared:] + run[-1][shared:])
+            run = []
+    return columns
 
 
 def _about(cell: bytes) -> tuple[bytes, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.effects import Table
 from protocol.keys import stop_after, topic_prefix
 from storage.hbase.gateway import thrift
-from storage.hbase.packed import CELL, removing_cells, rolling_cell, stamp_of, unpack
+from storage.hbase.packed import CELL, SAID, removing_columns, rolling_column, stamp_of, unpack
 from storage.hbase.scanning import Range, scan
 from storage.hbase.tables import hashed
 from storage.rolled import rolled_back
@@ -63,8 +63,8 @@ class Removing:
             if all(row[0] in gone for row in rows):
                 await self._pool.call("deleteAllRowTs", self._tables[table], found.key, found.time_ms, {})
             else:
-                cells = removing_cells(found.columns[CELL], [row[0] for row in rows], gone)
-                await self._mutate(table, found.key, cells)
+                columns = removing_columns(found.columns[CELL], [row[0] for row in rows], gone)
+                await self._say(table, found.key, columns)
             return key < last
 
         await self._each(table, min(gone), topic_prefix(last), change)
@@ -82,8 +82,8 @@ class Removing:
             inside = [row for row in rows if operation.start <= row[0] < operation.stop]
             turned = [row[0] for row in rolled_back(inside, operation.pointer)]
             if turned:
-                cell = rolling_cell(found.columns[CELL], operation.pointer, turned[0], turned[-1])
-                await self._mutate(Table.MESSAGE, found.key, [cell])
+                column = rolling_column(found.columns[CELL], operation.pointer, turned[0], turned[-1])
+                await self._say(Table.MESSAGE, found.key, [column])
             return key < operation.stop
 
         await self._each(Table.MESSAGE, operation.start, topic_prefix(operation.start), change)
@@ -102,7 +102,7 @@ class Removing:
         wanted = Range(self._tables[table], hashed(start), stop_after(hashed(prefix)))
         await scan(self._pool, wanted, take, first_page=_FIRST_PAGE, timeout_s=self._timeout_s)
 
-    async def _mutate(self, table: Table, row: bytes, cells: list[tuple[bytes, bytes]]) -> None:
-        mutations = [thrift.Mutation(column=column, value=value or b"\x00") for column, value in cells]
+    async def _say(self, table: Table, row: bytes, columns: list[bytes]) -> None:
+        mutations = [thrift.Mutation(column=column, value=SAID) for column in columns]
         if mutations:
             await self._pool.call("mutateRow", self._tables[table], row, mutations, {})

@@ -15,7 +15,11 @@ _AT_ONCE = 8
 
 async def together(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """Make all of the calls, some at a time; raises what the first one that fails raises, the others are cancelled."""
-    left = iter(calls)
+    waiting = list(calls)
+    if len(waiting) == 1:
+        await waiting[0]()
+        return
+    left = iter(waiting)
     failed: list[Exception] = []
 
     async def work(nursery: trio.Nursery) -> None:
@@ -28,8 +32,7 @@ async def together(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
                 return
 
     async with trio.open_nursery() as nursery:
-        for _ in range(_AT_ONCE - 1):
+        for _ in range(min(_AT_ONCE, len(waiting))):
             nursery.start_soon(work, nursery)
-        await work(nursery)
     if failed:
         raise failed[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.keys import DamagedRow, generation_prefix
 from protocol.names import TopicName
 from protocol.rows import MessageRow, decode_row, encode_row
-from storage.hbase.packed import CELL, pack, removing_cells, rolling_cell, stamp_of, unpack
+from storage.hbase.packed import CELL, SAID, pack, removing_columns, rolling_column, stamp_of, unpack
 from storage.hbase.stamps import Stamp
 
 PREFIX = generation_prefix(TopicName("ns", "topic"), 1)
@@ -56,7 +56,7 @@ def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
             gone = data.draw(st.sets(st.sampled_from(sorted(table))))
             for key, columns in store.items():
                 keys = [row[0] for row in unpack(key, columns)]
-                columns.update(removing_cells(columns[CELL], keys, gone))
+                columns.update(dict.fromkeys(removing_columns(columns[CELL], keys, gone), SAID))
             model = {key: value for key, value in model.items() if key not in gone}
             continue
         pointer = data.draw(st.sampled_from(POINTERS))
@@ -64,8 +64,7 @@ def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
         for key, columns in store.items():
             inside = [row[0] for row in unpack(key, columns) if first <= row[0] <= last]
             if inside:
-                column, value = rolling_cell(columns[CELL], pointer, inside[0], inside[-1])
-                columns[column] = value
+                columns[rolling_column(columns[CELL], pointer, inside[0], inside[-1])] = SAID
         for key, value in model.items():
             row = decode_row(value)
             if first <= key <= last and row.pointer == pointer:
@@ -78,7 +77,7 @@ def test_cells_about_another_commits_rows_say_nothing(table, stamp, other):
     store, before = packed(table, stamp), packed(table, other)
     for key, columns in store.items():
         keys = [row[0] for row in unpack(key, columns)]
-        columns.update(removing_cells(before[key][CELL], keys, set(keys)))
+        columns.update(dict.fromkeys(removing_columns(before[key][CELL], keys, set(keys)), SAID))
     assert unpacked(store) == ([] if stamp == other else sorted(table.items()))
 
 
