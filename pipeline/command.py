@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,7 +72,7 @@ def run(master: str | None, print_it: bool, zip_name: str, job: str, arguments: 
         click.echo(submit_line(listed.package, arguments, master=master, zip_name=zip_name))
         return
     if find_spec(listed.package) is None:
-        raise CommandFailed(f"the package {listed.package} is not installed", hint='pip install "plainsong[spark]"')
+        raise _not_installed(listed.package)
     passed = (*arguments, "--master", master) if master and "--help" not in arguments else arguments
     sys.stdout.flush()
     command = [sys.executable, "-m", listed.package, *passed]
@@ -79,12 +80,25 @@ def run(master: str | None, print_it: bool, zip_name: str, job: str, arguments: 
 
 
 def submit_line(package: str, arguments: Sequence[str], *, master: str | None, zip_name: str = ZIP) -> str:
-    """The line for a cluster whose executors have no package of ours: the driver's has ``plainsong[spark]``."""
+    """The line for a cluster whose executors have no package of ours: the driver's has ``plainsong[spark]``.
+
+    Raises:
+      CommandFailed: this one has not.
+    """
     spec = find_spec(package)
-    folder = (spec.submodule_search_locations or [""])[0] if spec is not None else ""
-    script = Path(folder) / "__main__.py"
-    words = ["spark-submit", *(("--master", master) if master else ()), "--py-files", zip_name]
-    return shlex.join([*words, str(script), *arguments])
+    if spec is None or not spec.submodule_search_locations:
+        raise _not_installed(package)
+    script = Path(spec.submodule_search_locations[0]) / "__main__.py"
+    beside = Path(sys.executable).with_name("spark-submit")
+    submit = str(beside) if shutil.which(beside.name) is None and beside.exists() else beside.name
+    # Without it the driver would be whatever Python the executors are told to run, or the first on the PATH.
+    driver = f"PYSPARK_DRIVER_PYTHON={shlex.quote(sys.executable)}"
+    words = [submit, *(("--master", master) if master else ()), "--py-files", zip_name]
+    return f"{driver} {shlex.join([*words, str(script), *arguments])}"
+
+
+def _not_installed(package: str) -> CommandFailed:
+    return CommandFailed(f"the package {package} is not installed", hint='pip install "plainsong[spark]"')
 
 
 @pipeline.command(name="zip", examples=[f"plainsong pipeline zip {ZIP}"])

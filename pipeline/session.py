@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from pipeline.surroundings import SUBMITTED, check_surroundings, worker_environ
+from pipeline.surroundings import SUBMITTED, check_surroundings, package_roots, worker_environ
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,16 +64,26 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
         session = builder.getOrCreate()
     if not submitted:
         session.sparkContext.setLogLevel("ERROR")
-    else:
+    if submitted or not (session.sparkContext.master or "").startswith("local"):
         _register(session)
     _quiet()
     return session
 
 
 def _register(session: SparkSession) -> None:
-    """Spark looks for data sources without what ``--py-files`` brings; one that is registered is imported with it."""
+    """Have PYSPARK_PYTHON run what reads and writes, and import it from what ``--py-files`` brings.
+
+    For data sources that it finds itself Spark does neither: PYSPARK_DRIVER_PYTHON runs them, also on executors, and
+    without the files. For one that is registered tasks get the files, but not the process that asks for a stream's
+    offsets, on the driver's machine; it goes by the path.
+    """
     from pyspark_plainsong import DefaultSource
 
+    roots = package_roots()
+    if roots:
+        environment = session.sparkContext.environment
+        before = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*roots, *before])
     session.dataSource.register(DefaultSource)
 
 

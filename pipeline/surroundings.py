@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 #: Spark 4 runs on this and newer.
 JAVA = 17
@@ -43,18 +43,18 @@ def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable,
         "PYSPARK_DRIVER_PYTHON": environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable,
     }
-    roots = _roots(PACKAGES)
+    roots = package_roots()
     if roots:
         before = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         found["PYTHONPATH"] = os.pathsep.join([*(root for root in roots if root not in before), *before])
     return found
 
 
-def _roots(packages: Iterable[str]) -> list[str]:
-    """Folders of the packages that are not installed into site-packages."""
+def package_roots() -> list[str]:
+    """Where our packages stand that are not installed into site-packages: folders, or the zip of ``--py-files``."""
     installed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     found: dict[str, None] = {}
-    for name in packages:
+    for name in PACKAGES:
         spec = find_spec(name)
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
             root = str(Path(folder).absolute().parent)
@@ -130,6 +130,8 @@ def _check_workers(environ: Mapping[str, str]) -> None:
             raise _missing(f"{variable} is {python}, which cannot be run: {error}", here) from error
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            if any(repr(name.partition(".")[0]) in why for name in OURS):
+                here += "; executors that get the zip want spark-submit: plainsong pipeline run --print"
             raise _missing(f"{variable} is {python}, which lacks what Spark's workers need: {why}", here)
         ours = "{}.{}".format(*sys.version_info[:2])
         if done.stdout.strip() != ours:

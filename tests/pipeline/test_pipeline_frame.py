@@ -69,11 +69,15 @@ def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
     assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
 
 
-def test_the_line_for_a_cluster_can_be_pasted(capsys):
+@pytest.mark.parametrize("found", [None, "/opt/spark/bin/spark-submit"])
+def test_the_line_for_a_cluster_can_be_pasted(capsys, monkeypatch, found):
+    """Also where the spark-submit that stands beside the interpreter is not on the PATH."""
+    monkeypatch.setattr(pipeline_command.shutil, "which", lambda name: found)
     _, out, _ = said(capsys, "run", "--print", "--master", "spark://host:7077", "archive", "compact", "--root", "a b")
     script = ROOT / "pipeline" / "archive" / "__main__.py"
+    submit = "spark-submit" if found else Path(sys.executable).with_name("spark-submit")
     words = f"--master spark://host:7077 --py-files plainsong-pipeline.zip {script} compact --root 'a b'"
-    assert out == f"spark-submit {words}\n"
+    assert out == f"PYSPARK_DRIVER_PYTHON={sys.executable} {submit} {words}\n"
 
 
 def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):

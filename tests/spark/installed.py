@@ -54,6 +54,8 @@ def make_interpreter(
             (others / path.name).symlink_to(path)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(f"{others}\n")
+    for program in ("spark-submit", "find-spark-home", "find_spark_home.py"):
+        (folder / "bin" / program).symlink_to(Path(sys.executable).with_name(program))
     if wheel is not None:
         options = ("--quiet", "--no-deps", "--no-index", "--no-compile")
         _pip("--python", str(python), "install", *options, str(wheel))

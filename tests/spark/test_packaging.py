@@ -177,5 +177,6 @@ def test_a_session_without_java_says_so(installed, tmp_path):
 def test_a_job_whose_workers_would_lack_the_package_says_which_interpreter(installed, bare, url):
     code, error = run(installed, *APPEND, "--url", url, PYSPARK_PYTHON=str(bare))
     assert code == Exit.USAGE
-    lacks = "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark_plainsong'"
-    assert error.startswith(f"error: PYSPARK_PYTHON is {bare}, which {lacks}\nhint: unset PYSPARK_PYTHON, or let it be")
+    why = "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark_plainsong'"
+    unset = f"unset PYSPARK_PYTHON, or let it be {installed}; executors that get the zip want spark-submit"
+    assert error.startswith(f"error: PYSPARK_PYTHON is {bare}, which {why}\nhint: {unset}: ")

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 
 import pytest
-from cluster import Cluster
 from disturbed import Disturbance
 from topics import Topics, numbers, wanted
 from writing_program import Program, Save
@@ -76,15 +75,14 @@ def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(spark, dae
     assert topics.counted("save") == wanted(ROWS)
 
 
-def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(topics, tmp_path) -> None:
+def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(cluster, topics, tmp_path) -> None:
     for name in ("copies", "killed"):
         topics.create(name)
     copies = Save(topics.options("copies", storeBatchSize=100), Disturbance(str(tmp_path), task="wait"), ROWS)
     # Any of its attempts: a copy may be ahead of the first one.
     kill = Disturbance(str(tmp_path), task="kill", attempts=99)
     killed = Save(topics.options("killed", storeBatchSize=100), kill, ROWS)
-    with Cluster(tmp_path) as cluster:
-        assert Program([copies, killed], cluster.url, SPECULATION).run() == 0
+    assert Program([copies, killed], cluster.url, SPECULATION).run() == 0
     assert (tmp_path / "reached").exists()
     assert (tmp_path / "killed").exists()
     assert topics.counted("copies") == wanted(ROWS)

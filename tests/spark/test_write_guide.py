@@ -12,7 +12,7 @@ from pyspark_plainsong.write_columns import _KNOWN
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 
-GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Writing a table")[2]
+GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Writing a table")[2].partition("\n## Where Spark runs Python")[0]
 URL = "http://127.0.0.1:7420"
 
 

@@ -1,0 +1,134 @@
+"""A standalone cluster of two workers: jobs and a user's program, with the package on executors, and with its zip alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client, Outgoing
+from tests.daemon.harness import Daemon
+from tests.documents import DOCUMENTS
+from tests.pipeline.archives import raw_ids
+from tests.spark.installed import SPARK, environ_of, make_interpreter
+from tests.spark_session import why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Where Spark runs Python")[2]
+ROWS = 1_000
+PATIENCE_S = 240
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SETTINGS = (
+    "spark.executor.memory=512m",
+    "spark.driver.host=127.0.0.1",
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.ui.enabled=false",
+    "spark.sql.shuffle.partitions=2",
+    f"spark.executor.extraJavaOptions={QUICK}",
+)
+CONF = [word for setting in SETTINGS for word in ("--conf", setting)]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("clustered") / "data") as daemon:
+        yield "http://{}:{}".format(*daemon.address)
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with Client(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def orders(client):
+    """The ids of a topic's messages."""
+    client.create_topic("orders")
+    client.publish(
+        "orders", [Outgoing(str(number).encode(), attributes={"number": str(number)}) for number in range(ROWS)]
+    )
+    return [bytes(message.id) for message in client.read("orders")]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """For executors: it has pyspark and pyarrow, and nothing else."""
+    python = make_interpreter(tmp_path_factory.mktemp("bare") / "env", only=SPARK)
+    script = (
+        "import pyspark, pyarrow, importlib.util as u; print(u.find_spec('pyspark_plainsong'), u.find_spec('protocol'))"
+    )
+    assert run([python, "-I", "-c", script], python, python.parent) == "None None\n"
+    return python
+
+
+def run(command, python, folder, **environ):
+    """Run it to its end where ``python`` is installed; what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environ_of(python, XDG_CONFIG_HOME=str(folder), SPARK_SUBMIT_OPTS=QUICK, **environ),
+        shell=isinstance(command, str),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    told = [line for line in done.stderr.splitlines() if " INFO " not in line and not line.startswith("\tat ")]
+    assert done.returncode == 0, "\n".join(told)[-3_000:]
+    return done.stdout
+
+
+def test_jobs_run_on_a_cluster_that_has_the_package(cluster, installed, bare, client, url, orders, tmp_path):
+    """Their interpreter is that of the executors, whatever ``python3`` of the PATH is."""
+    start = [str(installed.with_name("plainsong")), "pipeline", "run", "--master", cluster.url]
+    path = f"{bare.parent}:{environ_of(installed)['PATH']}"
+    archive = ("--root", "archive", "--url", url, *CONF)
+    run([*start, "archive", "append", "orders", *archive], installed, tmp_path, PATH=path)
+    assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
+    client.create_topic("again")
+    run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, PATH=path)
+    again = list(client.read("again"))
+    assert [message.payload for message in again] == [str(number).encode() for number in range(ROWS)]
+    assert [message.attributes["originalId"] for message in again] == [each.hex() for each in orders]
+
+
+def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
+    cluster, installed, bare, url, orders, tmp_path
+):
+    plainsong = str(installed.with_name("plainsong"))
+    run([plainsong, "pipeline", "zip"], installed, tmp_path)
+    job = ["archive", "append", "orders", "--root", str(tmp_path / "archive"), "--url", url, *CONF]
+    line = run([plainsong, "pipeline", "run", "--print", "--master", cluster.url, *job], installed, tmp_path)
+    run(line, installed, tmp_path, PYSPARK_PYTHON=str(bare))
+    assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
+
+
+def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_what_they_lack(
+    cluster, installed, wheel, bare, client, url, tmp_path
+):
+    client.create_topic("elsewhere")
+    run([installed.with_name("plainsong"), "pipeline", "zip"], installed, tmp_path)
+    (advice,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    program = Path(__file__).parents[1] / "spark" / "elsewhere_program.py"
+    without_pyarrow = make_interpreter(tmp_path / "env", wheel=wheel, only=("pyspark", "py4j"))
+    settings = [f"spark.master={cluster.url}", *SETTINGS]
+    command = [installed, program, url, advice, without_pyarrow, *settings]
+    said = run(command, installed, tmp_path, PYSPARK_PYTHON=str(bare))
+    unknown = "ModuleNotFoundError: No module named 'pyspark_plainsong'"
+    rows = "[b'0', b'1', b'2', b'3']"
+    told = dict(json.loads(line) for line in said.splitlines())
+    assert "Failed to find the data source: plainsong" in told.pop("found by Spark")
+    assert f"run {without_pyarrow}, which has no pyarrow" in told.pop("registered, without pyarrow")
+    assert told == {
+        "registered": unknown,
+        "registered by value": unknown,
+        "with the zip, written": "None",
+        "with the zip, read": rows,
+        "with the zip, streamed": rows,
+    }
