@@ -51,29 +51,35 @@ def list_jobs(as_json: bool) -> None:
     examples=[
         "plainsong pipeline run archive --help",
         "plainsong pipeline run archive append orders --root archive",
-        "plainsong pipeline run --print --master spark://host:7077 archive append orders \\",
-        "    --root hdfs://host/archive",
+        "plainsong pipeline run --print --master spark://host:7077 \\",
+        "    archive append orders --root hdfs://host/archive",
     ],
 )
 @click.option("--master", metavar="URL", help="Of Spark; local[*] by default.")
 @click.option("--print", "print_it", is_flag=True, help="Print the spark-submit line for a cluster, start nothing.")
 @click.option("--zip", "zip_name", default=ZIP, metavar="FILE", help=f"For --print: what executors get; {ZIP}.")
+@json_option
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(master: str | None, print_it: bool, zip_name: str, job: str, arguments: Sequence[str]) -> None:
+def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: str, arguments: Sequence[str]) -> None:
     """Start a job on this machine, or print how to submit it to a cluster.
 
-    What stands behind JOB is the job's own; `plainsong pipeline run JOB --help`
-    explains it. This process becomes the job: signals and the exit code are
-    its own.
+    What stands behind JOB is the job's own, --json as well; `plainsong
+    pipeline run JOB --help` explains it. This process becomes the job: signals
+    and the exit code are its own.
     """
     listed = job_named(job)
     if print_it:
-        click.echo(submit_line(listed.package, arguments, master=master, zip_name=zip_name))
+        line = submit_line(listed.package, arguments, master=master, zip_name=zip_name)
+        if as_json:
+            echo_json({"line": line})
+        else:
+            click.echo(line)
         return
     if find_spec(listed.package) is None:
         raise _not_installed(listed.package)
-    passed = (*arguments, "--master", master) if master and "--help" not in arguments else arguments
+    more = [*(("--master", master) if master else ()), *(("--json",) if as_json else ())]
+    passed = [*arguments, *(more if "--help" not in arguments else ())]
     sys.stdout.flush()
     command = [sys.executable, "-m", listed.package, *passed]
     os.execve(sys.executable, command, {**os.environ, **worker_environ()})  # noqa: S606
@@ -103,13 +109,17 @@ def _not_installed(package: str) -> CommandFailed:
 
 @pipeline.command(name="zip", examples=[f"plainsong pipeline zip {ZIP}"])
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default=ZIP)
-def zip_command(out: Path) -> None:
+@json_option
+def zip_command(out: Path, as_json: bool) -> None:
     """Write the zip that executors need when the package is not installed there.
 
     For `spark-submit --py-files`, and for `spark.addArtifact` in a notebook.
     """
     count = write_zip(out)
-    click.echo(f"{out}: {count} files")
+    if as_json:
+        echo_json({"file": str(out), "files": count})
+    else:
+        click.echo(f"{out}: {count} files")
 
 
 if __name__ == "__main__":
