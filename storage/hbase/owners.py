@@ -1,7 +1,8 @@
 """Who may write a topic, and which of its commits took place: one row a topic, changed by compare-and-set alone.
 
-    head row   00 'o' ns:topic:        in the metadata table
-    cell v     the head                cell f epoch:u64    a fence: never changed once it is there
+    head row   hash:u8 ns:topic:       in the message table, before the topic's messages
+    cell h     the head                cell f epoch:u64    a fence: never changed once it is there
+    counter    00 'o', cell n          in the metadata table: the last epoch that was given, to whatever topic
 
 Whoever claims a topic takes an epoch above all that were ever given, and puts it into the head: from then on no commit
 of an owner before can take place, and what had taken place until then stands in the head as it was replaced. A commit
@@ -19,21 +20,21 @@ from protocol.effects import Table
 from protocol.keys import SYSTEM, metadata_key
 from storage.base import Claim, Deposed, StoreError
 from storage.hbase.gateway import thrift
-from storage.hbase.packed import CELL, FAMILY
+from storage.hbase.packed import FAMILY
 from storage.hbase.stamps import Head, Stamp, decode_serial, encode_serial
+from storage.hbase.tables import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from protocol.names import TopicName
-    from storage.hbase.cells import Cells
     from storage.hbase.pool import Pool
     from storage.hbase.slots import Slots
     from storage.hbase.tables import Tables
 
-HEAD = b"o"
-#: Where epochs are counted: one row for all topics, in a column of its own.
-EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + HEAD, FAMILY + b":n"
+#: Where epochs are counted, for all topics.
+EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + b"o", FAMILY + b":n"
+HEAD = FAMILY + b":h"
 FENCE = FAMILY + b":f"
 _EPOCH = struct.Struct(">Q")
 _ATTEMPTS = 100
@@ -41,18 +42,13 @@ _ATTEMPTS = 100
 _HEADS = 500
 
 
-def head_key(prefix: bytes) -> bytes:
-    """The key of the head of the topic whose keys begin with ``prefix``, ``ns:topic:``."""
-    return SYSTEM + HEAD + prefix
-
-
 class Owners:
     """Claims topics for this instance, and lets its commits take place."""
 
-    def __init__(self, pool: Pool, tables: Tables, cells: Cells, slots: Slots) -> None:
+    def __init__(self, pool: Pool, tables: Tables, slots: Slots) -> None:
         self._pool = pool
-        self._table = tables[Table.METADATA]
-        self._cells = cells
+        self._counter = tables[Table.METADATA]
+        self._table = tables[Table.MESSAGE]
         self._slots = slots
         #: Heads of the topics that this instance owns, by ``ns:topic:``.
         self._heads: dict[bytes, Head] = {}
@@ -61,14 +57,14 @@ class Owners:
         """Become the owner of a topic. Raises StoreError."""
         prefix = metadata_key(name)
         self._heads.pop(prefix, None)
-        epoch = int(await self._pool.call("atomicIncrement", self._table, EPOCHS_KEY, EPOCHS_COLUMN, 1))
+        epoch = int(await self._pool.call("atomicIncrement", self._counter, EPOCHS_KEY, EPOCHS_COLUMN, 1))
         for _ in range(_ATTEMPTS):
             head = await self._read(prefix)
             if head.last.epoch > epoch:
                 raise StoreError(f"topic {name} was claimed by another instance at the same time", hint="try again")
             await self._keep_fence(prefix, head)
             claimed = head.claimed(epoch)
-            if await self._cells.swap(head_key(prefix), _cell(head), claimed.encode()):
+            if await self._swap(prefix, _cell(head), claimed.encode()):
                 self._heads[prefix] = claimed
                 self._slots.forget(prefix)
                 return Claim(name, epoch)
@@ -79,7 +75,7 @@ class Owners:
         if head.last.serial and head.before.epoch:
             column = FENCE + _EPOCH.pack(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
-            await self._pool.call("mutateRow", self._table, head_key(prefix), [mutation], {})
+            await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     def next_stamp(self, claim: Claim) -> Stamp:
         """What the rows of the owner's next commit carry. Raises Deposed."""
@@ -100,7 +96,7 @@ class Owners:
         prefix = metadata_key(claim.name)
         head = self._own(claim)
         after = head.committed()
-        if not await self._cells.swap(head_key(prefix), head.encode(), after.encode()):
+        if not await self._swap(prefix, head.encode(), after.encode()):
             self._heads.pop(prefix, None)
             raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
         self._heads[prefix] = after
@@ -108,7 +104,7 @@ class Owners:
     async def check(self, claim: Claim) -> None:
         """See that the claim still holds. Raises Deposed, StoreError."""
         prefix = metadata_key(claim.name)
-        if await self._cells.get(head_key(prefix)) != self._own(claim).encode():
+        if await self._cell(prefix) != self._own(claim).encode():
             self._heads.pop(prefix, None)
             raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
 
@@ -133,13 +129,24 @@ class Owners:
         unknown = [prefix for prefix in wanted if prefix not in heads]
         for at in range(0, len(unknown), _HEADS):
             some = unknown[at : at + _HEADS]
-            rows = await self._pool.call("getRows", self._table, list(map(head_key, some)), {})
+            rows = await self._pool.call("getRows", self._table, list(map(hashed, some)), {})
             found = {row.row: {column: cell.value for column, cell in row.columns.items()} for row in rows}
-            heads.update({prefix: _head_in(found.get(head_key(prefix), {})) for prefix in some})
+            heads.update({prefix: _head_in(found.get(hashed(prefix), {})) for prefix in some})
         return heads
 
+    async def _swap(self, prefix: bytes, before: bytes | None, after: bytes) -> bool:
+        """Put ``after`` where ``before`` is; True also when an attempt whose answer was lost has done it."""
+        mutation = thrift.Mutation(column=HEAD, value=after)
+        if await self._pool.call("checkAndPut", self._table, hashed(prefix), HEAD, before, mutation, {}):
+            return True
+        return await self._cell(prefix) == after
+
+    async def _cell(self, prefix: bytes) -> bytes | None:
+        found = await self._pool.call("get", self._table, hashed(prefix), HEAD, {})
+        return found[0].value if found else None
+
     async def _read(self, prefix: bytes) -> Head:
-        rows = await self._pool.call("getRow", self._table, head_key(prefix), {})
+        rows = await self._pool.call("getRow", self._table, hashed(prefix), {})
         return _head_in({column: cell.value for column, cell in rows[0].columns.items()} if rows else {})
 
 
@@ -153,4 +160,4 @@ def _head_in(columns: Mapping[bytes, bytes]) -> Head:
         for column, value in columns.items()
         if column.startswith(FENCE)
     }
-    return Head.decode(columns.get(CELL), fences)
+    return Head.decode(columns.get(HEAD), fences)

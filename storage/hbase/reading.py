@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.effects import Table
-from protocol.keys import SYSTEM, stop_after, topic_prefix
+from protocol.keys import stop_after, topic_prefix
 from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from storage.hbase.cells import value_in
-from storage.hbase.owners import HEAD
+from storage.hbase.owners import EPOCHS_KEY
 from storage.hbase.packed import CELL, stamp_of, unpack
 from storage.hbase.scanning import Found, Range, merged, scan, some
 from storage.hbase.slots import Pair, governor
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _FIRST_PAGE = 4
 #: From how many bytes on a page is taken apart in a thread.
 _THREAD_BYTES = 1 << 16
-_OWN = SYSTEM + HEAD
 
 
 class Reading:
@@ -79,7 +78,7 @@ class Reading:
 
         The heads are asked for behind the page: what counted when it was read still does then, or what came after it.
         """
-        found = [row for row in page if not row.key.startswith(_OWN)]
+        found = [row for row in page if row.key != EPOCHS_KEY]
         governors = {row.key: governor(row.key) for row in found if CELL not in row.columns}
         wanted = {prefix for prefix in governors.values() if prefix is not None}
         heads = dict(await self._owners.heads_of(wanted))
@@ -165,7 +164,7 @@ class _Span:
         """The wanted rows of one of HBase's."""
         key = found.key[1:]
         if CELL not in found.columns:
-            return  # cells that came after the row had been removed: cleaning finds them
+            return  # a head, or cells that came after the row had been removed: cleaning finds those
         if not self._head.counts(stamp_of(found.columns[CELL])):
             return
         rows = unpack(key, found.columns)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.effects import Table
 from protocol.keys import stop_after, topic_prefix
 from storage.hbase.gateway import thrift
+from storage.hbase.owners import HEAD
 from storage.hbase.packed import CELL, SAID, removing_columns, rolling_column, stamp_of, unpack
 from storage.hbase.scanning import Range, scan
 from storage.hbase.tables import hashed
@@ -55,6 +56,8 @@ class Removing:
 
         async def change(found: Found) -> bool:
             key = found.key[1:]
+            if HEAD in found.columns:
+                return True
             stamp = stamp_of(found.columns[CELL]) if CELL in found.columns else None
             if stamp is not None and not head.counts(stamp) and not head.is_void(stamp):
                 return key < last  # of a commit under way

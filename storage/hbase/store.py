@@ -53,7 +53,7 @@ class HBaseStore:
         self._pool = pool
         self._cells = Cells(pool, tables[Table.METADATA])
         self._slots = Slots(pool, tables[Table.METADATA])
-        self._owners = Owners(pool, tables, self._cells, self._slots)
+        self._owners = Owners(pool, tables, self._slots)
         self._reading = Reading(pool, tables, self._owners, timeout_s=options.timeout_s)
         self._putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
         self._removing = Removing(pool, tables, self._owners, timeout_s=options.timeout_s)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from storage.base import StoreError
+from storage.hbase.owners import HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,14 +69,13 @@ class Lost:
 
 
 def puts_to(table: str) -> Callable[[str, tuple[object, ...]], bool]:
-    """Conditional puts to a table: ``messages``, ``payloads``, ``metadata`` (not to heads) or ``heads``."""
+    """Conditional puts to a table: ``messages``, ``payloads``, ``metadata``; or to ``heads``."""
 
     def wanted(name: str, args: tuple[Any, ...]) -> bool:
         if name != "checkAndPut":
             return False
-        is_head = args[1].startswith(b"\x00o")
-        if table in ("heads", "metadata"):
-            return args[0].endswith(b"metadata") and is_head == (table == "heads")
+        if args[2] == HEAD:
+            return table == "heads"
         return bool(args[0].endswith(table.encode()))
 
     return wanted
