@@ -44,7 +44,7 @@ assert own == {"protocol", "protocol.frames"}, own
 
 
 def packed(folder: Path) -> Path:
-    """The zip of docs/spark.md."""
+    """The least that a zip must hold; that of ``plainsong pipeline zip`` holds more, for drivers."""
     archive = folder / "plainsong.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in [
