@@ -56,10 +56,10 @@ class Calls:
         remembers = bool(found.get("deduplication", {}).get("enabled")) if properties is not found else False
         return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties, remembers)
 
-    def newest(self, topic: str) -> tuple[bytes | None, int]:
-        """The id of the topic's last message (None: it has none), and how many transactions with messages are open."""
+    def end(self, topic: str) -> tuple[bytes, int]:
+        """The position behind all that has been published, and how many transactions with messages are open."""
         found = self.wire.ask("GET", self._path(topic, "stats")).json()
-        return (bytes.fromhex(found["newestId"]) if found["newestId"] else None), int(found["openTransactions"])
+        return bytes.fromhex(found["end"]), int(found["openTransactions"])
 
     def offsets(
         self,

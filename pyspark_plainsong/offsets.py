@@ -31,13 +31,6 @@ def after(message_id: bytes) -> bytes:
     return (int.from_bytes(message_id, "big") + 1).to_bytes(ID_BYTES, "big")
 
 
-def behind(newest: bytes | None) -> bytes:
-    """The position behind all that can stand where the newest message does; None: there is no message."""
-    if newest is None:
-        return FIRST
-    return (int.from_bytes(newest[:10], "big") + 1).to_bytes(10, "big") + bytes(10)
-
-
 def at_time(milliseconds: int) -> bytes:
     """The position before all that is published from this moment on."""
     return min(milliseconds, 2**63 - 1).to_bytes(8, "big") + bytes(12)

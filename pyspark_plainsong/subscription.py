@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from pyspark_plainsong.offsets import FIRST, Position, at_time, behind
+from pyspark_plainsong.offsets import FIRST, Position, at_time
 from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Subscription:
 
     def newest(self, topic: str) -> bytes:
         """The position behind all that was published until now, decided or not."""
-        return behind(self._calls.newest(topic)[0])
+        return self._calls.end(topic)[0]
 
     def _position(self, topic: str, asked: TopicBound) -> bytes:
         if asked.bound == "earliest":
@@ -102,8 +102,8 @@ class Subscription:
 
     def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
         """The end of what is decided, ``end`` at most."""
-        newest, undecided = self._calls.newest(topic)
-        last = behind(newest) if end is None else min(end, behind(newest))
+        published, undecided = self._calls.end(topic)
+        last = published if end is None else min(end, published)
         if self.isolation == "uncommitted" or not undecided or last <= start:
             return last
         # The daemon's own eyes, message by message; without open transactions that would be a walk for nothing.

@@ -184,6 +184,7 @@ SCHEMAS: dict[str, Schema] = {
             "estimated": {**BOOLEAN, "description": "messages and bytes are upper bounds"},
             "oldestId": nullable(_ID),
             "newestId": nullable(_ID),
+            "end": {**_ID, "description": "the position behind all that has been published, read by anybody or not"},
             "oldestAgeMs": nullable(COUNT),
             "publishPerSecond": {"type": "number"},
             "pollPerSecond": {"type": "number"},

@@ -50,6 +50,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "estimated": count.estimated,
         "oldestId": None if oldest_id is None else oldest_id.hex(),
         "newestId": None if newest_id is None else newest_id.hex(),
+        "end": span.until.hex(),
         "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
         "publishPerSecond": round(service.rates.publishing.per_second(name, now_s), 3),
         "pollPerSecond": round(service.rates.polling.per_second(name, now_s), 3),

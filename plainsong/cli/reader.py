@@ -185,6 +185,7 @@ def _position(client: Client, topic: str, place: str | bytes | int) -> bytes:
     if isinstance(place, bytes):
         return place
     if place == NEWEST:
-        newest = client.stats(topic)["newestId"]
-        return FIRST_BOUND if newest is None else bytes.fromhex(newest)
+        stats = client.stats(topic)
+        newest = stats["newestId"]
+        return (before(bytes.fromhex(stats["end"])) or FIRST_BOUND) if newest is None else bytes.fromhex(newest)
     return FIRST_BOUND if isinstance(place, str) else before(bound_at(place)) or FIRST_BOUND

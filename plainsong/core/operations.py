@@ -126,7 +126,10 @@ class Operations:
         if start != NEWEST:
             return parse_start(start, self.wall_ms())
         stats = yield from self.call(calls.topic_stats(self.namespace, topic), deadline_s)
-        newest = stats.get("newestId")
+        newest, end = stats.get("newestId"), stats.get("end")
+        if newest is None and end is not None and int(end, 16):
+            # Nothing of the last that was published can be read any more: what comes stands behind it.
+            return ids.before(bytes.fromhex(end))
         return None if newest is None else bytes(MessageId(newest))
 
     def resolve_end(self, topic: str, until: Start, deadline_s: float | None = None) -> Steps[bytes | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, Any
 
 import plyvel
@@ -165,7 +165,8 @@ class Database:
             return
         try:
             iterator = self._tables[table].iterator(
-                start=start,
+                # plyvel 1.5.1 finds nothing on the way down when the only key of a range is its start.
+                start=None if reverse else start,
                 stop=stop,
                 reverse=reverse,
                 include_value=values,
@@ -173,7 +174,8 @@ class Database:
                 fill_cache=first_chunk <= _FEW_ROWS,
             )
             with closing(iterator):
-                yield from chunks(iterator if values else zip(iterator, repeat(b"")), first_chunk)
+                rows = iterator if values else zip(iterator, repeat(b""))
+                yield from chunks(takewhile(lambda row: row[0] >= start, rows) if reverse else rows, first_chunk)
         except FOREIGN as error:
             raise call_failed(error, "scanning") from error
 

@@ -27,6 +27,7 @@ async def test_an_empty_topic_has_nothing(daemon):
         "estimated": False,
         "oldestId": None,
         "newestId": None,
+        "end": "0" * 40,
         "oldestAgeMs": None,
         "publishPerSecond": 0.0,
         "pollPerSecond": 0.0,

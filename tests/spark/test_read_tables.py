@@ -28,6 +28,45 @@ def test_a_page_that_the_daemon_cuts_is_not_the_end(tables):
     assert tables.read(topic, fetchSize=7) == written
 
 
+def save(tables, topic, producer, segments, winners, rows):
+    """Stage rows by segments, and publish some of these as one batch."""
+    path = f"{READ}/{topic}"
+    for segment in segments:
+        for at in range(0, rows[segment], 20_000):
+            count = min(20_000, rows[segment] - at)
+            staged = {"producer": producer, "segment": segment, "messages": [segment] * count}
+            tables.ask("POST", f"{path}/store", {**staged, "sequenceIds": list(range(at, at + count))})
+    tables.ask(
+        "POST", f"{path}/publish", {"producer": producer, "sequenceIds": [0], "segments": winners, "messages": []}
+    )
+
+
+def test_a_topic_that_ends_with_a_batch_of_one_is_read_to_its_end(tables):
+    topic = tables.create("ends-with-one")
+    tables.publish_many(topic, 100)
+    save(tables, topic, "job", ["only"], ["only"], {"only": 1})
+    assert len(tables.read(topic)) == 101
+    transaction = tables.begin()
+    tables.store(topic, transaction, "stored")
+    tables.publish(topic, transactionWritePointer=transaction)
+    tables.decide(transaction, "commit")
+    assert tables.read(topic)[-2:] == [b"only", b"stored"]
+    for reader in (tables.stream(topic), tables.stream(topic, startingOffsets="earliest")):
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        assert (
+            sum(sizes(reader, reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))))
+            == 102
+        )
+
+
+def test_a_topic_that_ends_with_very_many_rows_of_losers_is_read_to_its_end(tables):
+    topic = tables.create("ends-with-losers")
+    tables.publish_many(topic, 50)
+    save(tables, topic, "job", ["wins", "loses"], ["wins"], {"wins": 10, "loses": 120_000})
+    assert len(tables.read(topic)) == 60
+
+
 def test_every_column_of_a_message_is_there(tables):
     topic = tables.create("whole")
     body = {"messages": [{"payload": "x", "attributes": {"routingKey": "k", "traceparent": "t"}}, "y"]}

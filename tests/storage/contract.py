@@ -108,6 +108,13 @@ class StoreContract:
             rows = await read_rows(store, MESSAGE, b"b", b"d", limit=10, reverse=reverse)
             assert [key for key, _ in rows] == ([b"c", b"b"] if reverse else [b"b", b"c"])
 
+    async def test_a_range_whose_only_row_is_its_start_has_it_both_ways(self, store: Store) -> None:
+        await store.write([Put(MESSAGE, b"", [b"a", b"b", b"e"], [b"v"] * 3)], claim=await store.claim(NAME))
+        for start, stop in ((b"b", b"d"), (b"a", b"b"), (b"e", b"f")):
+            for reverse in (False, True):
+                rows = await read_rows(store, MESSAGE, start, stop, limit=10, reverse=reverse)
+                assert [key for key, _ in rows] == [start]
+
     async def test_an_empty_or_inverted_range_feeds_nothing(self, store: Store) -> None:
         await store.write([numbered(3)], claim=await store.claim(NAME))
         for start, stop in ((b"a", b"b"), (b"k", b"k"), (b"z", b"a")):
