@@ -73,7 +73,7 @@ FULL = Profile(
     committed_s=20.0,
     stamped_requests=200_000,
     producers=10_000,
-    spark_rows=2_000_000,
+    spark_rows=1_000_000,
     partitions=(1, 2),
 )
 

@@ -33,6 +33,8 @@ beside them the same rows from Parquet. *write*: rows that Spark makes into a to
 it the same rows into the null sink and into Parquet. *archive*: ``plainsong pipeline run archive`` as a process, its start
 taken off, beside the same rows from Parquet to Parquet. *micro-batch*: milliseconds of one of 5000 rows, beside the rate
 source's. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
+#: Each takes seconds, and enough of them.
+ROUNDS = 3
 BATCH_ROWS = 5_000
 _BATCHES = 12
 
@@ -83,7 +85,7 @@ class _Bench:
                 "to null": lambda: _drain(made),
                 "to Parquet": lambda: made.write.mode("overwrite").parquet(str(self._scratch / "made")),
             }
-            rates = _rates(sides, rows, self._profile.rounds)
+            rates = _rates(sides, rows, min(ROUNDS, self._profile.rounds))
         beside = {"read": ("from Parquet",), "narrow": ("from Parquet",), "write": ("to null", "to Parquet")}
         found = []
         for what, others in beside.items():
@@ -194,7 +196,7 @@ class _Bench:
                     rows, lambda: self._spark.read.parquet(parquet).write.mode("overwrite").parquet(parquet + "-copy")
                 ),
             },
-            self._profile.rounds,
+            min(ROUNDS, self._profile.rounds),
         )
         values = {"rows/s": Spread.of(rates["archive"]), "÷ Parquet": Spread.ratio(rates["archive"], rates["copy"])}
         return Row({"what": "archive", "bytes": 100, "partitions": 1}, values)
