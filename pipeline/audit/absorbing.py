@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -25,12 +25,13 @@ TABLE: Final = {table.name: table for table in TABLES}
 
 @dataclass(frozen=True)
 class Absorbed:
-    """What a batch came to: messages that were new, those of them that were bad, and when the last was published."""
+    """What a batch came to: messages that were new, those of them that were bad, and the bytes of all."""
 
     messages: int = 0
     bad: int = 0
     bytes: int = 0
-    last_published_ms: int = 0
+    #: The same by topic (`namespace:name`), for those with new ones.
+    of_topic: dict[str, Absorbed] = field(default_factory=dict)
 
 
 def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
@@ -54,7 +55,6 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
                 F.count("reason").alias("bad"),
                 F.count_if(F.col("reason").isNull() & (F.col("type") == ACCESS)).alias("accesses"),
                 F.sum("size").alias("bytes"),
-                F.max(F.unix_millis("published")).alias("last_published_ms"),
             )
             .collect()
         )
@@ -72,6 +72,5 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     finally:
         rows.unpersist()
     keeping.merge(messages.sparkSession)
-    return Absorbed(
-        count["messages"], count["bad"], count["bytes"], max(topic["last_published_ms"] for topic in topics)
-    )
+    of_topic = {each["topic"]: Absorbed(each["messages"], each["bad"], each["bytes"]) for each in topics}
+    return Absorbed(count["messages"], count["bad"], count["bytes"], of_topic)

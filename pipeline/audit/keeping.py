@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.audit.manifest import MANIFEST, Manifest, load_manifest, store_manifest
-from pipeline.audit.parts import DATA, merge_parts, new_folder, write_part
+from pipeline.audit.manifest import LOCK, MANIFEST, Manifest, first_look, load_manifest, store_manifest
+from pipeline.audit.parts import DATA, FOLDER, merge_parts, new_folder, write_part
 from pipeline.audit.reading import unmerged
 from plainsong.cli.exits import CommandFailed, Exit
 
@@ -110,12 +110,17 @@ class Keeping:
             shutil.rmtree(self._root / path, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove what the manifest does not name: left by a process that died. Returns the number of folders."""
+        """Remove the parts that the manifest does not name: left by a process that died. Returns their number.
+
+        Only what is called as parts are: whatever else lies there is somebody's.
+        """
         named = {part.path for part in self._manifest.parts} | {old.path for old in self._manifest.retired}
         swept = 0
-        for batch in sorted((self._root / DATA).glob("*")):
-            for folder in sorted(batch.glob("*")):
-                if folder.relative_to(self._root).as_posix() not in named:
+        for batch in _folders(self._root / DATA):
+            if not FOLDER.fullmatch(batch.name):
+                continue
+            for folder in _folders(batch):
+                if folder.name in self._tables and folder.relative_to(self._root).as_posix() not in named:
                     shutil.rmtree(folder, ignore_errors=True)
                     swept += 1
             if not any(batch.iterdir()):
@@ -123,15 +128,22 @@ class Keeping:
         return swept
 
 
+def _folders(within: Path) -> list[Path]:
+    """The folders right in a folder, sorted; no links."""
+    found = within.iterdir() if within.is_dir() else ()
+    return sorted(each for each in found if each.is_dir() and not each.is_symlink())
+
+
 @contextmanager
 def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iterator[Keeping]:
     """Be the one that keeps the tables in a folder, which is made if need be; what a dead one left is swept away.
 
     `keep_s`: how long files stay after they were merged into others, for those who are reading them.
-    Raises TablesBusy, and TablesUnreadable.
+    Raises TablesBusy, FolderTaken, and TablesUnreadable.
     """
+    first_look(root)
     root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("w") as lock:
+    with (root / LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -8,6 +8,7 @@ has either replaced it or not. What lies in the folder and is not named in it do
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,10 +20,18 @@ if TYPE_CHECKING:
 
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
+#: Held by the one that keeps the tables.
+LOCK: Final = "lock"
+#: All that a first run leaves that is killed before its manifest is there.
+_BEGUN: Final = re.compile(rf"{LOCK}|\.{re.escape(MANIFEST)}\.\d+\.tmp")
 
 
 class TablesUnreadable(CommandFailed):
     """The folder holds no tables, or tables of a form that this version does not know. Nothing was changed."""
+
+
+class FolderTaken(CommandFailed):
+    """The folder holds other things than tables. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,24 @@ def load_manifest(root: Path) -> Manifest | None:
         return _parse(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
         raise TablesUnreadable(f"{path} is no manifest of version {VERSION}: {error!r}", code=Exit.STORE) from error
+
+
+def first_look(root: Path) -> Manifest:
+    """The manifest of a folder that tables are kept in, or are to be; an empty one where there are none yet.
+
+    Raises FolderTaken, and TablesUnreadable.
+    """
+    present = sorted(each.name for each in root.iterdir()) if root.is_dir() else []
+    manifest = load_manifest(root)
+    others = [name for name in present if not _BEGUN.fullmatch(name)]
+    if manifest is None and others:
+        raise FolderTaken(
+            f"{root} has no {MANIFEST}, but {len(others)} other {'thing' if len(others) == 1 else 'things'} such as "
+            f"{others[0]!r}",
+            hint="name a new folder, or an empty one; to begin anew, take everything out of it",
+            code=Exit.USAGE,
+        )
+    return manifest or Manifest()
 
 
 def store_manifest(root: Path, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Where parts lie within the tables' folder.
 DATA: Final = "data"
+#: What the folders in there are called that `new_folder` makes.
+FOLDER: Final = re.compile(r"\d{12,}-[0-9a-f]{8}")
 #: Merged parts have files of about this size: large enough to be few, small enough to be read in parallel.
 FILE_BYTES: Final = 128 << 20
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.audit.absorbing import TABLES, Absorbed, absorb
+from pipeline.audit.behind import Behind
 from pipeline.audit.keeping import keep
+from pipeline.audit.manifest import first_look
 from pipeline.streams import watch
+from protocol.ids import after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +22,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from pipeline.audit.keeping import Keeping
     from pipeline.audit.manifest import Manifest
     from pipeline.job import Run
 
 #: Within the folder of the tables.
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS: Final = "checkpoints"
+_CHECKPOINT: Final = re.compile("[0-9a-f]{16}")
+#: Without batches, what waits is asked about this often, in looks of a second.
+TELL_EVERY: Final = 30
 
 
 @dataclass
@@ -56,35 +63,73 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
     Returns:
       what this run added, and the manifest at its end.
     Raises:
-      TopicNotFound, TablesBusy, TablesUnreadable: nothing happened. StreamingQueryException: what is in is in, the
-        rest is for the next run.
+      TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: what is in
+        is in, the rest is for the next run.
     """
+    first_look(root)
+    namespace = run.where.namespace
     with run.client(*topics) as client:
-        namespace = run.where.namespace
-        lives = {f"{namespace}:{topic}": int(client.properties(topic)["generation"]) for topic in topics}
-    spark = run.session()
-    total = Sum()
-    with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
-        keeping.begin(lives)
-        came_to: dict[int, Absorbed] = {}
+        properties = {topic: client.properties(topic) for topic in topics}
+        lives = {f"{namespace}:{topic}": int(each["generation"]) for topic, each in properties.items()}
+        ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
+        behind = Behind(run, client, ttls_s, uncommitted=choices.isolation == "uncommitted")
+        spark = run.session()
+        with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
+            keeping.begin(lives)
+            told = _Told(run, keeping, behind)
+            options = _source(run, topics, choices, keeping.manifest, lives)
+            messages = spark.readStream.format("plainsong").options(**options).load()
+            query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {','.join(topics)}")
+            query = query.option("checkpointLocation", str(_checkpoint(root, keeping.manifest, lives)))
+            every = choices.every
+            timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
+            behind.tell(keeping.manifest)
+            watch(timed.start(), told.on_batch, idle=told.idle)
+            behind.tell(keeping.manifest)
+            return told.total, keeping.manifest
 
-        def on_rows(rows: DataFrame, batch: int) -> None:
-            came_to[batch] = absorb(keeping, rows)
 
-        def on_batch(progress: dict[str, Any]) -> None:
-            absorbed = came_to.pop(progress["batchId"], Absorbed())
-            total.messages += absorbed.messages
-            total.bad += absorbed.bad
-            total.batches += 1
-            _tell(run, ",".join(topics), absorbed, total, progress)
+class _Told:
+    """Batches end in the query's thread, and are told in the command's."""
 
-        options = _source(run, topics, choices, keeping.manifest, lives)
-        messages = spark.readStream.format("plainsong").options(**options).load()
-        query = messages.writeStream.foreachBatch(on_rows).queryName(f"audit {','.join(topics)}")
-        query = query.option("checkpointLocation", str(_checkpoint(root, keeping.manifest, lives)))
-        started = query.trigger(processingTime=choices.every) if choices.every else query.trigger(availableNow=True)
-        watch(started.start(), on_batch)
-        return total, keeping.manifest
+    def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
+        self.total = Sum()
+        self._run = run
+        self._keeping = keeping
+        self._behind = behind
+        self._came_to: dict[int, Absorbed] = {}
+        self._looks = 0
+
+    def on_rows(self, rows: DataFrame, batch: int) -> None:
+        """A batch of the query."""
+        self._came_to[batch] = absorb(self._keeping, rows)
+
+    def on_batch(self, progress: dict[str, Any]) -> None:
+        """It is in."""
+        absorbed = self._came_to.pop(progress["batchId"], Absorbed())
+        self.total.messages += absorbed.messages
+        self.total.bad += absorbed.bad
+        self.total.batches += 1
+        for topic, each in absorbed.of_topic.items():
+            name = topic.partition(":")[2]
+            self._run.metrics.add("rows_total", each.messages, topic=name)
+            self._run.metrics.add("bytes_total", each.bytes, topic=name)
+            self._run.metrics.add("dead_letters_total", each.bad, topic=name)
+            self._run.metrics.add("batches_total", topic=name)
+        self._run.progress.step(
+            self.total.messages,
+            what=",".join(topic.partition(":")[2] for topic in sorted(absorbed.of_topic)),
+            batch=progress["batchId"],
+            lag_s=self._behind.tell(self._keeping.manifest),
+            deadLetters=self.total.bad,
+            last=True,
+        )
+
+    def idle(self) -> None:
+        """A second went by."""
+        self._looks += 1
+        if self._looks % TELL_EVERY == 0:
+            self._behind.tell(self._keeping.manifest)
 
 
 def _source(
@@ -99,7 +144,7 @@ def _source(
         failOnDataLoss=str(not choices.may_lose).lower(),
     )
     known = {
-        topic: {"gen": life, "next": after(manifest.through[topic])}
+        topic: {"gen": life, "next": after(bytes.fromhex(manifest.through[topic])).hex()}
         for topic, life in lives.items()
         if topic in manifest.through
     }
@@ -110,11 +155,6 @@ def _source(
     return options
 
 
-def after(message_id: str) -> str:
-    """The id that follows, in hex as the one given."""
-    return f"{int(message_id, 16) + 1:040x}"
-
-
 def _checkpoint(root: Path, manifest: Manifest, lives: dict[str, int]) -> Path:
     """Where Spark keeps its offsets of these topics in these lives.
 
@@ -123,25 +163,8 @@ def _checkpoint(root: Path, manifest: Manifest, lives: dict[str, int]) -> Path:
     folder = root.absolute() / CHECKPOINTS
     if not manifest.through:
         # Tables that were taken away begin again; offsets that are ahead of them would skip messages.
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in folder.iterdir() if folder.is_dir() else ():
+            if _CHECKPOINT.fullmatch(each.name):
+                shutil.rmtree(each, ignore_errors=True)
     name = ",".join(f"{topic}@{life}" for topic, life in sorted(lives.items()))
     return folder / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _tell(run: Run, topic: str, absorbed: Absorbed, total: Sum, progress: dict[str, Any]) -> None:
-    lag_s = _lag_s(progress, absorbed)
-    run.metrics.add("rows_total", absorbed.messages, topic=topic)
-    run.metrics.add("bytes_total", absorbed.bytes, topic=topic)
-    run.metrics.add("dead_letters_total", absorbed.bad, topic=topic)
-    run.metrics.add("batches_total", topic=topic)
-    run.metrics.set("lag_seconds", lag_s, topic=topic)
-    run.metrics.write()
-    run.progress.step(
-        total.messages, what=topic, batch=progress["batchId"], lag_s=lag_s, deadLetters=total.bad, last=True
-    )
-
-
-def _lag_s(progress: dict[str, Any], absorbed: Absorbed) -> float:
-    """Age of the newest message that is in, while others wait; 0 when none does."""
-    caught_up = all(source["endOffset"] == source["latestOffset"] for source in progress["sources"])
-    return 0.0 if caught_up else max(0.0, time.time() - absorbed.last_published_ms / 1000)

@@ -54,33 +54,52 @@ def said(url):
 
 @pytest.fixture(scope="module")
 def root(spark, url, said, tmp_path_factory):
-    """Tables of a generated topic, of which the run was killed on the way, twice."""
+    """Tables of a generated topic, of which the run was killed on the way."""
     folder = tmp_path_factory.mktemp("tables") / "audit-tables"
     words = ("generate", "--messages", str(MESSAGES), "--seed", str(SEED), "--bad", str(BAD), "--topic", "audit")
     said(*words, "--create")
     assert said(*words)[-2]["before"] == MESSAGES, "generated again, nothing is published twice"
+    # One batch is in, and another is half written.
+    killed_when(url, folder, lambda: load_manifest(folder) and load_manifest(folder).sequence and half_written(folder))
+    assert 0 < load_manifest(folder).rows("trail") < MESSAGES * (1 - BAD) * 0.9
+    run = Run("audit", Where((url,)), spark=spark)
+    total, _ = run_stream(run, ["audit"], folder, Choices(batch_rows=1500))
+    assert 0 < total.messages < MESSAGES
+    told = run.metrics.text().splitlines()
+    for name, value in (("rows_total", total.messages), ("dead_letters_total", total.bad), ("lag_seconds", 0)):
+        assert f'plainsong_pipeline_{name}{{job="audit",topic="audit"}} {float(value)}' in told
+    return folder
+
+
+def half_written(folder):
+    return any(folder.glob("data/*/edges/_temporary"))
+
+
+def killed_when(url, folder, ripe):
+    """A run of its own that is killed with its JVM and workers, when it is where it is to be killed."""
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pipeline.audit", "run", "audit", "--root", str(folder), "--url", url]
     conf = ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
-    for ripe in (
-        lambda: sum(1 for _ in folder.glob("data/*/edges/_temporary")),  # in the middle of a batch
-        lambda: load_manifest(folder).sequence >= 1,
-    ):
-        with subprocess.Popen(
-            [*command, "--batch-rows", "100", *conf], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
-        ) as process:
-            try:
-                eventually(
-                    "the run is where it is to be killed", lambda ripe=ripe: ripe() or process.poll() is not None, 120
-                )
-                assert process.poll() is None, "it was to be killed, but it ended"
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert load_manifest(folder).rows("trail") < MESSAGES * (1 - BAD) * 0.9
-    run = Run("audit", Where((url,)), spark=spark)
-    total, _ = run_stream(run, ["audit"], folder, Choices(batch_rows=700))
-    assert 0 < total.messages < MESSAGES
-    return folder
+    with subprocess.Popen(
+        [*command, "--batch-rows", "200", *conf], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            eventually("the run is where it is to be killed", lambda: ripe() or process.poll() is not None, 120)
+            assert process.poll() is None, "it was to be killed, but it ended"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.torture
+def test_tables_of_a_run_that_was_killed_again_and_again_are_those_of_the_reference(
+    root, expected, spark, url, tmp_path
+):
+    folder = tmp_path / "tables"
+    killed_when(url, folder, lambda: half_written(folder))
+    for sequence in (1, 3, 5):
+        killed_when(url, folder, lambda sequence=sequence: load_manifest(folder).sequence >= sequence)
+    run_stream(Run("audit", Where((url,)), spark=spark), ["audit"], folder, Choices(batch_rows=700))
+    check_equal(tables_in(folder), expected)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +210,10 @@ def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
     assert "either --topic or --out" in why("generate", "--messages", "1")
     assert "nosuch" in why("run", "nosuch", *root)
     assert not (tmp_path / "none").exists()
+    (tmp_path / "mine").touch()
+    for more in ((), ("--dry-run",)):
+        assert "has no manifest.json, but 1 other thing" in why("run", "audit", "--root", str(tmp_path), *more)
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 
 SECTION = DOCUMENTS["docs/pipeline.md"].split("\n## audit\n")[1].split("\n## ")[0]

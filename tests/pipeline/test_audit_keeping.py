@@ -12,8 +12,9 @@ from pipeline.audit import parts as parts_module
 from pipeline.audit.absorbing import TABLE, TABLES, absorb
 from pipeline.audit.generator import payloads
 from pipeline.audit.keeping import FAN_IN, TablesBusy, keep
-from pipeline.audit.manifest import MANIFEST, TablesUnreadable, load_manifest
+from pipeline.audit.manifest import MANIFEST, FolderTaken, TablesUnreadable, load_manifest
 from pipeline.audit.reading import arrow, frame, manifest_of
+from plainsong.cli.exits import Exit
 from tests.pipeline.audit_messages import check_equal, frame_of, messages_of, tables_in
 from tests.pipeline.audit_reference import Tables
 
@@ -22,17 +23,21 @@ class Died(Exception):
     """The process is gone, as far as the tables know."""
 
 
-def test_messages_in_any_portions_some_given_again_make_the_tables_of_the_reference(spark, tmp_path):
+@pytest.mark.parametrize("fan_in", [3, pytest.param(FAN_IN, marks=pytest.mark.torture)])
+def test_messages_in_any_portions_some_given_again_make_the_tables_of_the_reference(
+    spark, tmp_path, monkeypatch, fan_in
+):
     """Late and repeated events, dead letters, portions that overlap as those of a new query do, and merges."""
+    monkeypatch.setattr(keeping_module, "FAN_IN", fan_in)
     messages = messages_of(list(payloads(600, seed=3, bad=0.05)))
-    cuts = [0, *sorted(random.Random(3).sample(range(1, 600), FAN_IN)), 600]
+    cuts = [0, *sorted(random.Random(3).sample(range(1, 600), fan_in)), 600]
     with keep(tmp_path, TABLES, keep_s=0) as keeping:
         for start, end in itertools.pairwise(cuts):
             absorbed = absorb(keeping, frame_of(spark, messages[max(0, start - 40) : end]))
             assert absorbed.messages == end - start
         assert absorb(keeping, frame_of(spark, messages)).messages == 0
         for table in TABLES:
-            assert len(keeping.manifest.of(table.name)) < FAN_IN
+            assert len(keeping.manifest.of(table.name)) < fan_in
             assert any(part.level for part in keeping.manifest.of(table.name))
     check_equal(tables_in(tmp_path), Tables(messages))
     # The parts that were merged are gone from the disk, a moment later.
@@ -118,6 +123,54 @@ def test_two_do_not_keep_one_folder(tmp_path):
         assert load_manifest(tmp_path) is not None
     with keep(tmp_path, TABLES):
         pass
+
+
+def test_a_folder_that_holds_other_things_is_refused_and_nothing_in_it_changes(tmp_path):
+    precious = tmp_path / "data" / "2025" / "customers" / "precious.csv"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("x", encoding="utf-8")
+    (tmp_path / "lock").write_text("of another", encoding="utf-8")
+    told = r"no manifest\.json, but 1 other thing such as 'data'"
+    with pytest.raises(FolderTaken, match=told) as refused, keep(tmp_path, TABLES):
+        pass
+    assert refused.value.code == Exit.USAGE
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["data", "lock"]
+    assert precious.read_text(encoding="utf-8") == "x"
+    assert (tmp_path / "lock").read_text(encoding="utf-8") == "of another"
+
+
+def test_a_first_run_that_was_killed_before_its_manifest_is_no_hindrance(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / f".{MANIFEST}.4711.tmp").touch()
+    with keep(tmp_path, TABLES) as keeping:
+        assert keeping.manifest.sequence == 0
+
+
+def test_only_parts_that_no_manifest_names_are_swept(tmp_path):
+    with keep(tmp_path, TABLES):
+        pass
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    elsewhere.mkdir()
+    data = tmp_path / "data"
+    left = data / "000000000001-0123abcd"
+    for folder in (left / "trail", left / "mine", data / "2025" / "trail", data / "000000000002-0123abcd" / "usage"):
+        folder.mkdir(parents=True)
+        (folder / "part-0.parquet").touch()
+    (data / "FORMAT").touch()
+    (data / "000000000003-0123abcd").symlink_to(elsewhere)
+    with keep(tmp_path, TABLES) as keeping:
+        assert keeping.sweep() == 0, "it was done at the beginning"
+    found = {each.relative_to(data).as_posix() for each in data.rglob("*")}
+    assert found == {
+        "000000000001-0123abcd",
+        "000000000001-0123abcd/mine",
+        "000000000001-0123abcd/mine/part-0.parquet",
+        "2025",
+        "2025/trail",
+        "2025/trail/part-0.parquet",
+        "FORMAT",
+        "000000000003-0123abcd",
+    }
 
 
 def test_a_folder_without_tables_or_with_unreadable_ones_is_told(tmp_path):

@@ -79,10 +79,10 @@ def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
 
 
 def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
-    """How much waits, and from where on. Raises TopicNotFound, TablesUnreadable."""
-    from pipeline.audit.manifest import Manifest, load_manifest
+    """How much waits, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
+    from pipeline.audit.manifest import first_look
 
-    manifest = load_manifest(root) or Manifest()
+    manifest = first_look(root)
     with run.client(*topics) as client:
         for topic in topics:
             name = f"{run.where.namespace}:{topic}"

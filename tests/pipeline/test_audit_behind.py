@@ -1,0 +1,80 @@
+"""How far the tables are behind: the age of the oldest message that a run would still take, as the daemon tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.audit import behind
+from pipeline.audit.behind import Behind
+from pipeline.audit.manifest import Manifest
+from pipeline.job import Run
+from plainsong import Client
+from plainsong.cli.times import now_ms
+from plainsong.cli.where import Where
+from tests.daemon.harness import Daemon
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("behind") / "data") as running:
+        yield "http://{}:{}".format(*running.address)
+
+
+@pytest.fixture
+def client(url, request):
+    with Client(url, namespace=request.node.name) as made:
+        made.create_topic("audit", ttl_s=3600)
+        yield made
+
+
+@pytest.fixture
+def lag(url, client, monkeypatch):
+    """The lag of topics whose last messages in the tables are given, a minute from now."""
+    monkeypatch.setattr(behind, "now_ms", lambda: now_ms() + 60_000)
+
+    def told(*topics, uncommitted=False, **through):
+        run = Run("audit", Where((url,), client.namespace))
+        known = Manifest(through={f"{client.namespace}:{topic}": bytes(last).hex() for topic, last in through.items()})
+        worst_s = Behind(run, client, dict.fromkeys(topics, 3600), uncommitted=uncommitted).tell(known)
+        lines = [line.rpartition(" ") for line in run.metrics.text().splitlines() if "_lag_seconds{" in line]
+        found = {line.partition('topic="')[2].partition('"')[0]: round(float(value)) for line, _, value in lines}
+        assert round(worst_s) == max(found.values(), default=0)
+        return found
+
+    return told
+
+
+def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(client, lag):
+    client.create_topic("other", ttl_s=3600)
+    assert lag("audit", "other") == {"audit": 0, "other": 0}
+    client.publish("audit", [b"one", b"two"])
+    first, last = (each.id for each in client.messages("audit"))
+    assert lag("audit", "other") == {"audit": 60, "other": 0}
+    assert lag("audit", audit=first) == {"audit": 60}
+    assert lag("audit", audit=last) == {"audit": 0}
+
+
+def test_rolled_back_messages_wait_for_nobody_and_those_of_an_open_transaction_do(client, lag):
+    for _ in range(3):
+        transaction = client.transactions.begin()
+        client.publish("audit", [b"x"] * 60, transaction=transaction)
+        client.transactions.abort(transaction)
+    assert lag("audit") == {"audit": 0}
+    assert lag("audit", uncommitted=True) == {"audit": 60}
+    still_open = client.transactions.begin()
+    client.publish("audit", b"y", transaction=still_open)
+    assert lag("audit") == {"audit": 60}
+
+
+def test_only_so_many_messages_are_passed_over(client, lag, monkeypatch):
+    monkeypatch.setattr(behind, "_PAGES", (1, 1))
+    transaction = client.transactions.begin()
+    client.publish("audit", [b"x"] * 3, transaction=transaction)
+    client.transactions.abort(transaction)
+    assert lag("audit") == {"audit": 60}
+
+
+def test_a_daemon_that_does_not_answer_leaves_the_metrics_as_they_were(client, lag):
+    client.create_topic("gone")
+    client.delete_topic("gone")
+    assert lag("gone", "audit") == {"audit": 0}
