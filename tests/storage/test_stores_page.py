@@ -11,6 +11,11 @@ HERE = Path(__file__).parent
 def test_every_test_that_the_page_about_stores_names_exists():
     page = (HERE.parents[1] / "docs" / "stores.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\btest_[a-z_0-9]+\b(?!\.py)", page))
-    there = {name for path in HERE.glob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
+    there = {
+        name
+        for folder in (HERE, HERE.parent / "hbase")
+        for path in folder.glob("*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+    }
     assert named
     assert named <= there
