@@ -6,6 +6,7 @@ we keep out of our way, and raises the byte when old readers would go wrong.
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
                  f floor
     high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
+                 q last sequence id of each bucket  e last position of the buckets dropped
     reader       p position  c changed
     namespace    d deduplication  s how often it was switched off
 
@@ -20,13 +21,14 @@ from typing import Any
 import msgpack
 
 from protocol.errors import PlainsongError
-from protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id
+from protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id, pack_position
 from protocol.keys import DamagedRow
 from protocol.properties import Deduplication, TopicProperties, parse_properties
 
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
 _BUCKET_NUMBERS = 5
+_POSITION_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,17 @@ class HighWater:
     """What ``Usage`` counted up to that position."""
     appended: int = 0
     """Messages ever published in this generation, up to that position."""
+    lasts: list[int] = field(default_factory=list)
+    """Sequence id of the last message of each bucket; empty: not known."""
+    gone: bytes | None = None
+    """Position (10 bytes) of the last message that was counted out, all of its bucket having expired; None: none was."""
+
+    @property
+    def before_buckets(self) -> bytes:
+        """The position before which all stands that was counted out."""
+        if self.buckets:
+            return pack_position(self.buckets[0][0], 0)
+        return pack_position(self.last_ts_ms, max(0, self.last_sequence_id))
 
     def encode(self) -> bytes:
         """The row's value."""
@@ -101,6 +114,10 @@ class HighWater:
         }
         if self.appended:
             record["n"] = self.appended
+        if self.lasts:
+            record["q"] = self.lasts
+        if self.gone is not None:
+            record["e"] = self.gone
         return pack_record(record)
 
     @classmethod
@@ -115,6 +132,8 @@ class HighWater:
                 checked_number(last_sequence_id, -1, SEQUENCES_PER_MS - 1),
                 [_bucket(bucket) for bucket in record["b"]],
                 checked_number(record.get("n", 0)),
+                [checked_number(last, 0, SEQUENCES_PER_MS - 1) for last in record.get("q", ())],
+                _checked_gone(record.get("e")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
@@ -169,6 +188,12 @@ def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) ->
     """``value`` as it was read, if it is a whole number from ``low`` to ``high``; ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
+    return value
+
+
+def _checked_gone(value: object) -> bytes | None:
+    if value is not None and (not isinstance(value, bytes) or len(value) != _POSITION_BYTES):
+        raise ValueError(f"{value!r} is no position")
     return value
 
 

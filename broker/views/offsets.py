@@ -60,7 +60,7 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
     if read.isolation not in (None, "uncommitted", "committed"):
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     check_poll(read)
-    span, extent = await _measured(service, name, read)
+    span, extent, expired = await _measured(service, name, read)
     return json_answer(
         {
             "end": extent.end.hex(),
@@ -68,36 +68,42 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
             "bytes": extent.bytes,
             "splits": [bound.hex() for bound in extent.splits(parts or 1)],
             "earliest": bound_at(span.oldest_ms).hex(),
+            "expired": expired,
             "generation": span.generation,
         }
     )
 
 
-async def _measured(service: Service, name: TopicName, read: PollRequest) -> tuple[Span, Extent]:
-    """An extent with messages, or an empty one when the time to wait is over or waiting is of no use."""
+async def _measured(service: Service, name: TopicName, read: PollRequest) -> tuple[Span, Extent, bool]:
+    """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
+
+    Last whether messages had expired between the start and all that was looked at.
+    """
     since = read.since
     deadline_s = None
     if read.wait_ms:
         deadline_s = trio.current_time() + min(read.wait_ms, service.config.poll.max_wait_ms) / 1000
+    expired = False
     parks = read.isolation != "committed"
     while True:
         # In this order, as for a poll: of what the view shows nothing stands behind the span.
         mark = service.pointers.mark
         view = view_for(service, read.isolation, read.transaction)
         span = await service.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
+        expired |= span.expired
         extent = Extent(span, read.limit, read.max_bytes, view)
         await walk_rows(service.store, extent)
         if extent.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
-            return span, extent
+            return span, extent, expired
         if extent.held is not None:
             if read.transaction is not None:
-                return span, extent  # the snapshot never learns what becomes of the pointer
+                return span, extent, expired  # the snapshot never learns what becomes of the pointer
             await wait_for_decision(service, extent.held, mark, deadline_s)
         elif parks and span.since >= span.until:
-            return span, extent  # the topic had nothing for as long
+            return span, extent, expired  # the topic had nothing for as long
         elif not parks:
             later = await service.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
             if later.since >= later.until:
-                return span, extent
+                return span, extent, expired
         # All there was is expired or rolled back, or held until now: go on from there.
         since = extent.end

@@ -67,6 +67,8 @@ class Span:
     """The first publish time that has not expired by the topic's ttl."""
     watermark: bytes | None
     """The highest id the last completed commit can have; None before the first."""
+    expired: bool = False
+    """Messages from ``since`` on have expired by the topic's ttl, or may have: see ``Usage.expired_from``."""
 
     @property
     def start(self) -> bytes:

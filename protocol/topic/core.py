@@ -95,6 +95,7 @@ def span_of(state: TopicState, look: Look) -> Span:
         now_ms=state.time_ms,
         oldest_ms=state.oldest_ms,
         watermark=state.watermark,
+        expired=state.usage.expired_from(look.since, state.oldest_ms),
     )
 
 

@@ -8,6 +8,7 @@ of others. Nothing here decides who sees a message: that is the sign in the mess
                   r runs: first position, last position (10 bytes each), messages of the topic before it (8)
                   c messages, bytes  stored and not published  f first  l last payload position
                   g segment → index, messages, bytes   p first and last position of the publish of what was stored
+                  h digest of the segments that publish listed
                   i producer → ranges of sequence ids published
                   x rolled back  o stored messages are being removed
                   d stored by: list of producer, segment or "", epoch, highest sequence id
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +27,7 @@ from protocol.keys import DamagedRow
 from protocol.records import checked_number, pack_record, unpack_record
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from protocol.references import Stored
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 #: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
 MAX_RUNS = 64
 POSITION_BYTES = 10
+_DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
 _FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES
 
@@ -83,6 +87,8 @@ class Pending:
     """Producer → sequence ids it published, as ranges; ascending, the oldest go first beyond ``MAX_RUNS``."""
     published: tuple[bytes, bytes] | None = None
     """Where the publish of what was stored stands: its reference row, and the last row of that request."""
+    listed: bytes | None = None
+    """Which segments that publish listed, as ``digest_of`` says it; None: none, so that all were meant, or not known."""
     rolled_back: bool = False
     """All of it: whatever comes later is refused."""
     orphaned: bool = False
@@ -184,6 +190,8 @@ class Pending:
             record["g"] = {name: [each.index, each.messages, each.size] for name, each in self.segments.items()}
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
+        if self.listed is not None:
+            record["h"] = self.listed
         if self.stored_by:
             record["d"] = [[*who, *what] for who, what in self.stored_by.items()]
         if self.published_ids:
@@ -237,10 +245,25 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
             for producer, ranges in record.get("i", {}).items()
         },
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
+        listed=_digest(record.get("h")),
         rolled_back=record.get("x", False) is True,
         orphaned=record.get("o", False) is True,
         staged_by=str(record["n"]) if pointer < 0 else None,
     )
+
+
+def digest_of(segments: Collection[str] | None) -> bytes | None:
+    """Whether two publishes listed the same segments, in any order, can be told by these 8 bytes; None: they listed none."""
+    if segments is None:
+        return None
+    names = (name.encode() for name in sorted(set(segments)))
+    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=_DIGEST_BYTES).digest()
+
+
+def _digest(value: object) -> bytes | None:
+    if value is not None and (not isinstance(value, bytes) or len(value) != _DIGEST_BYTES):
+        raise ValueError(f"{value!r} is no digest")
+    return value
 
 
 def _position(value: object) -> bytes:

@@ -120,15 +120,17 @@ def add_messages(
     own_expiry_ms = roll.add(runs, messages, ttls_s, pointer, marks)
     for run in runs:
         values = roll.values[first : first + run.length]
-        count(state, step, metadata, run.ts_ms, run.length, sum(map(len, values)), own_expiry_ms)
+        count(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
         first += run.length
 
 
 def count(
-    state: TopicState, step: Step, metadata: Metadata, ts_ms: int, messages: int, size: int, own_expiry_ms: int
+    state: TopicState, step: Step, metadata: Metadata, run: Run, messages: int, size: int, own_expiry_ms: int
 ) -> None:
-    """Count messages published at ``ts_ms`` whose values take ``size`` bytes."""
-    state.usage.add(ts_ms, messages, size + ROW_BYTES * messages, metadata.properties.ttl_ms, own_expiry_ms)
+    """Count messages published at the positions of ``run`` whose values take ``size`` bytes."""
+    size += ROW_BYTES * messages
+    last = run.first + run.length - 1
+    state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_ms, own_expiry_ms, last)
     state.rows_since_mark += messages
     state.appended += messages
     step.messages += messages

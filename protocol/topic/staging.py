@@ -121,10 +121,11 @@ def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
 
 def _judge(state: TopicState, step: Step, known: Pending | None, request: PublishRequest) -> Judged | None:
     """Which messages are new under their segment; None: there is nothing to tell it by. Raises as ``store_staged``."""
-    if state.producers.enabled and request.sequence_ids is None:
-        session_of(state, step, request)
+    if request.sequence_ids is None:
+        if state.producers.enabled:
+            session_of(state, step, request)
         return None
-    judged = judge_store(state, step, known, request)
+    judged = judge_store(state, step, known, request, staged=True)
     if judged is not None:
         _check_begun(state, known, request, judged.ids[0])
     return judged
@@ -183,9 +184,8 @@ def _publish(
     position, _ = ends_of(runs)
     value = encode_row(MessageRow(None, ttl_s=request.ttl_s, extras=extras))
     step.roll(state.prefix).add_reference(position, value)
-    ts_ms = runs[0].ts_ms
-    own_expiry_ms = 0 if request.ttl_s is None else ts_ms + request.ttl_s * 1000
-    count(state, step, metadata, ts_ms, reference.messages, reference.payload_bytes, own_expiry_ms)
+    own_expiry_ms = 0 if request.ttl_s is None else runs[0].ts_ms + request.ttl_s * 1000
+    count(state, step, metadata, runs[0], reference.messages, reference.payload_bytes, own_expiry_ms)
     state.rows_since_mark += 1
     return position
 

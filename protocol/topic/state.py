@@ -144,7 +144,9 @@ class TopicState:
         mark = mark or HighWater()
         self.appended = mark.appended
         self.sequence = Sequence(mark.last_ts_ms, mark.last_sequence_id)
-        self.usage = Usage(mark.buckets)
+        self.usage = Usage(mark.buckets, mark.lasts, mark.gone)
+        if not mark.lasts and mark.gone is None and self.appended > self.usage.messages:
+            self.usage.gone = mark.before_buckets  # written before it was noted where the last expired message was
         self.time_ms = max(self.time_ms, mark.time_ms)
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         if mark.last_sequence_id < 0:
@@ -164,13 +166,14 @@ class TopicState:
             ts_ms = int.from_bytes(key[-10:-2], "big")
             own_s = own_ttl_s(value)
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
-            self.sequence.saw(ts_ms, int.from_bytes(key[-2:], "big"))
+            sequence_id = int.from_bytes(key[-2:], "big")
+            self.sequence.saw(ts_ms, sequence_id)
             messages, size = 1, len(value) + ROW_BYTES
             if value and value[0] & _UNDER_POINTERS:
                 messages, size = self._replay_under(key[-10:], value)
             if value and value[0] & HAS_EXTRAS:
                 producers.take(key, value, size)
-            self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms)
+            self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms, sequence_id)
             self.appended += messages
             self.rows_since_mark += 1
 
@@ -263,7 +266,16 @@ class TopicState:
         self.rows_since_mark = 0
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         last = self.sequence
-        mark = HighWater(self.time_ms, last.last_ts_ms, last.last_sequence_id, self.usage.stored(), self.appended)
+        usage = self.usage
+        mark = HighWater(
+            self.time_ms,
+            last.last_ts_ms,
+            last.last_sequence_id,
+            usage.stored(),
+            self.appended,
+            usage.lasts(),
+            usage.gone,
+        )
         key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
         return put_one(Table.METADATA, key, mark.encode())
 

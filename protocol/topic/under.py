@@ -19,6 +19,7 @@ from protocol.topic.admission import admit_pointer, check_generation, check_mess
 from protocol.topic.bookkeeping import touch
 from protocol.topic.keeping import check_segment, drop_stored, keep_messages, reference_to
 from protocol.topic.marks import check_atomic, marks_of, with_stamp
+from protocol.topic.pending import digest_of
 from protocol.topic.producers.judging import admit, judge, remember, trimmed
 from protocol.topic.producers.under import answer_duplicate, judge_store, remember_store
 from protocol.topic.publish import NOT_JUDGED, add_messages, count, ends_of
@@ -42,9 +43,9 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
 
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
-      TransactionNotInProgress, DamagedRow, GenerationChanged, MessageTooLarge, RequestTooLarge, LowSpace, TopicFull,
-      Overloaded, InvalidParameter (two routing keys), TransactionTooLarge (an atomic one); with a producer what
-      ``judge`` and ``admit`` raise too: nothing happened.
+      TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished (an earlier one listed other segments),
+      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull, Overloaded, InvalidParameter (two routing keys),
+      TransactionTooLarge (an atomic one); with a producer what ``judge`` and ``admit`` raise too: nothing happened.
     """
     request = ask.request
     metadata = state.living()
@@ -59,6 +60,7 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     check_generation(metadata, request)
     pending = state.pending.get(pointer)
     stored = 0 if pending is None or not pending.stored else 1
+    _check_listed(state, pending, request)
     verdict = None if request.producer is None else NOT_JUDGED if judged is None else judged.verdict()
     if not stored and not request.messages:
         return _answer_again(state, pointer, pending, verdict)
@@ -78,6 +80,7 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     if stored:
         _publish_stored(state, step, metadata, pending, request, runs[0], stamp)
         pending.published = (first, last)
+        pending.listed = digest_of(request.segments)
         runs = _behind_first(runs)
     if request.messages:
         add_messages(state, step, metadata, runs, request, pointer, marks)
@@ -104,7 +107,9 @@ def _publish_stored(
     value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
     step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
-    count(state, step, metadata, run.ts_ms, reference.messages, reference.payload_bytes, own_expiry_ms)
+    count(
+        state, step, metadata, Run(run.ts_ms, run.first, 1), reference.messages, reference.payload_bytes, own_expiry_ms
+    )
     state.rows_since_mark += 1
     pending.messages += reference.messages
     pending.size += reference.payload_bytes
@@ -115,6 +120,21 @@ def _behind_first(runs: list[Run]) -> list[Run]:
     """All positions but the first one."""
     head, *rest = runs
     return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
+
+
+def _check_listed(state: TopicState, pending: Pending | None, request: PublishRequest) -> None:
+    """See that segments are not listed behind a publish that listed others: what is stored there is never seen.
+
+    Raises AlreadyPublished.
+    """
+    if pending is None or pending.listed is None or not request.segments:
+        return
+    if digest_of(request.segments) != pending.listed:
+        raise AlreadyPublished(
+            f"what was stored under write pointer {pending.pointer} in topic {state.name} has been published, and that "
+            "publish listed other segments",
+            hint="one publish of a transaction lists all segments of a topic; what is under others is never seen",
+        )
 
 
 def _answer_again(

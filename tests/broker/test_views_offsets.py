@@ -28,6 +28,7 @@ async def test_an_empty_topic_ends_where_it_begins(daemon):
         "bytes": 0,
         "splits": [],
         "earliest": bound_at(START_MS - 604_800_000).hex(),
+        "expired": False,
         "generation": 1,
     }
 

@@ -102,6 +102,7 @@ def full_pending() -> Pending:
     pending.took_ids("p", 1, 2)
     pending.rolled_back = pending.orphaned = True
     pending.staged_by = "p"
+    pending.listed = bytes(8)
     return pending
 
 
@@ -129,7 +130,7 @@ def test_the_example_can_be_read_by_the_page_alone():
     assert first[1] == bytes([0x00, 2 * 7]) + b"paid 17"
     assert second[1] == bytes([0x02]) + struct.pack(">I", 60) + bytes([2 * 5]) + b"hurry"
     slices = [[at_ms, at_ms, 2, len(first[1]) + len(second[1]) + 20, at_ms + 60_000]]
-    assert unpacked(high_water[1]) == {"t": at_ms, "s": [at_ms, 1], "b": slices, "n": 2}
+    assert unpacked(high_water[1]) == {"t": at_ms, "s": [at_ms, 1], "b": slices, "n": 2, "q": [1]}
     assert unpacked(reader[1]) == {"p": first[0][-10:] + bytes(10), "c": CLOCK_MS + 9}
     assert unpacked(metadata[1])["p"]["ttl"] == 3600
 
@@ -183,7 +184,7 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
     ("title", "record"),
     [
         ("Metadata", Metadata(3, TopicProperties(max_bytes=9), 1, 2, deleted_ms=3, partly_cleaned=True, floor_ms=4)),
-        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6)),
+        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6, [0], bytes(10))),
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
         ("Producer", Producer("p", under=0, memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),

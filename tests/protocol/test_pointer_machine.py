@@ -64,6 +64,8 @@ class Pointer:
 
     kept: list[Kept] = field(default_factory=list)
     response: PublishResponse | None = None
+    listed: set[str] | None = None
+    """By the publish of what was stored; None: by none, or it was found after a power cut."""
     rolled_back: bool = False
     orphaned: bool = False
 
@@ -186,6 +188,8 @@ class PointerMachine(RuleBasedStateMachine):
         kept = [each for each in model.kept if each.known]
         ask = PublishUnder(PublishRequest(payloads, write_pointer=number, segments=segments), 0)
         refusals = self.refusals(number, model)
+        if not refusals and segments and model.listed not in (None, set(segments)):
+            refusals = (errors.AlreadyPublished,)
         if refusals == (errors.Overloaded,) and not payloads:
             refusals = ()  # nothing is written
         answer = self.ask(ask, *refusals)
@@ -200,6 +204,7 @@ class PointerMachine(RuleBasedStateMachine):
         position = pack_position(answer.start_timestamp_ms, answer.start_sequence_id)
         if kept:
             model.response = answer
+            model.listed = None if segments is None else set(segments)
             between = [each for each in model.kept if kept[0].position <= each.position <= kept[-1].position]
             winners = [each for each in between if segments is None or each.segment in segments]
             self.messages += [Message(position, each.payload, number) for each in winners]

@@ -159,6 +159,29 @@ def test_only_listed_segments_count_and_unknown_ones_are_no_error():
     assert topic.view().messages == 2
 
 
+def test_a_second_publish_that_lists_other_segments_is_refused_since_they_are_never_seen():
+    topic = Topic()
+    topic.keep(P, b"a", segment="one")
+    topic.keep(P, b"b", segment="two")
+    first = topic.publish(P, segments=["one", "none"])
+    for _ in range(2):
+        topic.refuses(errors.AlreadyPublished, topic.publish(P, segments=["two"]))
+        topic.refuses(errors.AlreadyPublished, topic.publish(P, b"c", segments=["one"]))
+        assert topic.publish(P, segments=["none", "one", "one"]) == first
+        assert topic.publish(P) == first
+        known = topic.core.state.pending
+        known[P] = Pending.decode(P, known[P].encode())  # as after a restart
+    assert topic.publish(P, b"c", segments=["none", "one"]).write_pointer == P
+    assert topic.view().messages == 2
+
+
+def test_a_publish_of_all_that_is_stored_is_answered_again_whatever_is_listed():
+    topic = Topic()
+    topic.keep(P, b"a", segment="one")
+    first = topic.publish(P)
+    assert topic.publish(P, segments=["one"]) == first
+
+
 def test_with_no_winner_nothing_is_published_for_ever():
     topic = Topic()
     topic.keep(P, b"a", segment="one")

@@ -27,6 +27,7 @@ from protocol.keys import POINTER as POINTER_KIND
 from protocol.properties import TopicProperties
 from protocol.requests import PublishRequest
 from protocol.rows import NO_PAYLOAD, decode_row
+from protocol.topic.asks import PlanCleaning
 from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
 from protocol.topic.producers.policy import NamespacePolicy
 from protocol.topic.state import Now
@@ -228,14 +229,30 @@ def test_on_a_full_disk_nothing_is_staged_or_published_and_duplicates_are_answer
 def test_without_deduplication_a_batch_is_published_as_it_comes(topic):
     topic.policy = NamespacePolicy(enabled=False)
     topic.stage("a", "one", ids=[0])
-    topic.stage("a", "one", ids=[0])
-    receipt = topic.batch(0, "a")
+    topic.stage("b", "one", ids=[0])
+    receipt = topic.batch(0, "a", "b")
     assert (receipt.duplicate, receipt.deduplicated, receipt.last_sequence_id) == (False, False, None)
     assert receipt.verdict.last_sequence_id is None
     assert topic.read() == ["one", "one"]
     topic.refuses(InvalidParameter, lambda: topic.batch(0, "a"))
     topic.load()
     assert topic.read() == ["one", "one"]
+
+
+def test_without_deduplication_a_store_is_known_by_its_sequence_ids_all_the_same():
+    topic = StagingTopic(max_lifetime_ms=50_000)
+    topic.policy = NamespacePolicy(enabled=False)
+    topic.stage("a", "0", "1", ids=[0, 1])
+    topic.load()
+    topic.stage("a", "1", "2", ids=[1, 2])
+    assert topic.pending().stored == 3
+    topic.now_ms += 50_001
+    topic.ask(PlanCleaning(0))
+    topic.refuses(AlreadyPublished, lambda: topic.stage("a", "3", ids=[3]))
+    topic.stage("a", "anew", ids=[0])
+    topic.batch(0, "a")
+    topic.refuses(AlreadyPublished, lambda: topic.stage("a", "on", ids=[1]))
+    assert topic.read() == ["anew"]
 
 
 def test_what_is_staged_outlives_a_switch_of_deduplication(topic):

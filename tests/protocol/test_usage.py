@@ -7,6 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.ids import after, bound_at, pack_id, pack_position
 from protocol.topic.usage import MAX_BUCKETS, SLICES, Usage
 
 added = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5), st.sampled_from([0, 0, 0, 1500])), max_size=60)
@@ -91,3 +92,38 @@ def test_no_millisecond_is_in_two_slices_also_when_the_ttl_changes(added):
         usage.add(ts_ms, 1, 1, ttl_ms)
     for one, other in itertools.pairwise(usage.buckets):
         assert one.last_ms < other.first_ms
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3)), min_size=1, max_size=40),
+    st.integers(0, 2000),
+    st.integers(0, 2000),
+    st.data(),
+)
+def test_whether_anything_expired_behind_a_reader_is_exact_but_for_the_slice_that_expires(added, cleaned, oldest, data):
+    ttl_ms, usage, ids, ts_ms = 12_800, Usage(), [], 0
+    for after_ms, messages in added:
+        ts_ms += after_ms + 1
+        usage.add(ts_ms, messages, 1, ttl_ms, 0, messages - 1)
+        ids += [pack_id(ts_ms, sequence_id) for sequence_id in range(messages)]
+    usage.drop_before(min(cleaned, oldest))
+    usage = Usage(usage.stored(), usage.lasts(), usage.gone)
+    read = data.draw(st.sampled_from(ids))
+    lost = any(read < each < bound_at(oldest) for each in ids)
+    for start in (after(read), bound_at(int.from_bytes(read[:8], "big") + 1)):
+        told = usage.expired_from(start, oldest)
+        if start == after(read):
+            assert told >= lost
+        expiring = any(bucket.first_ms < oldest <= bucket.last_ms for bucket in usage.buckets)
+        if told and not any(start <= each < bound_at(oldest) for each in ids):
+            assert expiring
+            assert start < bound_at(oldest)
+
+
+def test_a_start_inside_a_batch_that_expired_may_have_missed_some_of_it():
+    usage = Usage()
+    usage.add(100, 7, 70, 128_000, 0, 3)
+    inside = pack_position(100, 3) + (5 << 16).to_bytes(10, "big")
+    assert not usage.expired_from(inside, 100)
+    assert usage.expired_from(inside, 101)
+    assert not usage.expired_from(pack_position(100, 4) + bytes(10), 101)

@@ -51,19 +51,24 @@ def _all_of(judged: Judged, pending: Pending | None) -> tuple[bytes, bytes]:
     return min(first for first, _ in rows), max(last for _, last in rows)
 
 
-def judge_store(state: TopicState, step: Step, pending: Pending | None, request: PublishRequest) -> Judged | None:
+def judge_store(
+    state: TopicState, step: Step, pending: Pending | None, request: PublishRequest, *, staged: bool = False
+) -> Judged | None:
     """Which messages of a store are new under its pointer and segment; None: it has no producer, or nobody asks.
 
+    Args:
+      staged: what is staged is judged wherever it is, since it is known from its own row; sessions are only where
+        producers are remembered.
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, TransactionTooLarge, DamagedRow: nothing
       happened.
     """
-    if request.producer is None or not state.producers.enabled:
+    if request.producer is None or not (staged or state.producers.enabled):
         return None
     ids = request.sequence_ids
     if ids is None:
         raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
-    producer = session_of(state, step, request)
+    producer = session_of(state, step, request) if state.producers.enabled else None
     if producer is not None:
         state.producers.touch(producer, state.time_ms)
     stored_by = {} if pending is None else pending.stored_by
