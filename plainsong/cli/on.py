@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plainsong.cli.isolation import why_held
-from plainsong.cli.on_parts import Retries, Untouched, derived_name, header_lines, keeper_of, words_of
+from plainsong.cli.on_parts import Retries, Untouched, check_unlike, derived_name, header_lines, keeper_of, words_of
 from plainsong.cli.patterns import chosen
 from plainsong.cli.say import note
 from plainsong.cli.times import Length, Place
@@ -134,7 +134,8 @@ def on(
     asked.check()
     if dead_letter == topic:
         raise click.UsageError("--dead-letter is the topic itself: its messages would come again for ever")
-    keeper = keeper_of(position, derived_name(command, post_to))
+    derived = derived_name(command, post_to)
+    keeper = keeper_of(position, derived)
     from plainsong.cli.on_course import Course  # here, so that help and completion need no HTTP
     from plainsong.reacting.reaction import Patience
     from plainsong.reacting.stopping import Stop
@@ -149,6 +150,8 @@ def on(
         topics = [topic] if dead_letter is None else [topic, dead_letter]
         with where.client(*topics) as client:
             chosen(client.topics(), topics)  # following waits for daemons for ever: what is wrong now is said first
+            if position is None and start is None:
+                check_unlike(derived, client.readers(topic))
         client = stack.enter_context(where.client(*topics, retry=True))
         stack.enter_context(stop.listening())
         course = Course(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -10,12 +11,12 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.positions import FilePosition, ServerPosition
 from protocol.errors import PlainsongError
 
@@ -116,11 +117,12 @@ class Keeper:
         except OSError as error:
             raise CommandFailed(f"the position cannot be kept in {self.path}: {error.strerror}") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                says = f"another process is at work with the position {self.path}"
+                raise CommandFailed(says, hint="one is enough; for another purpose give another --position") from error
             yield
-        except BlockingIOError as error:
-            says = f"another process is at work with the position {self.path}"
-            raise CommandFailed(says, hint="one is enough; for another purpose give another --position") from error
         finally:
             os.close(lock)
 
@@ -144,18 +146,43 @@ def keeper_of(given: str | None, derived: str) -> Keeper:
 
 
 def derived_name(command: str | None, url: str | None) -> str:
-    """A reader's name that stays the same when arguments change: of the command's file, or of the place posted to."""
+    """A reader's name for one reaction: what it is called, and a hash of the whole command line, or of the whole URL.
+
+    So two reactions never share a position, also where one interpreter runs both.
+    """
     if url is not None:
         parts = urlsplit(url)
         text = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+        words = [text, parts.query]
     else:
         try:
-            first = shlex.split(command or "")[:1]
+            words = shlex.split(command or "")
         except ValueError:  # a shell may make more of it
-            first = (command or "").split()[:1]
-        text = Path(first[0]).stem if first else ""
+            words = (command or "").split()
+        text = Path(words[0]).stem if words else ""
     slug = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:200]
-    return f"on-{slug}" if slug else "on"
+    told = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    return f"on-{slug}-{told}" if slug else f"on-{told}"
+
+
+def check_unlike(derived: str, readers: Iterable[Mapping[str, Any]]) -> None:
+    """Look out for a position of the same command with other arguments, where this one has none yet.
+
+    Was it that reaction, and its arguments were changed, it would all be repeated; is it another one, it has to begin
+    on its own. Only whoever starts it can tell.
+
+    Raises:
+      CommandFailed: there is one; nothing was done.
+    """
+    names = [str(each["name"]) for each in readers]
+    stem = derived.rpartition("-")[0]
+    like = [name for name in names if re.fullmatch(rf"{re.escape(stem)}(-[0-9a-f]{{8}})?", name)]
+    if like and derived not in names:
+        raise CommandFailed(
+            f"there is no position {READER}{derived} yet, but {READER}{like[0]}, of the same command with other arguments",
+            hint=f"--position {READER}{like[0]} goes on there; --from oldest (or another place) begins a reaction of its own",
+            code=Exit.USAGE,
+        )
 
 
 class Untouched:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -20,6 +21,7 @@ from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 
 PATIENCE_S = 20
+CAT = derived_name("cat", None)
 EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
 
 
@@ -52,7 +54,7 @@ def position(cli, name):
 
 def test_each_message_is_run_once_in_order_and_then_there_is_no_more(on, cli, orders):
     assert on("--run", "cat", "--once") == ("abc", "")
-    assert position(cli, "on-cat") == orders[-1]
+    assert position(cli, CAT) == orders[-1]
     cli("publish", "orders", "d")
     assert on("--run", "cat", "--once")[0] == "d"
     assert on("--run", "cat", "--once")[0] == ""
@@ -73,13 +75,14 @@ def test_lines_may_begin_with_their_message(on, orders):
 
 
 def test_everything_is_an_event_with_json(on, orders):
-    out, err = on("--shell", "--run", f"echo $PLAINSONG_ATTEMPT; {EXITS}", "--dead-letter", "dead", "--once", "--json")
+    line = f"echo $PLAINSONG_ATTEMPT; {EXITS}"
+    out, err = on("--shell", "--run", line, "--dead-letter", "dead", "--once", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert err == ""
     assert [event["event"] for event in events] == [
         *("begun", "output", "done", "output", "output", "dead-letter", "output", "done", "ended")
     ]
-    assert events[0] == {"event": "begun", "topic": "orders", "position": "reader:on-echo"}
+    assert events[0] == {"event": "begun", "topic": "orders", "position": f"reader:{derived_name(line, None)}"}
     assert events[3] == {"event": "output", "topic": "orders", "id": orders[1], "stream": "stdout", "line": "1"}
     assert events[5]["error"] == "exit 65: no b"
     assert events[-1] == {"event": "ended", "topic": "orders", "done": 2, "deadLetters": 1}
@@ -102,7 +105,7 @@ def test_what_fails_for_good_stops_it_and_stays_first(on, cli, orders):
     for _ in range(2):
         _, err = on("--shell", "--run", EXITS, "--once", code=Exit.FAILED)
         assert err.startswith(f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: it is still")
-        assert position(cli, "on-test") == orders[0]
+        assert position(cli, derived_name(EXITS, None)) == orders[0]
     told = json.loads(on("--shell", "--run", EXITS, "--once", "--json", code=Exit.FAILED)[1])
     assert (told["code"], told["id"], told["attempts"]) == ("message_given_up", orders[1], 1)
 
@@ -119,7 +122,7 @@ def test_what_fails_for_good_goes_to_the_dead_letters_once(on, cli, orders):
         "error": "exit 65: no b",
     }
     assert cli("producer", "ls", "dead", "--json").json["producers"] == []
-    assert position(cli, "on-test") == orders[2]
+    assert position(cli, derived_name(EXITS, None)) == orders[2]
 
 
 def test_retries_are_told_and_counted(on, orders):
@@ -178,20 +181,40 @@ def test_it_begins_where_it_is_told_to_but_goes_on_where_it_was(on, orders):
 
 def test_a_dry_run_does_nothing_and_moves_nothing(on, cli, orders):
     on("--run", "cat", "--once", "--limit", "1")
-    out, _ = on("--run", "cat -A 'x y'", "--dry-run")
+    out, _ = on("--run", "cat -A 'x y'", "--dry-run", "--position", f"reader:{CAT}")
     assert out.splitlines() == [f"{message_id} (1 bytes): would run: cat -A 'x y'" for message_id in orders[1:]]
     out, _ = on("--post", "http://h/x", "--dry-run", "--json", "--limit", "1")
     event = json.loads(out)
     assert event == {"event": "would", "topic": "orders", "id": orders[0], "bytes": 1, "post": "http://h/x"}
-    assert [reader["name"] for reader in cli("reader", "ls", "orders", "--json").json] == ["on-cat"]
-    assert position(cli, "on-cat") == orders[0]
+    assert [reader["name"] for reader in cli("reader", "ls", "orders", "--json").json] == [CAT]
+    assert position(cli, CAT) == orders[0]
 
 
-def test_derived_names_do_not_change_with_arguments():
-    assert derived_name("/usr/bin/send-mail.py --to x", None) == "on-send-mail" == derived_name("send-mail", None)
-    assert derived_name(None, "https://u@hooks.example:81/a/b?c=d") == "on-hooks-example-81-a-b"
-    assert derived_name("'", None) == "on"
+def test_derived_names_tell_reactions_apart_and_are_readable():
+    assert re.fullmatch("on-send-mail-[0-9a-f]{8}", derived_name("/usr/bin/send-mail.py --to x", None))
+    assert derived_name("send-mail --to x", None) == derived_name("send-mail  '--to' x", None)
+    assert re.fullmatch("on-hooks-example-81-a-b-[0-9a-f]{8}", derived_name(None, "https://u@hooks.example:81/a/b?c=d"))
+    assert re.fullmatch("on-[0-9a-f]{8}", derived_name("'", None))
     assert len(derived_name("x" * 900, None)) <= 255
+    unlike = [("python a.py", None), ("python b.py", None), (None, "https://x/?a"), (None, "https://x/?b")]
+    assert len({derived_name(*each) for each in unlike}) == len(unlike)
+
+
+def test_another_reaction_of_the_same_command_is_asked_where_to_begin(on, cli, orders, tmp_path):
+    """Whether it is the same one with other arguments, nobody can know: neither skipping nor repeating is done unasked."""
+    for name in "ab":
+        (tmp_path / name).write_text(f"import sys; print('{name}', sys.stdin.read(), end=' ')", encoding="utf-8")
+    one, other = (f"{sys.executable} {tmp_path / name}" for name in "ab")
+    assert on("--run", one, "--once", "--limit", "2")[0] == "a a a b "
+    first = derived_name(one, None)
+    for more in ((), ("--dry-run",)):
+        _, err = on("--run", other, "--once", *more, code=Exit.USAGE)
+        assert f"but reader:{first}, of the same command with other arguments" in err
+    assert [row["name"] for row in cli("reader", "ls", "orders", "--json").json] == [first]
+    assert on("--run", other, "--once", "--from", "oldest")[0] == "b a b b b c "
+    assert on("--run", other, "--once")[0] == ""
+    assert on("--run", one, "--once")[0] == "a c "
+    assert on("--run", f"{one} more", "--once", "--position", f"reader:{first}")[0] == ""
 
 
 # --- committed ---------------------------------------------------------------------------------------
@@ -214,19 +237,20 @@ def test_committed_waits_before_what_is_undecided(on, orders, running):
 def test_signals_end_a_wait_at_once_and_whatever_came_is_done(cli, spawn, orders, number, code):
     process = spawn("on", "orders", "--run", "cat")
     assert process.stdout.read(3) == b"abc"
-    eventually("it is saved", lambda: position(cli, "on-cat") == orders[-1])
+    eventually("it is saved", lambda: position(cli, CAT) == orders[-1])
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
 
 
 def test_what_is_under_way_comes_to_its_end_and_counts(cli, spawn, orders, tmp_path):
-    process = spawn("on", "orders", "--shell", "--run", f"echo begun; until test -e {tmp_path}/go; do sleep 0.02; done")
+    line = f"echo begun; until test -e {tmp_path}/go; do sleep 0.02; done"
+    process = spawn("on", "orders", "--shell", "--run", line)
     assert process.stdout.readline() == b"begun\n"
     process.terminate()
     (tmp_path / "go").touch()
     assert process.wait(PATIENCE_S) == 0
     assert process.stdout.read() == b""
-    assert position(cli, "on-echo") == orders[0]
+    assert position(cli, derived_name(line, None)) == orders[0]
 
 
 @pytest.mark.parametrize("how", ["second signal", "--grace"])

@@ -17,8 +17,8 @@ from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
 PATIENCE_S = 60
-MESSAGES = 50
-KILLS = 4
+MESSAGES = 40
+KILLS = 3
 NEVER = "case $PLAINSONG_MESSAGE_ID in *[05]00000000000000000000) exit 65;; esac;"
 
 
