@@ -1,0 +1,108 @@
+"""Real actors of two instances on one HBase: a topic goes from one to the other in the middle of a request."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from protocol.errors import PlainsongError, Unavailable
+from protocol.requests import PublishRequest
+from protocol.topic.pointer_asks import PublishUnder, StoreUnder
+from protocol.topic.staging_asks import PublishStaged, StoreStaged
+from storage.faulty import FaultyStore
+from tests.actors.actors_in_process import START_MS, SetClock, actors
+from tests.hbase.held_calls import Held, puts_to
+
+POINTER = START_MS * 1_000_000
+
+
+@asynccontextmanager
+async def instances(store, others, behind_ms=0):
+    """Three instances; the second one's clock is behind."""
+    clock = SetClock()
+    clock.ms -= behind_ms
+    async with (
+        actors(FaultyStore(store)) as first,
+        actors(FaultyStore(others[0]), clock=clock) as second,
+        actors(FaultyStore(others[1])) as third,
+    ):
+        yield first, second, third
+
+
+async def unanswered(call):
+    """The request has no answer that says what became of it, since the topic is another's now."""
+    with pytest.raises(PlainsongError):
+        await call()
+
+
+async def certainly(call):
+    """Ask at once until there is an answer: an instance that was replaced claims the topic again, and so replaces the other."""
+    for _ in range(20):
+        try:
+            return await call()
+        except Unavailable:
+            continue
+    raise AssertionError("no answer")
+
+
+async def said_twice(first, second, ask, where):
+    """``ask`` goes to the first instance, which is held while the second one serves it."""
+    held = Held(first.store.inner, puts_to(where))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(unanswered, lambda: ask(first))
+        await held.arrived()
+        await certainly(lambda: ask(second))
+        held.release()
+
+
+@pytest.mark.parametrize("behind_ms", [0, 7])
+@pytest.mark.parametrize("where", ["messages", "heads"])
+async def test_a_publish_that_two_instances_served_is_there_once_and_known_to_a_third(store, others, where, behind_ms):
+    async def say(world, number):
+        return await world.publish(f"m{number}", producer="p", sequence_ids=[number])
+
+    async with instances(store, others, behind_ms) as (first, second, third):
+        await first.create()
+        await say(first, 0)
+        await said_twice(first, second, lambda world: say(world, 1), where)
+        await certainly(lambda: say(second, 2))
+        for world in (second, third):
+            receipt = await certainly(lambda: say(world, 1))  # noqa: B023
+            assert receipt.duplicate
+            assert await certainly(lambda: world.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
+
+
+@pytest.mark.parametrize("behind_ms", [0, 7])
+@pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
+async def test_what_was_staged_twice_on_two_instances_is_published_once(store, others, where, behind_ms):
+    async def stage(world, number):
+        request = PublishRequest([b"m%d" % number], producer="p", segment="s", sequence_ids=[number])
+        await world.ask(StoreStaged(request, 2))
+
+    async with instances(store, others, behind_ms) as (first, second, third):
+        await first.create()
+        await stage(first, 0)
+        await said_twice(first, second, lambda world: stage(world, 1), where)
+        await certainly(lambda: stage(second, 2))
+        batch = PublishStaged(PublishRequest([], producer="p", sequence_ids=[0], segments=["s"]), 0)
+        await certainly(lambda: second.ask(batch))
+        for world in (second, third):
+            assert await certainly(lambda: world.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
+
+
+@pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
+async def test_what_was_stored_twice_under_a_write_pointer_is_published_once(store, others, where):
+    """Without ids nobody can know the second for the same; the first one's is gone, since it never took place."""
+
+    async def keep(world, payload):
+        await world.ask(StoreUnder(PublishRequest([payload], POINTER), len(payload)))
+
+    async with instances(store, others, behind_ms=7) as (first, second, third):
+        await first.create()
+        await said_twice(first, second, lambda world: keep(world, b"stored"), where)
+        await certainly(lambda: keep(second, b"more"))
+        await certainly(lambda: second.ask(PublishUnder(PublishRequest([b"published"], POINTER), 9)))
+        for world in (second, third):
+            assert await certainly(lambda: world.read(cached=False)) == [b"stored", b"more", b"published"]  # noqa: B023
