@@ -32,6 +32,8 @@ class Extent(NamedTuple):
     earliest: bytes
     """The bound before which everything has expired by the topic's time to live."""
     generation: int
+    expired: bool
+    """Messages at or behind its start have expired by the topic's time to live, or may have."""
 
 
 class News(NamedTuple):

@@ -71,7 +71,6 @@ class Calls:
         max_bytes: int | None = None,
         splits: int | None = None,
         isolation: Isolation = "uncommitted",
-        wait_ms: int = 0,
     ) -> Extent:
         """Where a bounded read from ``start`` on would end, and where to cut it.
 
@@ -79,7 +78,6 @@ class Calls:
           start: an id, or a time in milliseconds, both inclusive; None: the oldest message.
           end: the same, exclusive; None: all there is.
           splits: how many parts of about equal bytes are wanted, 1 to 1000.
-          wait_ms: how long to wait for a message when there is none.
         """
         asked: dict[str, Any] = {
             "start": _position(start),
@@ -88,10 +86,9 @@ class Calls:
             "maxBytes": max_bytes,
             "splits": splits,
             "isolation": isolation,
-            "waitMs": wait_ms or None,
         }
         body = _json({name: value for name, value in asked.items() if value is not None})
-        found = self.wire.ask("POST", self._path(topic, "offsets"), body, wait_s=wait_ms / 1000).json()
+        found = self.wire.ask("POST", self._path(topic, "offsets"), body).json()
         return Extent(
             end=bytes.fromhex(found["end"]),
             messages=int(found["count"]),
@@ -99,7 +96,12 @@ class Calls:
             splits=tuple(bytes.fromhex(bound) for bound in found["splits"]),
             earliest=bytes.fromhex(found["earliest"]),
             generation=int(found["generation"]),
+            expired=bool(found["expired"]),
         )
+
+    def standing(self, topic: str, position: bytes) -> Extent:
+        """What is known of a position without looking at a message: the generation, and what has expired behind it."""
+        return self.offsets(topic, start=position, end=position)
 
     def wait_for_news(self, starts: Mapping[str, bytes], *, isolation: Isolation, wait_ms: int) -> News:
         """Which of several topics, ``MAX_AWAITED`` at most, have a message from their start on; waits for the first.
@@ -168,13 +170,9 @@ class Calls:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def store(self, topic: str, body: bytes, *, repeatable: bool = True) -> None:
-        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable.
-
-        Args:
-          repeatable: False where the topic does not look at sequence ids.
-        """
-        self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2, repeatable=repeatable)
+    def store(self, topic: str, body: bytes) -> None:
+        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable."""
+        self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2)
 
     def publish_staged(
         self,
@@ -251,6 +249,20 @@ class Calls:
             if error.code in ("producer_not_found", "topic_not_found"):
                 return None
             raise
+
+    def producers(self, topic: str, prefix: str) -> list[str]:
+        """The names of a topic's producers that begin so, sorted."""
+        found: list[str] = []
+        after: str | None = prefix[:-1]  # which sorts before all of them
+        while after is not None:
+            page = self.wire.ask(
+                "GET", f"{self._path(topic, 'producers')}?limit=1000&after={quote(after, safe='')}"
+            ).json()
+            names = [str(each["producer"]) for each in page["producers"]]
+            found += [name for name in names if name.startswith(prefix)]
+            is_past = bool(names) and names[-1] > prefix and not names[-1].startswith(prefix)
+            after = None if is_past else page["next"]
+        return found
 
     def forget_producer(self, topic: str, producer: str) -> None:
         """Have the topic forget a producer, which publishes no more."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pyspark_plainsong.calls import MAX_AWAITED
 from pyspark_plainsong.measuring import Wanted, measure
-from pyspark_plainsong.offsets import FIRST, ID_BYTES, Position
+from pyspark_plainsong.offsets import FIRST, Position
+from pyspark_plainsong.wire_errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from pyspark_plainsong.loss import Losses
     from pyspark_plainsong.measuring import Trigger
     from pyspark_plainsong.subscription import Subscription
-
-
-class _CaughtUp(NamedTuple):
-    """At this time there was nothing from this position on."""
-
-    position: Position
-    at_s: float
 
 
 class Following:
@@ -36,9 +30,8 @@ class Following:
         self._turn = 0
         #: Where to look on: between a stream's position and this there is nothing to be read, now or ever.
         self._looked: dict[str, tuple[Position, bytes]] = {}
-        self._caught_up: dict[str, _CaughtUp] = {}
-        #: Before which, from a stream's position on, nothing was published, whatever has expired.
-        self._complete_from: dict[str, tuple[bytes, bytes]] = {}
+        #: Positions of topics without news of which it is known that nothing was lost behind them.
+        self._vouched: dict[str, Position] = {}
         #: The position behind what is to be read, as far as it is known.
         self.newest: dict[str, Position] = {}
 
@@ -65,13 +58,16 @@ class Following:
                 self._losses.deleted(topic)
         followed = {topic: found[topic] for topic in topics if topic in found}
         if targets is None:
-            wanted = {topic: Wanted(self._look_from(topic, found), None) for topic in self._news(followed, wait_ms)}
-        else:
             wanted = {
-                topic: Wanted(each.next, targets[topic])
-                for topic, each in followed.items()
-                if each.next < targets[topic]
+                topic: Wanted(self._look_from(topic, found), None) for topic in self._news(found, followed, wait_ms)
             }
+        else:
+            wanted = {}
+            for topic, position in followed.items():
+                if position.next < targets[topic]:
+                    wanted[topic] = Wanted(position.next, targets[topic])
+                else:
+                    found[topic] = self._quiet(topic, position, targets[topic])
         self._turn += 1
         measured = measure(self._calls, wanted, self._subscription.isolation, trigger, self._turn)
         for topic, each in measured.items():
@@ -86,9 +82,9 @@ class Following:
         return found
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
-        """From where on a range that starts at ``start`` has to be complete."""
-        position, later = self._complete_from.get(topic, (start, start))
-        return max(start, later) if position == start else start
+        """From where on a range that starts at ``start`` has to be complete: what expired before was never to be read."""
+        position, later = self._looked.get(topic, (None, FIRST))
+        return later if position is not None and position.next == start else start
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -96,51 +92,63 @@ class Following:
         position, later = self._looked.get(topic, (None, FIRST))
         return later if position == positions[topic] else positions[topic].next
 
-    def _news(self, positions: Mapping[str, Position], wait_ms: int) -> list[str]:
-        """Topics with something to read, or about which something is to be said."""
-        names = sorted(positions)
+    def _news(self, found: dict[str, Position], followed: Mapping[str, Position], wait_ms: int) -> list[str]:
+        """Topics with something to read, or about which something is to be said; of the others, where they stand now."""
+        names = sorted(followed)
         asked_at_once = [names[first : first + MAX_AWAITED] for first in range(0, len(names), MAX_AWAITED)]
-        found: list[str] = []
+        news: list[str] = []
         for some in asked_at_once:
-            begun_s = time.monotonic()
             answer = self._calls.wait_for_news(
-                {topic: self._look_from(topic, positions) for topic in some},
+                {topic: self._look_from(topic, followed) for topic in some},
                 isolation=self._subscription.isolation,
                 wait_ms=wait_ms if len(asked_at_once) == 1 else 0,
             )
-            found += [*answer.topics, *answer.unreadable]
+            news += [*answer.topics, *answer.unreadable]
             for topic, later in answer.quiet.items():
-                position = positions[topic]
-                self._caught_up[topic] = _CaughtUp(position, begun_s)
-                self._looked[topic] = (position, max(position.next, later))
-        if not found and len(asked_at_once) != 1:
+                found[topic] = self._quiet(topic, followed[topic], later)
+        if not news and len(asked_at_once) != 1:
             time.sleep(wait_ms / 1000)
-        return found
+        return news
+
+    def _quiet(self, topic: str, position: Position, later: bytes) -> Position:
+        """There is nothing between a position and ``later``: was there ever? Asked once for each. Raises DataLoss."""
+        look_from = self._look_from(topic, {topic: position})
+        if self._vouched.get(topic) == position and later <= look_from:
+            return position
+        try:
+            standing = self._calls.standing(topic, look_from)
+        except BrokerError as error:
+            if error.code != "topic_not_found":
+                raise
+            self._losses.deleted(topic)
+            return position
+        vouched = self._checked(topic, position, standing)
+        if vouched.next == FIRST:
+            # Nothing was there when it began. From now on something may come, expire unread, and is to be missed.
+            vouched = Position(vouched.generation, max(later, standing.earliest))
+        self._vouched[topic] = vouched
+        self._looked[topic] = (vouched, max(vouched.next, later))
+        return vouched
 
     # --- going forward -------------------------------------------------------------------------
 
     def _moved(self, topic: str, position: Position, extent: Extent) -> Position:
         """The position behind an extent; a new generation is read from its start, next time. Raises DataLoss."""
+        checked = self._checked(topic, position, extent)
+        if checked != position:
+            return checked
+        if extent.messages or position.next == FIRST:
+            return Position(position.generation, max(position.next, extent.end))
+        return position
+
+    def _checked(self, topic: str, position: Position, extent: Extent) -> Position:
+        """See that nothing is gone from a position on; where a re-created topic begins, when that may be.
+
+        Raises DataLoss.
+        """
         if extent.generation != position.generation:
             self._losses.recreated(topic, position.generation, extent.generation)
             return Position(extent.generation, FIRST)
-        if not extent.messages:
-            return position
-        if position.next != FIRST and position.next < extent.earliest:
-            self._check_expiry(topic, position, extent)
-        return Position(position.generation, extent.end)
-
-    def _check_expiry(self, topic: str, position: Position, extent: Extent) -> None:
-        """Messages expired behind this position. Whether there were any is certain while we have been looking on."""
-        seen = self._caught_up.get(topic)
-        if seen and seen.position == position and time.monotonic() - seen.at_s < self._calls.describe(topic).ttl_s:
-            # What has come since then has not been there for long enough to expire: its first message is there.
-            self._complete_from[topic] = (position.next, self._first_id(topic, position.next, extent.end))
-        else:
+        if extent.expired and position.next != FIRST:
             self._losses.expired(topic, position.next, extent.earliest)
-
-    def _first_id(self, topic: str, start: bytes, end: bytes) -> bytes:
-        page = self._calls.poll_frames(
-            topic, start=start, end_before=end, limit=1, isolation=self._subscription.isolation
-        )
-        return page.body[:ID_BYTES] if page.last_id is not None else start
+        return position

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark_plainsong.extents import whole_extent
 from pyspark_plainsong.shares import fair_shares
 from pyspark_plainsong.wire_errors import BrokerError
 
@@ -101,7 +102,8 @@ def _extent_or_none(calls: Calls, topic: str, wanted: Wanted, isolation: Isolati
 
 
 def _extent(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trigger: Trigger) -> Extent:
-    return calls.offsets(
+    return whole_extent(
+        calls,
         topic,
         start=wanted.start,
         end=wanted.end,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from pyspark_plainsong.extents import whole_extent
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -60,10 +62,10 @@ def cut(
 
 
 def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[TopicRange]:
-    """Each range in parts of about equal bytes, more of them for the larger ones."""
+    """Each range in parts of about equal bytes (of very long ones: of about equal counts), more of them for the larger ones."""
     splits = min(_MAX_SPLITS, 4 * wanted)
     extents = [
-        calls.offsets(each.topic, start=each.start, end=each.end, isolation=each.isolation, splits=splits)
+        whole_extent(calls, each.topic, start=each.start, end=each.end, isolation=each.isolation, splits=splits)
         for each in ranges
     ]
     total = sum(extent.size_bytes for extent in extents) or 1

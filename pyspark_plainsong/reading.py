@@ -113,8 +113,8 @@ class RangeReader:
 
     def _check(self, part: TopicRange) -> None:
         """Whether all that was read was still there, of the topic it was meant of. Raises DataLoss."""
-        now = self._calls.offsets(part.topic, start=part.end, end=part.end)
+        now = self._calls.standing(part.topic, part.end if part.complete_from is None else part.complete_from)
         if now.generation != part.generation:
             self._losses.recreated(part.topic, part.generation, now.generation)
-        elif part.complete_from is not None and now.earliest > part.complete_from:
+        elif part.complete_from is not None and now.expired:
             self._losses.expired(part.topic, part.complete_from, now.earliest)

@@ -95,24 +95,22 @@ class Staging:
         """In the generation the topic has now: rows that would go to a later one are refused."""
         topic = calls.describe(name)
         under = StoredUnder(producer, segment, topic.generation, self.write_pointer, self.ttl_s)
-        return _Topic(calls, name, under, repeatable=topic.remembers)
+        return _Topic(calls, name, under)
 
 
 class _Topic:
     """How far one attempt has come in one topic."""
 
-    def __init__(self, calls: Calls, name: str, under: StoredUnder, *, repeatable: bool) -> None:
+    def __init__(self, calls: Calls, name: str, under: StoredUnder) -> None:
         self._calls = calls
         self._name = name
         self._under = under
-        #: Where sequence ids are not looked at, a lost answer is the end of the attempt.
-        self._repeatable = repeatable
         self._rows = 0
 
     def store(self, chunk: Chunk) -> None:
         """Store it. Sent again after a lost answer it is known by its numbers, which go on from chunk to chunk."""
         body = store_body(self._under, chunk.payloads, self._rows, chunk.ttls_s, chunk.attributes)
-        self._calls.store(self._name, body, repeatable=self._repeatable)
+        self._calls.store(self._name, body)
         self._rows += len(chunk.payloads)
 
     @property

@@ -126,6 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition))
 
     def _range(self, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
+        # From the oldest message on, whatever expires before it is read was not asked for.
         complete_from = None if start == FIRST else self._following.complete_from(topic, start)
         return TopicRange(topic, generation, start, end, self._subscription.isolation, complete_from)
 

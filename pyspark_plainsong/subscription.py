@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from pyspark_plainsong.extents import whole_extent
 from pyspark_plainsong.offsets import FIRST, Position, at_time
 from pyspark_plainsong.wire_errors import BrokerError
 
@@ -90,14 +91,16 @@ class Subscription:
             return self._decided(topic, FIRST, None)
         if isinstance(asked.bound, bytes):
             self._check_there(topic, asked.bound)
+        elif self._calls.standing(topic, _id(asked.bound)).expired:
+            return FIRST  # whoever names a time wants what there is
         return _id(asked.bound)
 
     def _check_there(self, topic: str, start: bytes) -> None:
         """Whoever names a message wants what comes after it: all of it."""
         if start == FIRST:
             return
-        found = self._calls.offsets(topic, start=start, max_messages=1, isolation="uncommitted")
-        if start < found.earliest and found.end > start:
+        found = self._calls.standing(topic, start)
+        if found.expired:
             self._losses.expired(topic, start, found.earliest)
 
     def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
@@ -107,7 +110,7 @@ class Subscription:
         if self.isolation == "uncommitted" or not undecided or last <= start:
             return last
         # The daemon's own eyes, message by message; without open transactions that would be a walk for nothing.
-        return self._calls.offsets(topic, start=start, end=last, isolation="committed").end
+        return whole_extent(self._calls, topic, start=start, end=last, isolation="committed").end
 
 
 def _id(bound: Bound) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from pyspark_plainsong.stream_reader import StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyspark.sql.streaming.datasource import ReadLimit
 
     from pyspark_plainsong.partitions import TopicRange
 
@@ -88,3 +91,18 @@ def wait_until_later_than(milliseconds: int) -> None:
     """Until the clock, which is the daemon's too, has passed a time."""
     while time.time() * 1000 <= milliseconds:
         time.sleep(0.005)
+
+
+def batches(
+    reader: StreamReader, start: dict[str, Any], limit: ReadLimit | None = None, most: int = 50
+) -> tuple[list[list[bytes]], dict[str, Any]]:
+    """Micro-batch after micro-batch until there is nothing new: the rows of each, and the last offset."""
+    found: list[list[bytes]] = []
+    limit = limit or reader.getDefaultReadLimit()
+    for _ in range(most):
+        end = reader.latestOffset(start, limit)
+        if end == start:
+            return found, start
+        found.append(payloads(reader, reader.partitions(start, end)))
+        start = json.loads(json.dumps(end))
+    raise AssertionError(f"still something new after {most} batches")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
+from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from tables import Tables, payloads, sizes, wait_until_later_than
+from tables import Tables, batches, payloads, sizes
 
-from pyspark_plainsong.loss import DataLoss
 from pyspark_plainsong.shares import fair_shares
 from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon
@@ -37,19 +36,6 @@ def follow(tables):
     yield make
     for reader in made:
         reader.stop()
-
-
-def batches(reader, start, limit=None, most=50):
-    """Micro-batch after micro-batch until there is nothing new: the rows of each, and the last offset."""
-    found = []
-    limit = limit or reader.getDefaultReadLimit()
-    for _ in range(most):
-        end = reader.latestOffset(start, limit)
-        if end == start:
-            return found, start
-        found.append(payloads(reader, reader.partitions(start, end)))
-        start = json.loads(json.dumps(end))
-    raise AssertionError(f"still something new after {most} batches")
 
 
 def test_a_batch_ends_where_the_next_begins(tables, follow):
@@ -214,7 +200,7 @@ def test_an_idle_stream_asks_once_in_each_poll_timeout(tables, follow, monkeypat
 def test_what_nobody_sees_is_looked_at_once(tables, follow):
     topic = tables.create("nothing-to-see")
     reader = follow(topic)
-    start = reader.initialOffset()
+    start = reader.latestOffset(reader.initialOffset(), ALL)
     pointer = tables.begin()
     tables.publish(topic, "x", transactionWritePointer=pointer)
     tables.decide(pointer, "abort")
@@ -255,51 +241,27 @@ def test_a_batch_that_ends_where_it_starts_has_no_partitions(tables, follow):
     assert reader.partitions(end, end) == []
 
 
-def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
-    topic = tables.create("stream-expiry", ttl=1)
-    tables.publish(topic, "read")
-    reader = follow(topic)
-    start = reader.latestOffset(reader.initialOffset(), ALL)
-    tables.publish(topic, "unread")
-    lost = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
-    tables.publish(topic, "new")
-    for each in (reader, follow(topic)):  # in the same run, and after a restart from the checkpoint
-        with pytest.raises(DataLoss, match=r"published between .* have expired by its time to live"):
-            each.latestOffset(start, ALL)
-    assert batches(follow(topic, failOnDataLoss="false"), start)[0] == [[b"new"]]
-
-
-def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
-    topic = tables.create("stream-quiet", ttl=1)
-    tables.publish(topic, "read")
-    reader = follow(topic)
-    start = reader.latestOffset(reader.initialOffset(), ALL)
-    read = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
-    assert reader.latestOffset(start, ALL) is start
-    assert follow(topic).latestOffset(start, ALL) == start  # nothing was published since, after a restart too
-    tables.publish(topic, "new")
-    assert batches(reader, start)[0] == [[b"new"]]
-
-
-def test_a_recreated_topic_stops_a_stream_unless_it_may_lose_data(tables, follow):
-    topic = tables.create("stream-again")
-    tables.publish(topic, "old")
-    reader = follow(topic)
-    start = reader.latestOffset(reader.initialOffset(), ALL)
-    tables.delete(topic)
-    with pytest.raises(DataLoss, match="was deleted: what"):
-        reader.latestOffset(start, ALL)
-    careless = follow(topic, failOnDataLoss="false")
-    assert careless.latestOffset(start, ALL) == start
-    tables.create(topic)
-    tables.publish(topic, "new")
-    with pytest.raises(DataLoss, match=r"created anew \(generation 1 before, 2 now\)"):
-        reader.latestOffset(start, ALL)
-    found, end = batches(careless, start)
-    assert [each for each in found if each] == [[b"new"]]
-    assert end["topics"]["demo:stream-again"]["gen"] == 2
+def test_a_long_topic_is_measured_in_steps(tables, follow, monkeypatch):
+    monkeypatch.setattr("pyspark_plainsong.extents.STEP_MESSAGES", 30)
+    topic = tables.create("stream-steps")
+    written = tables.publish_many(topic, 100)
+    size = follow(topic)._calls.offsets(topic).size_bytes // 100
+    for bounds, counts in (
+        ({}, [100]),
+        ({"maxOffsetsPerTrigger": 60}, [60, 40]),
+        ({"maxOffsetsPerTrigger": 70}, [70, 30]),
+        ({"maxBytesPerTrigger": size * 35}, [35, 35, 30]),
+        ({"maxBytesPerTrigger": size * 36 - 1}, [35, 35, 30]),
+    ):
+        reader = follow(topic, **bounds)
+        found, _ = batches(reader, reader.initialOffset())
+        assert [len(each) for each in found] == counts
+        assert list(chain.from_iterable(found)) == written
+    reader = follow(topic, minPartitions=6)
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, ALL))
+    assert len(parts) >= 6
+    assert payloads(reader, parts) == written
 
 
 def test_a_topic_that_is_not_there_is_an_error_from_the_start(tables, follow):
@@ -315,27 +277,12 @@ def test_a_checkpoint_of_another_namespace_or_version_is_refused(follow):
         reader.latestOffset({"v": 2, "topics": {}}, ALL)
 
 
-def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tables, follow):
-    for topic in ("gone-a", "gone-b"):
-        tables.publish(tables.create(topic), topic)
-    pattern = {"subscribePattern": "gone-."}
-    reader = follow(None, **pattern)
-    start = reader.initialOffset()
-    tables.delete("gone-a")
-    for prepare in (False, True):
-        if prepare:
-            reader.prepareForTriggerAvailableNow()
-        with pytest.raises(DataLoss, match="topic demo:gone-a was deleted"):
-            reader.latestOffset(start, ALL)
-    assert batches(follow(None, failOnDataLoss="false", **pattern), start)[0] == [[b"gone-b"]]
-    assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
-
-
 def test_more_topics_than_one_request_can_wait_for_are_all_followed(tables, follow, monkeypatch):
     monkeypatch.setattr("pyspark_plainsong.following.MAX_AWAITED", 2)
     names = [tables.create(f"many-{letter}") for letter in "abcde"]
     reader = follow(",".join(names), pollTimeoutMs=1)
     start = reader.initialOffset()
+    start = reader.latestOffset(start, ALL)
     assert reader.latestOffset(start, ALL) == start
     for name in names[1:]:
         tables.publish(name, name)

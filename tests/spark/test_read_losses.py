@@ -1,0 +1,169 @@
+"""Messages that are gone before a stream has read them: when that is said, when it is not, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tables import Tables, batches, payloads, wait_until_later_than
+
+from pyspark_plainsong.loss import DataLoss
+from tests.daemon.harness import Daemon
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data", "poll.max_bytes=3000") as daemon:
+        yield Tables("http://{}:{}".format(*daemon.address))
+
+
+@pytest.fixture
+def follow(tables):
+    """Makes stream readers, and stops them."""
+    made = []
+
+    def make(topic=None, **options):
+        made.append(tables.stream(topic, **options))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
+    topic = tables.create("stream-expiry", ttl=1)
+    tables.publish(topic, "read")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    tables.publish(topic, "unread")
+    lost = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
+    tables.publish(topic, "new")
+    for each in (reader, follow(topic)):  # in the same run, and after a restart from the checkpoint
+        with pytest.raises(DataLoss, match=r"published between .* have expired by its time to live"):
+            each.latestOffset(start, ALL)
+    assert batches(follow(topic, failOnDataLoss="false"), start)[0] == [[b"new"]]
+
+
+def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
+    topic = tables.create("stream-quiet", ttl=1)
+    tables.publish(topic, "read")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    read = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
+    assert reader.latestOffset(start, ALL) is start
+    assert follow(topic).latestOffset(start, ALL) == start  # nothing was published since, after a restart too
+    tables.publish(topic, "new")
+    assert batches(reader, start)[0] == [[b"new"]]
+
+
+def test_a_query_that_ran_over_a_quiet_topic_goes_on_whoever_starts_it_again_and_runs_its_batch_twice(tables, follow):
+    topic = tables.create("stream-quiet-runs", ttl=1)
+    tables.publish_many(topic, 3)
+    start = batches(follow(topic, maxOffsetsPerTrigger=3), follow(topic).initialOffset())[1]
+    read = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
+    available_now = follow(topic)
+    available_now.prepareForTriggerAvailableNow()
+    assert available_now.latestOffset(start, ALL) == start
+    tables.publish(topic, "new")
+    end = follow(topic).latestOffset(start, ALL)  # stopped just now, and started
+    for _ in range(2):  # the second time after a crash
+        again = follow(topic)
+        assert payloads(again, again.partitions(start, end)) == [b"new"]
+
+
+def test_what_expires_unread_in_a_topic_that_was_empty_is_missed(tables, follow):
+    topic = tables.create("stream-empty", ttl=1)
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    assert start["topics"]["demo:stream-empty"]["next"] > "00" * 20
+    assert reader.latestOffset(start, ALL) is start
+    tables.publish(topic, "lost")
+    lost = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
+    for available_now in (False, True):  # nothing has been published since
+        each = follow(topic)
+        if available_now:
+            each.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLoss, match="have expired"):
+            each.latestOffset(start, ALL)
+
+
+def test_half_a_request_that_expired_unread_is_missed(tables, follow):
+    topic = tables.create("stream-half", ttl=1)
+    tables.publish_many(topic, 10)
+    reader = follow(topic, maxOffsetsPerTrigger=5)
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    last = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(last[:8], "big") + 1100)
+    with pytest.raises(DataLoss, match="have expired"):
+        follow(topic).latestOffset(start, ALL)
+
+
+def test_a_recreated_topic_is_told_while_it_is_empty(tables, follow):
+    topic = tables.create("stream-again-empty")
+    tables.publish(topic, "old")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    tables.delete(topic)
+    tables.create(topic)
+    for available_now in (False, True):
+        each, careless = follow(topic), follow(topic, failOnDataLoss="false")
+        if available_now:
+            each.prepareForTriggerAvailableNow()
+            careless.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLoss, match="created anew"):
+            each.latestOffset(start, ALL)
+        end = careless.latestOffset(start, ALL)
+        assert end["topics"]["demo:stream-again-empty"]["gen"] == 2
+    tables.publish(topic, "new")
+    assert batches(follow(topic), end)[0] == [[b"new"]]
+
+
+def test_a_stream_from_a_time_begins_with_what_there_is(tables, follow):
+    topic = tables.create("stream-time", ttl=1)
+    tables.publish(topic, "old")
+    old = tables.rows(topic, "message_id")[-1]["message_id"]
+    wait_until_later_than(int.from_bytes(old[:8], "big") + 1100)
+    tables.publish(topic, "new")
+    reader = follow(topic, startingTimestamp="1")
+    assert batches(reader, reader.initialOffset())[0] == [[b"new"]]
+
+
+def test_a_recreated_topic_stops_a_stream_unless_it_may_lose_data(tables, follow):
+    topic = tables.create("stream-again")
+    tables.publish(topic, "old")
+    reader = follow(topic)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    tables.delete(topic)
+    with pytest.raises(DataLoss, match="was deleted: what"):
+        reader.latestOffset(start, ALL)
+    careless = follow(topic, failOnDataLoss="false")
+    assert careless.latestOffset(start, ALL) == start
+    tables.create(topic)
+    tables.publish(topic, "new")
+    with pytest.raises(DataLoss, match=r"created anew \(generation 1 before, 2 now\)"):
+        reader.latestOffset(start, ALL)
+    found, end = batches(careless, start)
+    assert [each for each in found if each] == [[b"new"]]
+    assert end["topics"]["demo:stream-again"]["gen"] == 2
+
+
+def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tables, follow):
+    for topic in ("gone-a", "gone-b"):
+        tables.publish(tables.create(topic), topic)
+    pattern = {"subscribePattern": "gone-."}
+    reader = follow(None, **pattern)
+    start = reader.initialOffset()
+    tables.delete("gone-a")
+    for prepare in (False, True):
+        if prepare:
+            reader.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLoss, match="topic demo:gone-a was deleted"):
+            reader.latestOffset(start, ALL)
+    assert batches(follow(None, failOnDataLoss="false", **pattern), start)[0] == [[b"gone-b"]]
+    assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
