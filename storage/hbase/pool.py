@@ -2,7 +2,8 @@
 
 A call that fails on the way is made again, on another connection and the next gateway, until its time is over. That is
 right for every call the store makes, because none of them does something else the second time: rows are put if absent
-or with the bytes that are there already, and what a first attempt did is recognised by the second.
+or with the bytes that are there already, and what a first attempt did is recognised by the second. Nor does a first one
+that lands long after: what it compares with is gone by then, and as stamps are never given again, it does not come back.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Tables:
                 continue
             if not create:
                 raise StoreUnusable(
-                    f"HBase has no table {name.decode()}", hint="make it: hbase shell etc/hbase/tables.rb"
+                    f"HBase has no table {name.decode()}", hint="make it: hbase shell -n etc/hbase/tables.rb"
                 )
             await self._create(pool, name)
 
@@ -77,7 +77,7 @@ class Tables:
                 except REFUSALS as error:
                     raise StoreUnusable(
                         f"HBase does not make table {name.decode()}: {refusal_text(error)}",
-                        hint="make it by hand: hbase shell etc/hbase/tables.rb",
+                        hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
                     ) from error
         except OSError as error:
             raise StoreUnusable(f"HBase does not make table {name.decode()}: {error}", hint="start again") from error
