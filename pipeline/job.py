@@ -191,6 +191,8 @@ def _lived(run: Run, *, trace: bool) -> Iterator[None]:
             code = exit_of(error)
         elif is_of_spark(error):
             raise failure_of_spark(error) from error
+        elif isinstance(error, click.ClickException):
+            code = error.exit_code
         elif isinstance(error, OSError):
             raise CommandFailed(f"{error.filename or 'a file'}: {error.strerror or error}") from error
         raise

@@ -106,7 +106,8 @@ class Progress:
     # --- what stays ------------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        """Something for programs; people do not see it. Fields that are None are left out."""
+        """Something for programs; people do not see it. Fields that are None are left out; none hides what all have."""
+        assert not {"job", "time"} & fields.keys(), f"{event}: {fields}"
         if self._as_json:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             told = {name: value for name, value in fields.items() if value is not None}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.audit.manifest import Manifest
+    from pipeline.audit.quiet import Quiet
     from pipeline.job import Run
     from plainsong import Client
     from plainsong.messages import Seen
@@ -26,14 +27,16 @@ class Behind:
     """What waits in topics, told as metrics.
 
     Args:
-      ttls_s: by topic, without its namespace.
+      ttls_s: by topic (`namespace:name`).
+      quiet: is told when nothing waits.
       uncommitted: the tables take messages of any transaction, so that those rolled back wait, too.
     """
 
-    def __init__(self, run: Run, client: Client, ttls_s: Mapping[str, int], *, uncommitted: bool) -> None:
+    def __init__(self, run: Run, client: Client, ttls_s: Mapping[str, int], quiet: Quiet, *, uncommitted: bool) -> None:
         self._run = run
         self._client = client
         self._ttls_s = ttls_s
+        self._quiet = quiet
         self._uncommitted = uncommitted
 
     def tell(self, manifest: Manifest) -> float:
@@ -43,12 +46,15 @@ class Behind:
         """
         ages_s = [0.0]
         for topic, ttl_s in self._ttls_s.items():
+            name, asked_ms = topic.partition(":")[2], now_ms()
             try:
-                age_s = self._age_s(topic, manifest.through.get(f"{self._run.where.namespace}:{topic}"))
+                age_s = self._age_s(name, manifest.through.get(topic))
             except PlainsongError:
                 continue
-            self._run.metrics.set("lag_seconds", age_s, topic=topic)
-            self._run.metrics.set("ttl_used_ratio", age_s / ttl_s, topic=topic)
+            if age_s == 0:
+                self._quiet.note(manifest, topic, asked_ms)
+            self._run.metrics.set("lag_seconds", age_s, topic=name)
+            self._run.metrics.set("ttl_used_ratio", age_s / ttl_s, topic=name)
             ages_s.append(age_s)
         self._run.metrics.write()
         return max(ages_s)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.archive.files import LocalFiles
 from pipeline.audit.absorbing import TABLE
 from pipeline.audit.lineage import EDGES, closure, flows
 from pipeline.audit.reading import frame, manifest_of
+from pipeline.replacing import check_replaceable
 from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -33,8 +35,9 @@ def export_tables(run: Run, root: Path, out: Path, names: Sequence[str], depth: 
       the one under way lacks its `_SUCCESS`.
     """
     manifest = manifest_of(root)
-    if out.resolve() == root.resolve():
-        raise CommandFailed("--out is the folder of the tables themselves", code=Exit.USAGE)
+    if out.resolve().is_relative_to(root.resolve()):
+        raise CommandFailed("--out is the folder of the tables themselves, or in it", code=Exit.USAGE)
+    check_replaceable(LocalFiles(out), names)
     for name in names:
         where = out / name
         if run.dry_run:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.audit.absorbing import TABLES, Absorbed, absorb
 from pipeline.audit.behind import Behind
 from pipeline.audit.keeping import keep
 from pipeline.audit.manifest import first_look
+from pipeline.audit.quiet import Quiet
 from pipeline.streams import watch
 from protocol.ids import after
 
@@ -64,29 +65,42 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
       what this run added, and the manifest at its end.
     Raises:
       TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: what is in
-        is in, the rest is for the next run.
+        is in, the rest is for the next run. CommandFailed: some messages may have expired unread.
     """
     first_look(root)
     namespace = run.where.namespace
     with run.client(*topics) as client:
-        properties = {topic: client.properties(topic) for topic in topics}
-        lives = {f"{namespace}:{topic}": int(each["generation"]) for topic, each in properties.items()}
+        properties = {f"{namespace}:{topic}": client.properties(topic) for topic in topics}
+        lives = {topic: int(each["generation"]) for topic, each in properties.items()}
         ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
-        behind = Behind(run, client, ttls_s, uncommitted=choices.isolation == "uncommitted")
-        spark = run.session()
+        run.session()  # before the folder is taken
         with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
             keeping.begin(lives)
+            quiet = Quiet(root, ttls_s)
+            behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
             told = _Told(run, keeping, behind)
-            options = _source(run, topics, choices, keeping.manifest, lives)
-            messages = spark.readStream.format("plainsong").options(**options).load()
-            query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {','.join(topics)}")
-            query = query.option("checkpointLocation", str(_checkpoint(root, keeping.manifest, lives)))
-            every = choices.every
-            timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
             behind.tell(keeping.manifest)
-            watch(timed.start(), told.on_batch, idle=told.idle)
-            behind.tell(keeping.manifest)
+            # One that is followed must look out for losses, which it can only from where something is.
+            if choices.every is None or quiet.is_old(keeping.manifest):
+                safe = quiet.is_safe(keeping.manifest)
+                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, told)
+                behind.tell(keeping.manifest)
+                if safe and not choices.may_lose:
+                    quiet.check()
+            if choices.every is not None:
+                _go(run, lives, root, choices, keeping, told)
             return told.total, keeping.manifest
+
+
+def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, told: _Told) -> None:
+    """One query, to its end."""
+    options = _source(run, choices, keeping.manifest, lives)
+    messages = run.session().readStream.format("plainsong").options(**options).load()
+    query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {options['subscribe']}")
+    query = query.option("checkpointLocation", str(_checkpoint(root)))
+    every = choices.every
+    timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
+    watch(timed.start(), told.on_batch, idle=told.idle)
 
 
 class _Told:
@@ -132,11 +146,9 @@ class _Told:
             self._behind.tell(self._keeping.manifest)
 
 
-def _source(
-    run: Run, topics: Sequence[str], choices: Choices, manifest: Manifest, lives: dict[str, int]
-) -> dict[str, str]:
+def _source(run: Run, choices: Choices, manifest: Manifest, lives: dict[str, int]) -> dict[str, str]:
     options = run.source(
-        subscribe=",".join(topics),
+        subscribe=",".join(topic.partition(":")[2] for topic in lives),
         startingOffsets="earliest",
         maxOffsetsPerTrigger=str(choices.batch_rows),
         maxBytesPerTrigger=str(choices.batch_bytes),
@@ -155,16 +167,13 @@ def _source(
     return options
 
 
-def _checkpoint(root: Path, manifest: Manifest, lives: dict[str, int]) -> Path:
-    """Where Spark keeps its offsets of these topics in these lives.
+def _checkpoint(root: Path) -> Path:
+    """Where Spark keeps its offsets, for one query: the next one begins where the tables end, whatever these say.
 
-    The tables do not go by them: other topics, or a new life of one, may well have others.
+    Those that others left are taken away.
     """
     folder = root.absolute() / CHECKPOINTS
-    if not manifest.through:
-        # Tables that were taken away begin again; offsets that are ahead of them would skip messages.
-        for each in folder.iterdir() if folder.is_dir() else ():
-            if _CHECKPOINT.fullmatch(each.name):
-                shutil.rmtree(each, ignore_errors=True)
-    name = ",".join(f"{topic}@{life}" for topic, life in sorted(lives.items()))
-    return folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if _CHECKPOINT.fullmatch(each.name):
+            shutil.rmtree(each, ignore_errors=True)
+    return folder / secrets.token_hex(8)

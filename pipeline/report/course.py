@@ -71,10 +71,19 @@ def topics_of(run: Run, wanted: Wanted) -> list[TopicFacts]:
 
 
 def report_on(run: Run, wanted: Wanted, topics: Sequence[TopicFacts], grid: Grid) -> Report:
-    """Read all messages once, ask what became of their transactions, and compute every figure."""
+    """Read all messages once, ask what became of their transactions, and compute every figure.
+
+    Raises:
+      CommandFailed: a folder for Parquet holds something else; nothing was written.
+    """
+    from pipeline.archive.files import open_files
+    from pipeline.replacing import check_replaceable
     from pipeline.report import gather
 
     spark = run.session()
+    out = None if wanted.parquet is None else open_files(wanted.parquet, run.session)
+    if out is not None:
+        check_replaceable(out, gather.Frames.names())
     messages = _messages(run, wanted, topics, grid).persist()
     try:
         counts = {row["topic"]: row["count"] for row in messages.groupBy("topic").count().collect()}
@@ -86,9 +95,9 @@ def report_on(run: Run, wanted: Wanted, topics: Sequence[TopicFacts], grid: Grid
         made_ms = now_ms()
         frames = gather.frames_of(spark, messages, topics, asked, grid, made_ms)
         report = gather.report_of(frames, topics, grid, made_ms, count, notes, step=run.progress.note)
-        if wanted.parquet is not None:
+        if out is not None:
             for name, frame in frames.by_name().items():
-                frame.write.mode("overwrite").parquet(f"{wanted.parquet}/{name}")
+                frame.write.mode("overwrite").parquet(out.url(name))
             run.progress.note(f"tables written to {wanted.parquet}")
         return report
     finally:

@@ -38,9 +38,14 @@ class Frames:
     stored: DataFrame
     holds: DataFrame
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of all of them."""
+        return list(cls.__dataclass_fields__)
+
     def by_name(self) -> dict[str, DataFrame]:
         """All of them."""
-        return {name: getattr(self, name) for name in type(self).__dataclass_fields__}
+        return {name: getattr(self, name) for name in self.names()}
 
 
 def pointers_of(messages: DataFrame, max_pointers: int) -> tuple[list[Found], int]:

@@ -79,6 +79,8 @@ def _sections(report: Report) -> list[str]:
                 caption = plots[key].title + _left_out(report, key)
                 drawing = plots[key].svg.replace("<svg", f'<svg role="img" aria-label="{escape(caption)}"', 1)
                 parts.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
+            elif key == "latency" and report.latency_steps:
+                parts.append("<p>Of the messages that could be read, none was held up.</p>")
         told.add(key)
         parts.append(_table(headings, rows))
     return parts

@@ -65,7 +65,7 @@ def plots_of(report: Report) -> list[Plot]:
         Plot("sizes", "Messages in the queue", _drawn("sizes", report, _sizes)),
         Plot("rates", "Messages published per second", _drawn("rates", report, _rates)),
     ]
-    if report.latency_steps:
+    if any(row["max_ms"] for row in report.latency_steps):
         found.append(
             Plot(
                 "latency",

@@ -7,6 +7,7 @@ import pytest
 from pipeline.audit import behind
 from pipeline.audit.behind import Behind
 from pipeline.audit.manifest import Manifest
+from pipeline.audit.quiet import NOTES, Quiet
 from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.times import now_ms
@@ -28,14 +29,15 @@ def client(url, request):
 
 
 @pytest.fixture
-def lag(url, client, monkeypatch):
+def lag(url, client, monkeypatch, tmp_path):
     """The lag of topics whose last messages in the tables are given, a minute from now."""
     monkeypatch.setattr(behind, "now_ms", lambda: now_ms() + 60_000)
 
     def told(*topics, uncommitted=False, **through):
         run = Run("audit", Where((url,), client.namespace))
         known = Manifest(through={f"{client.namespace}:{topic}": bytes(last).hex() for topic, last in through.items()})
-        worst_s = Behind(run, client, dict.fromkeys(topics, 3600), uncommitted=uncommitted).tell(known)
+        ttls_s = dict.fromkeys([f"{client.namespace}:{topic}" for topic in topics], 3600)
+        worst_s = Behind(run, client, ttls_s, Quiet(tmp_path, ttls_s), uncommitted=uncommitted).tell(known)
         lines = [line.rpartition(" ") for line in run.metrics.text().splitlines() if "_lag_seconds{" in line]
         found = {line.partition('topic="')[2].partition('"')[0]: round(float(value)) for line, _, value in lines}
         assert round(worst_s) == max(found.values(), default=0)
@@ -44,14 +46,16 @@ def lag(url, client, monkeypatch):
     return told
 
 
-def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(client, lag):
+def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(client, lag, tmp_path):
     client.create_topic("other", ttl_s=3600)
     assert lag("audit", "other") == {"audit": 0, "other": 0}
     client.publish("audit", [b"one", b"two"])
     first, last = (each.id for each in client.messages("audit"))
     assert lag("audit", "other") == {"audit": 60, "other": 0}
     assert lag("audit", audit=first) == {"audit": 60}
+    assert not (tmp_path / NOTES).exists()
     assert lag("audit", audit=last) == {"audit": 0}
+    assert (tmp_path / NOTES).exists(), "that nothing waits is noted"
 
 
 def test_rolled_back_messages_wait_for_nobody_and_those_of_an_open_transaction_do(client, lag):

@@ -12,18 +12,22 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from pipeline.audit import stream
 from pipeline.audit.absorbing import TABLES
 from pipeline.audit.commands import audit
 from pipeline.audit.commands.export import WHAT
 from pipeline.audit.exporting import export_tables
 from pipeline.audit.generator import payloads
-from pipeline.audit.manifest import load_manifest
+from pipeline.audit.manifest import Manifest, load_manifest, store_manifest
 from pipeline.audit.messages import REASONS
+from pipeline.audit.quiet import NOTES
 from pipeline.audit.stream import Choices, run_stream
 from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.exits import CommandFailed
+from plainsong.cli.times import now_ms
 from plainsong.cli.where import Where
+from protocol.ids import pack_id
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
 from tests.pipeline.audit_messages import check_equal, tables_in
@@ -50,6 +54,16 @@ def said(url):
         return [json.loads(line) for line in done.stdout.splitlines()] if code == 0 else done
 
     return say
+
+
+@pytest.fixture(scope="module")
+def answer(said):
+    """The rows that a command answers with."""
+
+    def ask(*words):
+        return [each["row"] for each in said(*words) if "row" in each]
+
+    return ask
 
 
 @pytest.fixture(scope="module")
@@ -119,21 +133,53 @@ def test_tables_of_a_run_that_was_killed_and_went_on_are_those_of_the_reference(
     check_equal(tables_in(root), expected)
 
 
-def test_a_run_without_its_checkpoint_adds_nothing_twice_and_a_dry_run_says_what_waits(
+def test_a_run_adds_nothing_twice_whatever_spark_remembers_and_a_dry_run_says_what_waits(
     root, expected, spark, url, said
 ):
     told = said("run", "audit", "--root", str(root), "--dry-run")
     assert (told[0]["event"], told[0]["messages"]) == ("would", 0)
     run = Run("audit", Where((url,)), spark=spark)
-    for path in root.glob("checkpoints/*/offsets/*"):
-        path.unlink()
-    for path in root.glob("checkpoints/*/commits/*"):
-        path.unlink()
     assert run_stream(run, ["audit"], root, Choices())[0].messages == 0
     check_equal(tables_in(root), expected)
 
 
-def test_the_trail_is_searched_by_entity_user_and_time(root, expected, said):
+def test_tables_of_before_get_what_is_missing_and_another_topic_beside_a_known_one_is_read_from_its_beginning(
+    spark, url, tmp_path
+):
+    """Whoever brings back a copy of the manifest brings back all that it says; no checkpoint that is ahead skips any."""
+    run = Run("audit", Where((url,), "copies"), spark=spark)
+    messages = list(payloads(30, 1))
+    with Client(url, namespace="copies") as client:
+        for topic in ("one", "two"):
+            client.create_topic(topic)
+            client.publish(topic, messages[:10])
+        assert run_stream(run, ["one"], tmp_path, Choices())[0].messages == 10
+        copy = (tmp_path / "manifest.json").read_bytes()
+        client.publish("one", messages[10:])
+        assert run_stream(run, ["one"], tmp_path, Choices())[0].messages == 20
+        (tmp_path / "manifest.json").write_bytes(copy)
+        assert run_stream(run, ["one", "two"], tmp_path, Choices())[0].messages == 30
+
+
+def test_spark_looks_out_for_losses_unless_a_run_before_had_seen_that_nothing_waits(spark, url, tmp_path, monkeypatch):
+    """A quiet topic's tables end before what its ttl leaves, and that is no loss; whether it is one, a note decides."""
+    looked_out = []
+    monkeypatch.setattr(stream, "_go", lambda *given: looked_out.append(not given[3].may_lose))
+    run = Run("audit", Where((url,), "quiet"), spark=spark)
+    with Client(url, namespace="quiet") as client:
+        client.create_topic("audit")
+        client.publish("audit", list(payloads(2, 1)))
+    last = pack_id(1, 0).hex()
+    store_manifest(tmp_path, Manifest(through={"quiet:audit": last}, lives={"quiet:audit": 1}))
+    run_stream(run, ["audit"], tmp_path, Choices())
+    run_stream(run, ["audit"], tmp_path, Choices(every="1 second"))
+    (tmp_path / NOTES).write_text(json.dumps({"quiet:audit": [1, last, now_ms()]}), encoding="utf-8")
+    run_stream(run, ["audit"], tmp_path, Choices())
+    run_stream(run, ["audit"], tmp_path, Choices(every="1 second"))  # once, to catch up, and then it is followed
+    assert looked_out == [True, True, True, False, False, True]
+
+
+def test_the_trail_is_searched_by_entity_user_and_time(root, expected, said, answer):
     rows = sorted(((row[0], key[1]), row) for key, row in expected.trail.items())
     some = rows[len(rows) // 2][1]
     entity, user, start, end = some[4], some[3], rows[len(rows) // 4][1][0], rows[3 * len(rows) // 4][1][0]
@@ -145,48 +191,47 @@ def test_the_trail_is_searched_by_entity_user_and_time(root, expected, said):
         (("--namespace", "other"), lambda row: False),
         (("--namespace", "other", "--all-namespaces"), lambda row: True),
     ):  # fmt: skip
-        found = [each["messageId"] for each in said("trail", "--root", str(root), "--limit", "5000", *words)[:-1]]
+        found = [each["messageId"] for each in answer("trail", "--root", str(root), "--limit", "5000", *words)]
         assert found == [key[1].hex() for key, row in reversed(rows) if fits(row)], words
     found = said("trail", "--root", str(root), "--oldest-first", "--limit", "7")
     assert [each["event"] for each in found] == ["trail"] * 7 + ["warning", "end"]
-    assert [each["messageId"] for each in found[:7]] == [key[1].hex() for key, _ in rows[:7]]
+    assert [each["row"]["messageId"] for each in found[:7]] == [key[1].hex() for key, _ in rows[:7]]
+    assert found[0]["time"] > found[0]["row"]["time"], "the one is now, the other the event's"
     program = next(row[5] for _, row in rows if row[5])
-    by_program = said("trail", "--root", str(root), "--limit", "5000", "--entity", f"program:{program}")[:-1]
+    by_program = answer("trail", "--root", str(root), "--limit", "5000", "--entity", f"program:{program}")
     assert len(by_program) == sum(row[5] == program or row[4] == f"program:{program}" for _, row in rows)
 
 
-def test_usage_and_dead_letters_are_shown(root, expected, said):
+def test_usage_and_dead_letters_are_shown(root, expected, answer):
     dataset = next(iter(expected.usage))[2]
-    found = said("usage", "--root", str(root), "--dataset", dataset)[:-1]
+    found = answer("usage", "--root", str(root), "--dataset", dataset)
     mine = {key[1]: value for key, value in expected.usage.items() if key[2] == dataset}
     assert {each["program"]: [each["reads"], each["writes"], each["unknowns"]] for each in found} == {
         program: value[2:] for program, value in mine.items()
     }
-    dead = said("dead-letters", "--root", str(root))[:-1]
+    dead = answer("dead-letters", "--root", str(root))
     shown = {(each["topic"], bytes.fromhex(each["messageId"])): bytes.fromhex(each["payload"]) for each in dead}
     assert shown == {key: row[2] for key, row in expected.dead.items()}
     reason = dead[0]["reason"]
-    assert {each["reason"] for each in said("dead-letters", "--root", str(root), "--reason", reason)[:-1]} == {reason}
+    assert {each["reason"] for each in answer("dead-letters", "--root", str(root), "--reason", reason)} == {reason}
 
 
-def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, said):
+def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, answer):
     steps = {(source, target) for source, _, _, target in flows_of(expected.edges)}
     start = max({source for source, _ in steps}, key=lambda each: len(distances(steps, each)))
     for direction in ("up", "down"):
         turned = steps if direction == "down" else {(target, source) for source, target in steps}
         for depth in ("all", "1", "2"):
             words = ("--direction", direction, "--depth", depth, "--limit", "100000")
-            flows = said("lineage", start, "--root", str(root), *words)[:-1]
+            flows = answer("lineage", start, "--root", str(root), *words)
             found: dict[str, int] = {}
             for each in flows:
                 found.setdefault(each["target" if direction == "down" else "source"], each["distance"])
             far = distances(turned, start)
             assert found == {name: n for name, n in far.items() if depth == "all" or n <= int(depth)}
-    by_run = said("lineage", start, "--root", str(root), "--runs", "--limit", "100000")[:-1]
+    by_run = answer("lineage", start, "--root", str(root), "--runs", "--limit", "100000")
     assert all(each["run"] for each in by_run)
-    assert len(by_run) == sum(
-        each["runs"] for each in said("lineage", start, "--root", str(root), "--limit", "9999")[:-1]
-    )
+    assert len(by_run) == sum(each["runs"] for each in answer("lineage", start, "--root", str(root), "--limit", "9999"))
 
 
 def test_rows_for_people_are_tables(root):
@@ -194,6 +239,7 @@ def test_rows_for_people_are_tables(root):
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["program", "dataset", "reads", "writes", "unknowns", "first", "seen", "last", "seen"]
     assert len(lines) == 4
+    assert "…" not in done.stdout, "no terminal is there that would be too narrow"
     assert done.stderr == "warning: only 3 rows are shown, there may be more\n"
 
 
@@ -209,6 +255,10 @@ def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
     assert "no whole number" in why("generate", "--messages", "1.5", "--topic", "x")
     assert "either --topic or --out" in why("generate", "--messages", "1")
     assert "nosuch" in why("run", "nosuch", *root)
+    assert "is no folder; tables need one on a disk" in why("run", "audit", "--root", "hdfs://host/tables")
+    assert "there are no audit tables" in why("usage", "--root", f"file://{tmp_path}/none")
+    told = said("trail", *root, "--entity", "purchases", code=2)
+    assert (told.exit_code, json.loads(told.stdout.splitlines()[-1])["exit"]) == (2, 2)
     assert not (tmp_path / "none").exists()
     (tmp_path / "mine").touch()
     for more in ((), ("--dry-run",)):
@@ -261,5 +311,6 @@ def test_tables_are_exported_as_plain_parquet_as_of_one_moment(root, expected, s
         "flows": len({(source, program, target) for source, program, _, target in steps}),
         "closure": sum(len(distances(pairs, start)) for start in {source for source, _ in pairs}),
     }
-    with pytest.raises(CommandFailed, match="the folder of the tables themselves"):
-        export_tables(run, root, root, ("usage",), None, False)
+    for own in (root, root / "data"):
+        with pytest.raises(CommandFailed, match="the folder of the tables themselves"):
+            export_tables(run, root, own, ("usage",), None, False)

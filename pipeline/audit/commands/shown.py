@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +18,28 @@ if TYPE_CHECKING:
 
     from pipeline.job import Run
 
+
+class Folder(click.Path):
+    """A folder that this machine reaches as such: a path, or one as ``file:``."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As a path; fails for any other URL."""
+        text = str(value)
+        if text.startswith("file:"):
+            text = "/" + text.removeprefix("file:").lstrip("/")
+        elif "://" in text:
+            self.fail(f"{text[:80]!r} is no folder; tables need one on a disk, local or mounted", param, ctx)
+        return super().convert(text, param, ctx)
+
+
 root_option: Final = click.option(
     "--root",
     required=True,
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     help="Where the tables are: a folder on a disk that all of Spark sees.",
 )
 limit_option: Final = click.option(
@@ -39,13 +57,18 @@ def moment(place: object, option: str) -> datetime | None:
 
 
 def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """Rows, by the columns of `headings` (``>`` before one of numbers), then whether there may be more."""
+    """Rows, by the columns of `headings` (``>`` before one of numbers), then whether there may be more.
+
+    As many columns wide as they need where no terminal shows them: others search in them.
+    """
     names = [heading.removeprefix(">") for heading in headings]
     if run.as_json:
         for row in rows:
-            run.progress.event(event, **{_camel(name): _plain(value) for name, value in row.items()})
+            run.progress.event(event, row={_camel(name): _plain(value) for name, value in row.items()})
     elif rows:
-        lines = tables.table([each.replace("_", " ") for each in headings], [_cells(row, names) for row in rows])
+        cells = [_cells(row, names) for row in rows]
+        columns = None if sys.stdout.isatty() else sys.maxsize
+        lines = tables.table([each.replace("_", " ") for each in headings], cells, columns=columns)
         tables.echo_lines(lines)
     if len(rows) >= limit:
         run.warn(f"only {limit} rows are shown, there may be more", "limited", limit=limit)

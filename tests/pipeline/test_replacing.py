@@ -1,0 +1,31 @@
+"""A folder is replaced only where it holds what Spark writes of a table, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.archive.files import LocalFiles
+from pipeline.replacing import check_replaceable
+from plainsong.cli.exits import CommandFailed, Exit
+
+
+def made(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_what_spark_wrote_is_replaced_also_what_it_left_half_done(spark, tmp_path):
+    spark.range(3).write.parquet(str(tmp_path / "whole"))
+    made(tmp_path / "half", "_temporary/0/part-00000.parquet")
+    (tmp_path / "empty").mkdir()
+    check_replaceable(LocalFiles(tmp_path), ["whole", "half", "empty", "none"])
+
+
+@pytest.mark.parametrize("other", ["notes.txt", "2025/a.parquet", "trail.parquet", ".hidden"])
+def test_what_somebody_else_put_there_is_not(tmp_path, other):
+    made(tmp_path / "usage", "part-00000-x.snappy.parquet", "_SUCCESS", other)
+    with pytest.raises(CommandFailed, match=r"usage is to be replaced, but holds other things") as refused:
+        check_replaceable(LocalFiles(tmp_path), ["trail", "usage"])
+    assert refused.value.code == Exit.USAGE
