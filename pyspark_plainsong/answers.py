@@ -89,3 +89,9 @@ class ProducerState(NamedTuple):
     last_sequence_id: int
     """-1: of a new one."""
     generation: int
+    recent: tuple[tuple[int, int], ...] = ()
+    """The sequence ids, first and last, of its last publishes; five of them at most."""
+
+    def has(self, sequence_id: int) -> bool:
+        """Whether one of those is known to have published the id."""
+        return any(first <= sequence_id <= last for first, last in self.recent)

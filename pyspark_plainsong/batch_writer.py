@@ -48,6 +48,7 @@ class BatchWriter(DataSourceArrowWriter):
             options.sequence_id or 0,
             options.memory_s,
             must_be_remembered=options.producer_name is not None,
+            lower_is_there=False,
         )
         self._is_named = options.producer_name is not None
         self._pointer = options.transaction_write_pointer

@@ -37,11 +37,13 @@ class Bounds:
         """One topic's."""
         return self.by_topic.get(topic, TopicBound(self.default))
 
-    def check_topics(self, name: str, topics: tuple[str, ...] | None) -> None:
+    def check_topics(self, name: str, topics: tuple[str, ...] | None, pattern: str) -> None:
         """Refuse topics that are not subscribed to. Raises BadOption."""
         for topic in self.by_topic:
             if topics is not None and topic not in topics:
                 raise BadOption(f"option {name} names the topic {topic}, which subscribe does not")
+            if topics is None and not re.fullmatch(pattern, topic):
+                raise BadOption(f"option {name} names the topic {topic}, which subscribePattern does not match")
 
 
 def parse_bounds(name: str, text: str, default: Bound, namespace: str) -> Bounds:
@@ -82,8 +84,6 @@ def _bound(name: str, given: Any) -> Bound:
             return "latest"
         if _ID.match(given):
             return bytes.fromhex(given)
-    elif type(given) is int and given >= 0:
-        return given
     raise BadOption(
         f"option {name} has {given!r}: earliest, latest, a message id of 40 hex digits, or a JSON object of these "
         "by topic is expected; a time has an option of its own"

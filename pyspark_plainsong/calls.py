@@ -295,6 +295,6 @@ def _receipt(found: dict[str, Any]) -> Receipt:
 
 
 def _producer(found: dict[str, Any]) -> ProducerState:
-    return ProducerState(
-        str(found["producer"]), int(found["epoch"]), int(found["lastSequenceId"]), int(found["generation"])
-    )
+    recent = tuple((int(each["first"]), int(each["last"])) for each in found["recent"])
+    last, generation = int(found["lastSequenceId"]), int(found["generation"])
+    return ProducerState(str(found["producer"]), int(found["epoch"]), last, generation, recent)

@@ -27,7 +27,8 @@ ELSEWHERE = {
     "fetchoffset.numretries": "numRetries",
     "fetchoffset.retryintervalms": "retryIntervalMs",
 }
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+#: Words for yes and no.
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 class BadOption(ValueError):
@@ -109,9 +110,9 @@ class OptionText:
         value = self.text(name)
         if value is None:
             return default
-        if value.lower() not in _TRUTH:
+        if value.lower() not in TRUTH:
             raise BadOption(f"option {name} is {value!r}: true or false is expected")
-        return _TRUTH[value.lower()]
+        return TRUTH[value.lower()]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
         """One of some words, the first when it is missing."""
@@ -127,7 +128,7 @@ class OptionText:
         value = self.text(name)
         if value is None:
             return None
-        if value.isdigit():
+        if value.isascii() and value.isdigit():
             return int(value)
         try:
             moment = datetime.fromisoformat(value)

@@ -9,12 +9,14 @@ from urllib.parse import urlsplit
 
 from pyspark_plainsong.bounds import Bounds, parse_bounds
 from pyspark_plainsong.calls import Calls
+from pyspark_plainsong.offsets import at_time
 from pyspark_plainsong.option_text import BadOption, OptionText
 from pyspark_plainsong.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark_plainsong.bounds import Bound
     from pyspark_plainsong.calls import Isolation
 
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
@@ -113,8 +115,10 @@ class ReadOptions:
         options = OptionText(given, use, (*_CONNECTION, *_READ, *own), _OTHERS)
         connection = Connection.parse(options)
         topics, pattern = _subscription(options)
-        starting = _bounds(options, "starting", "earliest", connection.namespace, topics)
-        ending = Bounds("latest") if streaming else _bounds(options, "ending", "latest", connection.namespace, topics)
+        starting = _bounds(options, "starting", "earliest", connection.namespace, topics, pattern)
+        ending = Bounds("latest")
+        if not streaming:
+            ending = _bounds(options, "ending", "latest", connection.namespace, topics, pattern)
         _check_range(starting, ending, streaming=streaming)
         return cls(
             connection,
@@ -189,6 +193,10 @@ def _url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise BadOption(f"option url has {url!r}: http://host:port is expected")
+    try:
+        parts.port  # noqa: B018  read to be judged
+    except ValueError as error:
+        raise BadOption(f"option url has {url!r}: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise BadOption("option url has a password in it, which every worker would get: use auth.tokenFile")
     return url.rstrip("/")
@@ -212,7 +220,9 @@ def _subscription(options: OptionText) -> tuple[tuple[str, ...] | None, str]:
     return topics, ""
 
 
-def _bounds(options: OptionText, which: str, default: str, namespace: str, topics: tuple[str, ...] | None) -> Bounds:
+def _bounds(
+    options: OptionText, which: str, default: str, namespace: str, topics: tuple[str, ...] | None, pattern: str
+) -> Bounds:
     offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
     options.exclude(offsets, timestamp)
     time_ms = options.time_ms(timestamp)
@@ -220,7 +230,7 @@ def _bounds(options: OptionText, which: str, default: str, namespace: str, topic
         return Bounds(time_ms)
     usual = "earliest" if default == "earliest" else "latest"
     bounds = parse_bounds(offsets, options.text(offsets) or usual, usual, namespace)  # type: ignore[arg-type]
-    bounds.check_topics(offsets, topics)
+    bounds.check_topics(offsets, topics, pattern)
     return bounds
 
 
@@ -231,12 +241,14 @@ def _check_range(starting: Bounds, ending: Bounds, *, streaming: bool) -> None:
         raise BadOption("startingOffsets is latest: a batch that starts at the end is always empty")
     if "earliest" in ends:
         raise BadOption("endingOffsets is earliest: a batch that ends at the start is always empty")
-    first, last = starting.default, ending.default
-    if type(first) is type(last) and not isinstance(first, str) and not isinstance(last, str) and _behind(first, last):
-        raise BadOption("the start is behind the end: starting options come before ending ones")
+    for topic in ("", *starting.by_topic, *ending.by_topic):
+        if _behind(starting.of(topic).bound, ending.of(topic).bound):
+            of = f" of topic {topic}" if topic else ""
+            raise BadOption(f"the start{of} is behind the end: starting options come before ending ones")
 
 
-def _behind(first: bytes | int, last: bytes | int) -> bool:
-    if isinstance(first, bytes):
-        return isinstance(last, bytes) and first > last
-    return isinstance(last, int) and first > last
+def _behind(first: Bound, last: Bound) -> bool:
+    if isinstance(first, str) or isinstance(last, str):
+        return False
+    ids = [at_time(bound) if isinstance(bound, int) else bound for bound in (first, last)]
+    return ids[0] > ids[1]

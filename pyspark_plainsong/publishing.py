@@ -16,6 +16,7 @@ from pyspark_plainsong.wire_errors import BrokerError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pyspark_plainsong.answers import ProducerState
     from pyspark_plainsong.calls import Calls
     from pyspark_plainsong.messages import Winners
 
@@ -42,6 +43,8 @@ class Identity:
     """How long after the producer's last sign of life; None: as the daemon does by default."""
     must_be_remembered: bool = True
     """Refuse topics that remember nothing, where a second run would publish everything again."""
+    lower_is_there: bool = True
+    """What is below the topic's highest sequence id was published. Else somebody may have forgotten to count up."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
         """Publish the segments that count in one topic; False: it has rows of this identity already.
@@ -58,14 +61,21 @@ class Identity:
             if error.code != _OFF or self.must_be_remembered:
                 raise self._not_published(won, error) from error
             return self._publish_unremembered(calls, won)
-        if session.last_sequence_id >= self.sequence_id:
+        if self._is_there(session):
             return False
+        if session.last_sequence_id > self.sequence_id:
+            raise NotPublished(
+                f"{won.rows} rows for topic {won.topic} were not published: it has save {session.last_sequence_id} of "
+                f"producer {self.producer}, and save {self.sequence_id} is not among the last it remembers; "
+                "take a sequenceId above all that were used"
+            )
         try:
-            return not self._send(calls, won, session.epoch)
+            self._send(calls, won, session.epoch)
         except BrokerError as error:
             if error.outcome == "not-applied" and error.code not in _SHUT_OUT:
                 raise self._not_published(won, error) from error
             return self._settle(calls, won, error)
+        return True  # a duplicate, too: in this session nobody else published, so it is our own, sent again
 
     def is_complete(self, calls: Calls, won: Winners) -> bool:
         """Whether the topic has the rows; if not, no publish that is still on its way brings them.
@@ -76,9 +86,7 @@ class Identity:
         known = calls.producer(won.topic, self.producer)
         if known is None:
             return False  # not even the session was opened, and that comes before the publish
-        if known.last_sequence_id >= self.sequence_id:
-            return True
-        return calls.open_producer(won.topic, self.producer).last_sequence_id >= self.sequence_id
+        return self._is_there(known) or self._is_there(calls.open_producer(won.topic, self.producer))
 
     def forget(self, calls: Calls, won: Iterable[Winners]) -> None:
         """Have the topics forget this identity, which is not used again; should that fail, they do so later."""
@@ -86,9 +94,14 @@ class Identity:
             for each in won:
                 calls.forget_producer(each.topic, self.producer)
 
-    def _send(self, calls: Calls, won: Winners, epoch: int | None) -> bool:
-        """Whether it was a duplicate."""
-        return calls.publish_staged(
+    def _is_there(self, known: ProducerState) -> bool:
+        """Whether this was published, as far as the topic remembers."""
+        if known.last_sequence_id > self.sequence_id and not self.lower_is_there:
+            return known.has(self.sequence_id)
+        return known.last_sequence_id >= self.sequence_id
+
+    def _send(self, calls: Calls, won: Winners, epoch: int | None) -> None:
+        calls.publish_staged(
             won.topic,
             producer=self.producer,
             sequence_id=self.sequence_id,
@@ -96,7 +109,7 @@ class Identity:
             epoch=epoch,
             generation=won.generation,
             repeatable=epoch is not None,
-        ).duplicate
+        )
 
     def _publish_unremembered(self, calls: Calls, won: Winners) -> bool:
         """Where nobody would know a second one: a single attempt."""

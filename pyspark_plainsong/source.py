@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from pyspark_plainsong.lacking import check_pyarrow
+from pyspark_plainsong.option_text import TRUTH
 from pyspark_plainsong.options import ReadOptions, WriteOptions
 from pyspark_plainsong.schema import check_schema, read_schema
 
@@ -38,7 +39,8 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns, where the user gives no schema. Needs no daemon: a view can be made without one."""
-        return read_schema(include_transaction=self.options.get("includetransaction", "").strip().lower() == "true")
+        given = self.options.get("includetransaction", "").strip().lower()
+        return read_schema(include_transaction=TRUTH.get(given, False))  # the reader refuses what is neither
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a table. Raises BadOption, BadSchema."""

@@ -77,7 +77,12 @@ class Subscription:
 
     def end(self, topic: str, start: bytes) -> bytes:
         """The exclusive end of a batch that starts at ``start``: fixed now, and decided up to there."""
-        asked = self._options.ending.of(topic).bound
+        asked, generation = self._options.ending.of(topic)
+        if generation is not None:
+            found = self._calls.describe(topic).generation
+            if found != generation:
+                self._losses.recreated(topic, generation, found)
+                asked = "latest"
         return self._decided(topic, start, None if asked in ("latest", "earliest") else _id(asked))
 
     def newest(self, topic: str) -> bytes:

@@ -152,7 +152,7 @@ class Wire:
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._headers = {}
         if self.token_file is not None:
-            self._headers["Authorization"] = f"Bearer {Path(self.token_file).read_text('utf-8').strip()}"
+            self._headers["Authorization"] = f"Bearer {_token(self.token_file)}"
         self._connection = kind(parts.hostname or "", parts.port, timeout=self.deadline_s)
         self._owner = os.getpid()
         return self._connection
@@ -184,6 +184,18 @@ class Wire:
         if within == 0:
             pause_s = self.retry_interval_s * 2.0 ** (round_ - 1)
             time.sleep(min(MAX_PAUSE_S, max(pause_s, last.retry_after_s or 0.0)))
+
+
+def _token(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokerError(
+            0,
+            "no_token",
+            f"auth.tokenFile cannot be read: {error}",
+            "it has to be on every host that runs Spark's Python",
+        ) from error
 
 
 def _worth_a_retry(error: BrokerError, *, repeatable: bool) -> bool:

@@ -158,7 +158,7 @@ def _cut(name: str, payloads: list[bytes], ttls_s: Any, attributes: Any, max_row
     """Chunks of at most so many rows, and of about ``MAX_CHUNK_BYTES``."""
     start = 0
     while start < len(payloads):
-        stop = _end_of_chunk(payloads, start, min(len(payloads), start + max_rows))
+        stop = _end_of_chunk(payloads, attributes, start, min(len(payloads), start + max_rows))
         yield Chunk(
             name,
             payloads[start:stop],
@@ -168,12 +168,14 @@ def _cut(name: str, payloads: list[bytes], ttls_s: Any, attributes: Any, max_row
         start = stop
 
 
-def _end_of_chunk(payloads: list[bytes], start: int, stop: int) -> int:
-    if sum(map(len, payloads[start:stop])) <= MAX_CHUNK_BYTES:
+def _end_of_chunk(payloads: list[bytes], attributes: Any, start: int, stop: int) -> int:
+    if attributes is None and sum(map(len, payloads[start:stop])) <= MAX_CHUNK_BYTES:
         return stop
     size = 0
     for index in range(start, stop):
         size += len(payloads[index])
+        if attributes is not None:
+            size += sum(len(name) + len(value) for name, value in attributes[index].items())
         if size > MAX_CHUNK_BYTES and index > start:
             return index
     return stop

@@ -9,6 +9,7 @@ from pyspark_plainsong.bounds import TopicBound
 from pyspark_plainsong.option_text import BadOption
 from pyspark_plainsong.options import ReadOptions, WriteOptions
 from pyspark_plainsong.schema import BadSchema, check_schema, read_schema
+from pyspark_plainsong.source import DefaultSource
 
 NEEDED = {"url": "http://127.0.0.1:7420", "namespace": "demo", "subscribe": "orders"}
 ID = "0000018bcfe56800000200000000000000000000"
@@ -76,6 +77,11 @@ def test_options_of_another_use_are_refused_as_such():
         ({"startingTimestamp": "2000", "endingTimestamp": "1000"}, "the start is behind the end"),
         ({"startingOffsets": '{"prices": "earliest"}'}, "which subscribe does not"),
         ({"startingOffsets": '{"other:orders": "earliest"}'}, "not of the namespace demo"),
+        ({"startingOffsets": '{"orders": 5000}'}, "a time has an option of its own"),
+        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingTimestamp": "1"}, "of topic orders is behind the end"),
+        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingOffsets": "00" * 20}, "of topic orders is behind"),
+        ({"startingTimestamp": "²"}, "ISO-8601"),
+        ({"url": "http://h:99999"}, "Port out of range"),
         ({"startingOffsets": "0000"}, "40 hex digits"),
         ({"startingOffsets": "{"}, "no JSON"),
         ({"startingTimestamp": "yesterday"}, "ISO-8601"),
@@ -92,6 +98,19 @@ def test_options_of_another_use_are_refused_as_such():
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(given, why):
     assert why in refusal(**given)
+
+
+def test_offsets_of_topics_that_the_pattern_does_not_match_are_refused():
+    given = {**NEEDED, "subscribepattern": "o.*", "startingoffsets": '{"ordrs": "earliest", "prices": "earliest"}'}
+    del given["subscribe"]
+    with pytest.raises(BadOption, match="names the topic prices, which subscribePattern does not match"):
+        ReadOptions.parse(given, streaming=False)
+
+
+@pytest.mark.parametrize(("given", "is_there"), [("1", True), (" TRUE", True), ("0", False), ("yes", False)])
+def test_the_schema_has_the_pointer_where_the_option_says_so(given, is_there):
+    names = DefaultSource({**NEEDED, "includetransaction": given}).schema().names
+    assert ("transaction_write_pointer" in names) == is_there
 
 
 def test_a_bad_pattern_is_refused():

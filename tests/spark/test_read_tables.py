@@ -225,6 +225,10 @@ def test_a_recreated_topic_is_told_from_an_expired_one(tables):
     with pytest.raises(DataLoss, match="created anew"):
         tables.read(topic, startingOffsets=offsets)
     assert tables.read(topic, startingOffsets=offsets, failOnDataLoss="false") == [b"new"]
+    ending = offsets.replace("0" * 40, "f" * 40)
+    with pytest.raises(DataLoss, match="created anew"):
+        tables.read(topic, endingOffsets=ending)
+    assert tables.read(topic, endingOffsets=ending, failOnDataLoss="false") == [b"new"]
 
 
 def test_a_range_that_expires_while_it_is_read_is_noticed(tables):

@@ -193,3 +193,9 @@ def test_the_path_of_a_url_stands_before_ours(wire):
     with Server((200, b"[]")) as server:
         assert Calls(wire(f"{server.url}/plainsong"), "n").topics() == []
     assert server.requests[0][1] == "/plainsong/v1/namespaces/n/topics"
+
+
+def test_a_token_file_that_is_not_there_is_said_at_once(tmp_path):
+    asked = Wire(("http://127.0.0.1:9",), token_file=str(tmp_path / "none"), retries=1000)
+    with pytest.raises(BrokerError, match=r"auth\.tokenFile cannot be read.*every host"):
+        asked.ask("GET", "/v1/namespaces")

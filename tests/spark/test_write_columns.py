@@ -72,6 +72,15 @@ def test_large_payloads_make_small_chunks_and_one_beyond_the_bound_its_own() -> 
     ]
 
 
+def test_large_headers_make_small_chunks_too() -> None:
+    columns = WriteColumns.of(schema(payload=BinaryType(), headers=MapType(StringType(), StringType())))
+    headers = [[("h", "x" * (MAX_CHUNK_BYTES // 2 - 2))]] * 5
+    rows = pa.record_batch(
+        [pa.array([b"a"] * 5), pa.array(headers, pa.map_(pa.string(), pa.string()))], names=["payload", "headers"]
+    )
+    assert [len(chunk.payloads) for chunk in columns.chunks(rows, "t", 1000)] == [2, 2, 1]
+
+
 def test_rows_go_to_the_topics_they_name_each_in_order() -> None:
     columns = WriteColumns.of(schema(payload=StringType(), topic=StringType(), ttl_seconds=IntegerType()))
     rows = batch(payload=["1", "2", "3"], topic=["a", "b", "a"], ttl_seconds=[7, None, None])

@@ -8,9 +8,8 @@ from contextlib import closing, contextmanager
 
 import pyarrow as pa
 import pytest
-from disturbed import Disturbance, DisturbedSource
+from disturbed import Disturbance, register
 from py4j.protocol import Py4JError
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, calls_of, numbers, wanted
@@ -18,7 +17,7 @@ from topics import Topics, calls_of, numbers, wanted
 from pyspark_plainsong.batch_writer import BatchWriter, SaveIsComplete
 from pyspark_plainsong.messages import Winners
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import Identity, OutcomeUnknown
+from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown
 from pyspark_plainsong.store_body import StoredUnder, store_body
 from pyspark_plainsong.wire_errors import BrokerError
 from tests.client.proxy import Proxy
@@ -45,10 +44,7 @@ def topics(daemon):
 @pytest.fixture
 def disturb(spark, tmp_path):
     """Save with a disturbance; its folder is ``tmp_path``."""
-    import disturbed
-
-    cloudpickle.register_pickle_by_value(disturbed)
-    spark.dataSource.register(DisturbedSource)
+    register(spark)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", BATCH)
 
     def save(options: dict[str, str], rows: int = ROWS, **what) -> None:
@@ -245,13 +241,35 @@ def test_a_publish_still_on_its_way_when_spark_aborts_lands_no_more(topics) -> N
     assert topics.counted(topic) == Counter([b"row"])
 
 
-def test_where_nothing_is_remembered_a_lost_answer_costs_the_attempt_and_no_row(spark, daemon, topics) -> None:
+def test_where_nothing_is_remembered_lost_answers_of_stores_are_asked_for_again_too(spark, daemon, topics) -> None:
     topic = topics.create("forgetful", deduplication="disabled")
     with Proxy(daemon.address) as proxy:
         proxy.after = {f"/topics/{topic}/store".encode(): "lose"}
         save_plainly(spark, Topics(proxy.url).options(topic, storeBatchSize=500))
         assert proxy.lost == 1
     assert topics.counted(topic) == wanted(ROWS)
+
+
+def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_there(topics) -> None:
+    topic = topics.create("counted-down")
+    with closing(calls_of(topics.url)) as calls:
+
+        def save(sequence_id: int, **more: bool) -> bool:
+            segment = f"s{sequence_id}"
+            calls.store(topic, store_body(StoredUnder("job", segment, 1), [b"%d" % sequence_id], 0))
+            return Identity("job", sequence_id, **more).publish(calls, Winners(topic, (segment,), 1, 1))
+
+        for sequence_id in (3, 5, 7, 8, 9, 10):
+            assert save(sequence_id, lower_is_there=False)
+        assert not save(10, lower_is_there=False)
+        assert not save(5, lower_is_there=False)
+        for sequence_id in (3, 6):  # the first is not remembered any more, the second never was
+            with pytest.raises(NotPublished, match="take a sequenceId above all that were used"):
+                save(sequence_id, lower_is_there=False)
+            lower = Identity("job", sequence_id, lower_is_there=False)
+            assert not lower.is_complete(calls, Winners(topic, ("s6",), 1, 1))
+        assert not save(6)  # as the micro-batches of a stream that were done
+    assert topics.counted(topic) == Counter([b"3", b"5", b"7", b"8", b"9", b"10"])
 
 
 def test_a_topic_created_anew_while_it_is_written_gets_nothing(disturb, topics, tmp_path) -> None:
