@@ -73,7 +73,8 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
         properties = {f"{namespace}:{topic}": client.properties(topic) for topic in topics}
         lives = {topic: int(each["generation"]) for topic, each in properties.items()}
         ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
-        run.session()  # before the folder is taken
+        run.session()  # before the folder is taken; and its start is no part of how fast it goes
+        run.progress.begin()
         with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
             keeping.begin(lives)
             quiet = Quiet(root, ttls_s)

@@ -1,0 +1,35 @@
+"""What a session's libraries say of an interruption is said by the job alone; what others log is heard."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pipeline.session import _is_no_interrupt, _quiet
+
+
+@pytest.fixture
+def heard():
+    """Texts that reach the root logger's handlers."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    root, py4j = logging.getLogger(), logging.getLogger("py4j")
+    level = py4j.level
+    root.addHandler(handler)
+    yield texts
+    root.removeHandler(handler)
+    root.removeFilter(_is_no_interrupt)
+    py4j.setLevel(level)
+
+
+def test_a_signal_while_the_jvm_is_asked_shows_no_trace_and_other_errors_are_heard(heard):
+    _quiet()
+    for error in (KeyboardInterrupt(), ValueError()):
+        try:
+            raise error
+        except (KeyboardInterrupt, ValueError):
+            logging.getLogger().exception("%s while sending command.", type(error).__name__)
+            logging.getLogger("py4j.clientserver").exception("while shutting down connection")
+    assert heard == ["ValueError while sending command."]
