@@ -71,9 +71,9 @@ def test_every_access_counts_once_although_consumers_and_daemon_are_killed(tmp_p
             Program(tmp_path / f"{each}.log", "access_events", url, *words, each)
             for each in ("audit", "usage", "lineage")
         ]
-        publisher = Program(tmp_path / "log", "access_events", url, "--runs", "3000", "publish")
+        publisher = Program(tmp_path / "log", "access_events", url, "--runs", "1500", "publish")
         with mortal(*consumers, publisher):
-            kill_now_and_then(random.Random(11), 4, *consumers, daemon)
+            kill_now_and_then(random.Random(11), 3, *consumers, daemon)
             assert publisher.wait() == 0
             published = client.stats("dataset-access")["messages"]
             eventually("usage is complete", lambda: number(tmp_path, "usage.db", "sum(times) FROM usage") == published)
