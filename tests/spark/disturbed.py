@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from pyspark_plainsong import DefaultSource
@@ -82,6 +84,17 @@ class Disturbance:
         while not (Path(self.folder) / name).exists():
             assert time.monotonic() < deadline, f"nobody said {name}"
             time.sleep(0.02)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the source known to the session, and the session the one that sources are looked up in.
+
+    A stream works in a copy of its session, which has the sources of its own start, and may leave that the active one.
+    """
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    spark.dataSource.register(DisturbedSource)
+    session: Any = spark
+    SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
 class DisturbedBatch(DataSourceArrowWriter):

@@ -7,10 +7,8 @@ import os
 import threading
 from collections import Counter
 
-import disturbed
 import pytest
-from disturbed import Disturbance, DisturbedSource
-from pyspark import cloudpickle
+from disturbed import Disturbance, register
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, address, wanted
@@ -41,8 +39,7 @@ def source(spark, tmp_path):
         file = tmp_path / "in" / f"{number}.txt"
         file.write_text("".join(f"{row}\n" for row in rows))
         os.utime(file, (number, number))  # Spark reads them by age
-    cloudpickle.register_pickle_by_value(disturbed)
-    spark.dataSource.register(DisturbedSource)
+    register(spark)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 250)
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(tmp_path / "in"))
     yield lines.selectExpr("value as payload").repartition(2)

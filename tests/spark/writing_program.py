@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import disturbed
 import topics
-from disturbed import Disturbance, DisturbedSource
+from disturbed import Disturbance, register
 
 from tests.daemon.harness import eventually
 from tests.spark_session import MASTER, SETTINGS, spark_environ
@@ -81,7 +80,6 @@ class Program:
 
 
 def main(asked: dict[str, Any]) -> None:
-    from pyspark import cloudpickle
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("plainsong deaths").master(asked["master"])
@@ -90,8 +88,7 @@ def main(asked: dict[str, Any]) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    cloudpickle.register_pickle_by_value(disturbed)
-    spark.dataSource.register(DisturbedSource)
+    register(spark)
     streams = [started(spark, save) for save in asked["saves"] if not save["rows"]]
     for save in asked["saves"]:
         if save["rows"]:
