@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 
 import pytest
 
@@ -49,12 +50,29 @@ def test_messages_in_any_portions_some_given_again_make_the_tables_of_the_refere
     assert frame(spark, tmp_path, TABLE["usage"]).count() == len(Tables(messages).usage)
 
 
+@pytest.fixture(scope="module")
+def sixty():
+    return messages_of(list(payloads(60, seed=4, bad=0.1)))
+
+
+@pytest.fixture(scope="module")
+def begun(spark, sixty, tmp_path_factory):
+    """Tables of the first twenty of them."""
+    folder = tmp_path_factory.mktemp("begun")
+    with keep(folder, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, sixty[:20]))
+    return folder
+
+
+@pytest.fixture
+def twenty(begun, tmp_path):
+    """A copy of these tables."""
+    return shutil.copytree(begun, tmp_path / "tables")
+
+
 @pytest.mark.parametrize("where", ["before a part", "before the manifest", "after the manifest"])
-def test_a_batch_that_died_at_any_step_is_whole_after_it_is_given_again(spark, tmp_path, monkeypatch, where):
-    messages = messages_of(list(payloads(60, seed=4, bad=0.1)))
-    with keep(tmp_path, TABLES) as keeping:
-        absorb(keeping, frame_of(spark, messages[:20]))
-    before = manifest_of(tmp_path)
+def test_a_batch_that_died_at_any_step_is_whole_after_it_is_given_again(spark, twenty, sixty, monkeypatch, where):
+    before = manifest_of(twenty)
 
     def dying(module, name, *, first):
         real = getattr(module, name)
@@ -75,17 +93,17 @@ def test_a_batch_that_died_at_any_step_is_whole_after_it_is_given_again(spark, t
         )
     else:
         dying(keeping_module, "store_manifest", first=where == "before the manifest")
-    with keep(tmp_path, TABLES) as keeping, pytest.raises(Died):
-        absorb(keeping, frame_of(spark, messages[20:]))
+    with keep(twenty, TABLES) as keeping, pytest.raises(Died):
+        absorb(keeping, frame_of(spark, sixty[20:]))
     is_in = where == "after the manifest"
-    check_equal(tables_in(tmp_path), Tables(messages if is_in else messages[:20]))
-    assert (manifest_of(tmp_path) == before) is not is_in
+    check_equal(tables_in(twenty), Tables(sixty if is_in else sixty[:20]))
+    assert (manifest_of(twenty) == before) is not is_in
     monkeypatch.undo()
-    with keep(tmp_path, TABLES) as keeping:
-        absorb(keeping, frame_of(spark, messages[20:]))
-    check_equal(tables_in(tmp_path), Tables(messages))
-    named = {part.path for part in manifest_of(tmp_path).parts}
-    assert {each.parent.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.parquet")} == named
+    with keep(twenty, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, sixty[20:]))
+    check_equal(tables_in(twenty), Tables(sixty))
+    named = {part.path for part in manifest_of(twenty).parts}
+    assert {each.parent.relative_to(twenty).as_posix() for each in twenty.rglob("*.parquet")} == named
 
 
 def dies():
@@ -106,14 +124,12 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning_and_another_topi
     assert len(tables_in(tmp_path).dead) == 3
 
 
-def test_a_reader_by_an_older_manifest_sees_the_tables_as_they_were(spark, tmp_path):
-    messages = messages_of(list(payloads(40, seed=5)))
-    with keep(tmp_path, TABLES) as keeping:
-        absorb(keeping, frame_of(spark, messages[:20]))
-        old = manifest_of(tmp_path)
-        absorb(keeping, frame_of(spark, messages[20:]))
-    assert arrow(tmp_path, TABLE["trail"], manifest=old).num_rows == 20
-    assert arrow(tmp_path, TABLE["trail"]).num_rows == 40
+def test_a_reader_by_an_older_manifest_sees_the_tables_as_they_were(spark, twenty, sixty):
+    old = manifest_of(twenty)
+    with keep(twenty, TABLES) as keeping:
+        absorb(keeping, frame_of(spark, sixty[20:]))
+    good = [sum(key[1] in {each[1] for each in part} for key in Tables(sixty).trail) for part in (sixty[:20], sixty)]
+    assert [arrow(twenty, TABLE["trail"], manifest=each).num_rows for each in (old, None)] == good
 
 
 def test_two_do_not_keep_one_folder(tmp_path):

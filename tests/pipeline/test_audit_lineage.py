@@ -130,8 +130,8 @@ def test_other_namespaces_and_runs_of_the_same_name_in_other_programs_make_no_fl
     assert [flow.source for _, flow in walk("b", FlowsAt(tmp_path, "other", "up"), "up")] == ["x"]
 
 
-@pytest.mark.parametrize("unknown", [False, True])
-def test_flows_and_their_closure_as_tables_are_those_of_the_reference(spark, tmp_path, unknown):
+@pytest.mark.parametrize(("unknown", "depth"), [(False, None), (True, 2)])
+def test_flows_and_their_closure_as_tables_are_those_of_the_reference(spark, tmp_path, unknown, depth):
     every = [
         *((("default", f"p{n}", "1", chr(97 + n), "read"), ("default", f"p{n}", "1", chr(98 + n), "write")) for n in range(5)),
         (("default", "back", "1", "d", "read"), ("default", "back", "1", "b", "write")),
@@ -144,11 +144,10 @@ def test_flows_and_their_closure_as_tables_are_those_of_the_reference(spark, tmp
     expected = flows_of(flat, unknown=unknown)
     assert {(r.source, r.program, r.target) for r in flow.collect()} == {(s, p, t) for s, p, _, t in expected}
     pairs = {(s, t) for s, _, _, t in expected}
-    for depth in (None, 2):
-        found = {(r.source, r.target): r.distance for r in closure(flow, depth=depth).collect()}
-        assert found == {
-            (start, end): distance
-            for start in {s for s, _ in pairs}
-            for end, distance in distances(pairs, start).items()
-            if depth is None or distance <= depth
-        }
+    found = {(r.source, r.target): r.distance for r in closure(flow, depth=depth).collect()}
+    assert found == {
+        (start, end): distance
+        for start in {s for s, _ in pairs}
+        for end, distance in distances(pairs, start).items()
+        if depth is None or distance <= depth
+    }
