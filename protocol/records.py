@@ -16,7 +16,7 @@ All times are milliseconds since 1970.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -24,6 +24,9 @@ from protocol.errors import PlainsongError
 from protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id, pack_position
 from protocol.keys import DamagedRow
 from protocol.properties import Deduplication, TopicProperties, parse_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
@@ -203,10 +206,31 @@ def _bucket(value: object) -> list[int]:
     return [checked_number(number) for number in value]
 
 
+class Packed(bytes):
+    """A value of a record that is msgpack already."""
+
+    @classmethod
+    def map(cls, pairs: Collection[bytes]) -> Packed:
+        """A map of packed pairs, name and value of each behind one another."""
+        return cls(b"".join((msgpack.Packer().pack_map_header(len(pairs)), *pairs)))
+
+    @classmethod
+    def list(cls, items: Collection[bytes]) -> Packed:
+        """A list of packed items."""
+        return cls(b"".join((msgpack.Packer().pack_array_header(len(items)), *items)))
+
+
 def pack_record(record: dict[str, object]) -> bytes:
     """The version byte and the map: the value of a row of the metadata table."""
-    packed: bytes = msgpack.packb(record)
-    return bytes([_VERSION]) + packed
+    version = bytes([_VERSION])
+    if not any(type(value) is Packed for value in record.values()):
+        packed: bytes = msgpack.packb(record)
+        return version + packed
+    pairs = (
+        msgpack.packb(key) + (value if isinstance(value, Packed) else msgpack.packb(value))
+        for key, value in record.items()
+    )
+    return version + b"".join((msgpack.Packer().pack_map_header(len(record)), *pairs))
 
 
 def unpack_record(value: bytes, what: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ PRODUCER_SCHEMAS: dict[str, Schema] = {
     "SessionRequest": record(
         retentionSeconds=nullable({**POSITIVE, "description": "how long to be remembered when idle"}),
         generation=nullable(POSITIVE),
+        discardStaged=nullable({**BOOLEAN, "description": "never publish what is staged under the name"}),
     ),
     "Producer": record(
         "producer epoch lastSequenceId generation enabledFrom recent",

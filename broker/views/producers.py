@@ -31,6 +31,7 @@ MAX_LIMIT = 1_000
 _SESSION = {
     "retentionSeconds": ("retention_s", values.nullable(values.int64)),
     "generation": ("generation", values.nullable(values.int32)),
+    "discardStaged": ("discard_staged", values.nullable(values.boolean)),
 }
 
 
@@ -61,6 +62,7 @@ async def _open(service: Service, request: ViewRequest, producer: str, *, must_b
         None if retention_s is None else retention_s * 1000,
         must_be_new=must_be_new,
         generation=given.get("generation"),
+        discard_staged=given.get("discard_staged") is True,
     )
     return json_answer(_shown(await asked_to_open(service, name, ask), as_number))
 

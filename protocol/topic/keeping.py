@@ -15,8 +15,8 @@ from protocol.keys import payload_prefix
 from protocol.references import Stored
 from protocol.rows import SEGMENT
 from protocol.topic.marks import Marks
-from protocol.topic.pending import Segment
 from protocol.topic.roll import own_ttls, positions, values_of
+from protocol.topic.segments import Segment
 from protocol.topic.sequence import Run, Sequence
 
 if TYPE_CHECKING:
@@ -33,11 +33,16 @@ def check_segment(state: TopicState, pending: Pending | None, name: str | None) 
     if name is None or pending is None or name in pending.segments:
         return
     if len(pending.segments) >= state.limits.max_segments:
-        whose = f"write pointer {pending.pointer}" if pending.staged_by is None else f"producer {pending.staged_by!r}"
-        raise TransactionTooLarge(
-            f"{whose} has {len(pending.segments)} segments in topic {state.name}",
-            hint=f"at most {state.limits.max_segments}",
-        )
+        raise too_many_segments(state, pending)
+
+
+def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarge:
+    """What is said then, and what can be done about it."""
+    whose = f"write pointer {pending.pointer}" if pending.staged_by is None else f"producer {pending.staged_by!r}"
+    hint = f"at most {state.limits.max_segments}"
+    if pending.staged_by is not None:
+        hint += "; if they are of attempts that failed, open the producer with discardStaged, and start again"
+    return TransactionTooLarge(f"{whose} has {len(pending.segments)} segments in topic {state.name}", hint=hint)
 
 
 def keep_messages(
@@ -62,8 +67,7 @@ def keep_messages(
     pending.stored_bytes += size
     state.stored_bytes += size
     if segment is not None:
-        segment.messages += len(request.messages)
-        segment.size += size
+        segment.grow(len(request.messages), size)
 
 
 def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgpack
+
 from protocol.keys import DamagedRow
-from protocol.records import checked_number, pack_record, unpack_record
+from protocol.records import Packed, checked_number, pack_record, unpack_record
+from protocol.topic.segments import DIGEST_BYTES, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from typing import Any
 
     from protocol.references import Stored
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 #: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
 MAX_RUNS = 64
 POSITION_BYTES = 10
-_DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
 _FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES
 
@@ -47,15 +47,6 @@ class PointerRun(NamedTuple):
     last: bytes
     before: int
     """Messages published in the topic before the first of them."""
-
-
-@dataclass(slots=True)
-class Segment:
-    """What was stored under one segment's name."""
-
-    index: int
-    messages: int = 0
-    size: int = 0
 
 
 @dataclass(slots=True)
@@ -82,7 +73,9 @@ class Pending:
     """The last payload position (10 bytes) given out; stays when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """Producer and segment ("": none) → epoch and highest sequence id of what it stored."""
+    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``took_store``."""
+    packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
+    """Of ``stored_by``, what has been packed and is still so."""
     published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Producer → sequence ids it published, as ranges; ascending, the oldest go first beyond ``MAX_RUNS``."""
     published: tuple[bytes, bytes] | None = None
@@ -159,6 +152,11 @@ class Pending:
             self.size += len(payload or b"")
         return True
 
+    def took_store(self, producer: str, segment: str, epoch: int, highest: int) -> None:
+        """A producer stored ids up to ``highest`` under a segment."""
+        self.stored_by[producer, segment] = (epoch, highest)
+        self.packed_by.pop((producer, segment), None)
+
     def took_ids(self, producer: str, low: int, high: int) -> None:
         """A producer published ids ``low`` to ``high``, above all it had."""
         ranges = self.published_ids.setdefault(producer, [])
@@ -187,13 +185,13 @@ class Pending:
             record["c"] = [self.stored, self.stored_bytes]
             record["f"], record["l"] = self.first_stored, self.last_stored
         if self.segments:
-            record["g"] = {name: [each.index, each.messages, each.size] for name, each in self.segments.items()}
+            record["g"] = Packed.map([each.pack(name) for name, each in self.segments.items()])
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
         if self.listed is not None:
             record["h"] = self.listed
         if self.stored_by:
-            record["d"] = [[*who, *what] for who, what in self.stored_by.items()]
+            record["d"] = Packed.list(self._packed_stores())
         if self.published_ids:
             record["i"] = self.published_ids
         if self.rolled_back:
@@ -203,6 +201,13 @@ class Pending:
         if self.staged_by is not None:
             record["n"] = self.staged_by
         return pack_record(record)
+
+    def _packed_stores(self) -> list[bytes]:
+        if len(self.packed_by) < len(self.stored_by):
+            for who, what in self.stored_by.items():
+                if who not in self.packed_by:
+                    self.packed_by[who] = msgpack.packb([*who, *what])
+        return [self.packed_by[who] for who in self.stored_by]
 
     @classmethod
     def decode(cls, pointer: int, value: bytes) -> Pending:
@@ -252,16 +257,8 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
     )
 
 
-def digest_of(segments: Collection[str] | None) -> bytes | None:
-    """Whether two publishes listed the same segments, in any order, can be told by these 8 bytes; None: they listed none."""
-    if segments is None:
-        return None
-    names = (name.encode() for name in sorted(set(segments)))
-    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=_DIGEST_BYTES).digest()
-
-
 def _digest(value: object) -> bytes | None:
-    if value is not None and (not isinstance(value, bytes) or len(value) != _DIGEST_BYTES):
+    if value is not None and (not isinstance(value, bytes) or len(value) != DIGEST_BYTES):
         raise ValueError(f"{value!r} is no digest")
     return value
 

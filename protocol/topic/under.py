@@ -19,10 +19,10 @@ from protocol.topic.admission import admit_pointer, check_generation, check_mess
 from protocol.topic.bookkeeping import touch
 from protocol.topic.keeping import check_segment, drop_stored, keep_messages, reference_to
 from protocol.topic.marks import check_atomic, marks_of, with_stamp
-from protocol.topic.pending import digest_of
 from protocol.topic.producers.judging import admit, judge, remember, trimmed
 from protocol.topic.producers.under import answer_duplicate, judge_store, remember_store
 from protocol.topic.publish import NOT_JUDGED, add_messages, count, ends_of
+from protocol.topic.segments import digest_of
 from protocol.topic.sequence import Run
 
 if TYPE_CHECKING:

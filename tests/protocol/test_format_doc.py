@@ -24,8 +24,9 @@ from protocol.requests import PublishRequest
 from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
 from protocol.topic.core import TopicCore
 from protocol.topic.paging import Paging, key_range
-from protocol.topic.pending import Pending, Segment
+from protocol.topic.pending import Pending
 from protocol.topic.producers.record import Producer, Remembering, Result
+from protocol.topic.segments import Segment
 from protocol.topic.state import Now, TopicState
 from storage.format import FILE_NAME, read_format, write_format
 from storage.leveldb import LevelDBStore

@@ -18,6 +18,7 @@ from protocol.topic.core import TopicCore
 from protocol.topic.pending import MAX_RUNS, Pending
 from protocol.topic.pointer_asks import ListPointers, PublishUnder, RollBackPointer, StoreUnder
 from protocol.topic.roll import Roll, values_of
+from protocol.topic.segments import Segment
 from protocol.topic.sequence import Run
 from protocol.topic.state import Now, TopicLimits, TopicState
 
@@ -369,3 +370,15 @@ def test_rolling_back_a_pointer_past_its_life_that_has_nothing_keeps_nothing():
     topic = Topic(max_lifetime_ms=1000)
     topic.ask(RollBackPointer(1))
     assert not topic.core.state.pending
+
+
+def test_a_pointers_row_says_the_same_when_most_of_it_was_packed_before():
+    pending = Pending(-7, 1, 1, first_stored=bytes(10), last_stored=bytes(10), staged_by="p")
+    for index in range(40):
+        name = f"s{index % 20}"
+        pending.segments.setdefault(name, Segment(len(pending.segments))).grow(1, index)
+        pending.took_store("p", name, 0, index)
+        row = pending.encode()
+        again = Pending.decode(-7, row)
+        assert again == pending
+        assert again.encode() == row

@@ -17,6 +17,7 @@ from protocol.errors import (
     PlainsongError,
     ProducerExpired,
     ProducerFenced,
+    ProducerNotFound,
     RequestTooLarge,
     SequenceConsumed,
     TopicFull,
@@ -27,8 +28,9 @@ from protocol.keys import POINTER as POINTER_KIND
 from protocol.properties import TopicProperties
 from protocol.requests import PublishRequest
 from protocol.rows import NO_PAYLOAD, decode_row
-from protocol.topic.asks import PlanCleaning
+from protocol.topic.asks import Cleaned, PlanCleaning
 from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
+from protocol.topic.producers.asks import OpenProducer, RemoveProducer
 from protocol.topic.producers.policy import NamespacePolicy
 from protocol.topic.state import Now
 from protocol.transactions.view import View
@@ -158,6 +160,30 @@ def test_a_segment_whose_beginning_is_published_cannot_go_on(topic):
     topic.stage("a", "anew", ids=[0])
     topic.batch(1, "a")
     assert topic.read() == ["one", "anew"]
+
+
+def test_what_failed_attempts_left_is_dropped_by_a_session_that_says_so_and_by_deleting_the_producer(topic):
+    topic = StagingTopic(max_segments=2)
+    for drop in (OpenProducer("p", discard_staged=True), RemoveProducer("p")):
+        topic.stage("a", "one", ids=[0])
+        topic.stage("b", "two", ids=[0])
+        for ids in ([0], None):
+            error = topic.refuses(TransactionTooLarge, lambda ids=ids: topic.stage("c", "three", ids=ids))
+            assert "discardStaged" in error.hint
+        topic.open()
+        topic.refuses(TransactionTooLarge, lambda: topic.stage("c", "three", ids=[0]))
+        topic.ask(drop)
+        topic.load()
+        topic.refuses(InvalidParameter, lambda: topic.batch(0, "a"))
+        topic.refuses(AlreadyPublished, lambda: topic.stage("a", "on", ids=[1]))
+        assert len(topic.ask(PlanCleaning(0)).orphans) == 1
+        topic.stage("c", "three", ids=[0])
+        topic.batch(0, "c")
+        assert topic.read()[-1:] == ["three"]
+        orphans = tuple(pointer for pointer, *_ in topic.ask(PlanCleaning(0)).orphans)
+        topic.ask(Cleaned(topic.state.prefix, (), orphans))
+        assert not topic.state.pending
+    topic.refuses(ProducerNotFound, lambda: topic.ask(RemoveProducer("q")))
 
 
 def test_a_session_that_is_over_neither_stages_nor_publishes(topic):

@@ -12,8 +12,9 @@ from protocol.properties import TopicProperties
 from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
 from protocol.references import Stored, staged_pointer
 from protocol.rows import SEGMENT, MessageRow, encode_row
-from protocol.topic.pending import Pending, Segment
+from protocol.topic.pending import Pending
 from protocol.topic.producers.record import Producer, Remembering, Result
+from protocol.topic.segments import Segment
 from protocol.transactions.manager.record import Record
 from protocol.transactions.manager.rows import (
     AUTHORITY,

@@ -66,6 +66,8 @@ class OpenProducer(Ask[ProducerView]):
     """For names the service makes: there must be no such producer yet."""
     generation: int | None = None
     """The topic's generation that the caller means; None: whatever it is."""
+    discard_staged: bool = False
+    """What it staged and did not publish never is: of attempts that failed, say."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from protocol.topic.producers.forgetting import forget, forget_expired
 from protocol.topic.producers.judging import admit_producer, find
 from protocol.topic.producers.rows import write_producer
 from protocol.topic.producers.views import view_of
+from protocol.topic.settling import orphaned
 
 if TYPE_CHECKING:
     from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
@@ -56,9 +57,19 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     book.long += (memory_ms is not None) - (producer.memory_ms is not None)
     producer.memory_ms = memory_ms
     producer.epoch += 1
+    if ask.discard_staged:
+        _discard_staged(state, ask.name)
     book.touch(producer, state.time_ms)
     write_producer(state, step, producer)
     return view_of(state, producer, durable=True)
+
+
+def _discard_staged(state: TopicState, name: str) -> bool:
+    """What the producer staged is never published, and cleaned; whether there was anything."""
+    pointer = state.staged.get(name)
+    if pointer is not None:
+        orphaned(state, state.pending[pointer])
+    return pointer is not None
 
 
 def _memory_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
@@ -125,12 +136,15 @@ def _enabled_from(state: TopicState) -> bytes | None:
 
 
 def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now) -> None:
-    """Forget a producer. Raises TopicNotFound, ProducerNotFound."""
+    """Forget a producer, and what it staged. Raises TopicNotFound, ProducerNotFound."""
     del now
     state.living()
     forget_expired(state, step)
     book = state.producers
+    staged = _discard_staged(state, ask.name)
     if ask.name not in book.known and ask.name not in book.damaged:
+        if staged:
+            return
         raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
     forget(state, step, [ask.name])
     step.told["removed"] += 1

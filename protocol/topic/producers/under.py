@@ -9,6 +9,7 @@ from protocol.errors import InvalidSequenceIds, PartialDuplicate, SequenceConsum
 from protocol.ids import unpack_position
 from protocol.requests import PublishResponse
 from protocol.topic.admission import admit_pointer
+from protocol.topic.keeping import too_many_segments
 from protocol.topic.producers.judging import NEW_IDS, Judged, session_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def judge_store(
     stored_by = {} if pending is None else pending.stored_by
     who = (request.producer, request.segment or "")
     if who not in stored_by and len(stored_by) >= state.limits.max_segments:
+        if staged and pending is not None:
+            raise too_many_segments(state, pending)
         raise TransactionTooLarge(
             f"{len(stored_by)} producers and segments have stored under one pointer of topic {state.name}",
             hint=f"at most {state.limits.max_segments}",
@@ -90,4 +93,4 @@ def judge_store(
 def remember_store(pending: Pending, request: PublishRequest, judged: Judged) -> None:
     """Its messages are stored; the pointer's row says so in the same commit."""
     epoch = 0 if judged.producer is None else judged.producer.epoch
-    pending.stored_by[judged.name, request.segment or ""] = (epoch, judged.ids[-1])
+    pending.took_store(judged.name, request.segment or "", epoch, judged.ids[-1])
