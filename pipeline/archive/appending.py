@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.times import now_ms, show_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -54,13 +55,29 @@ class Subject:
         self.log = Log(run.where.namespace, topic, int(properties["generation"]))
         self.ttl_s = int(properties["ttl"])
         self.files = open_files(choices.root, run.session)
-        below = layout.checkpoint_folder(self.log.namespace, topic, self.log.generation)
-        top = choices.root if choices.checkpoint is None else choices.checkpoint
-        self.checkpoint = f"{top.rstrip('/')}/{below}"
-        self._checkpoint_files = open_files(self.checkpoint, run.session)
-        self.offsets = Offsets(self._checkpoint_files, self.log)
+        self.checkpoint, self.offsets = checkpoint_of(run, self.log, choices.root, choices.checkpoint)
         self._safe_until_ms = 0
         self._client = client
+        self._check: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one that appends to this archive. Raises Busy: somebody else is; nothing was done."""
+
+        def say(text: str) -> None:
+            self.run.warn(text, "taken_over", topic=self.topic)
+
+        path = layout.lock_file(self.log.namespace, self.topic, "appending")
+        with self.files.lock(path, f"the archive of {self.log.name}", say) as hold:
+            self._check = hold.check
+            yield
+
+    def holes(self) -> list[Range]:
+        """Ranges before the checkpoint's end that no entry holds."""
+        first, done = self.offsets.first(), self.offsets.done()  # before the entries, which are written before it
+        if first is None or done is None or first >= done:
+            return []
+        return minus(Range(first, done), covered(self.entries()))
 
     @property
     def resumes_at(self) -> bytes:
@@ -89,17 +106,22 @@ class Subject:
         spark = self.run.session()
         spark.conf.set(*TIMESTAMPS)
         rows = spark.readStream.format("plainsong").options(**self.source(start, follows=every is not None)).load()
-        writer = BatchWriter(
+        writer = self.writer(done)
+        query = rows.writeStream.foreachBatch(writer).queryName(f"archive {self.log.name}")
+        query = query.option("checkpointLocation", self.offsets.files.url(""))
+        return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
+
+    def writer(self, done: Callable[[Manifest], None] = lambda manifest: None) -> BatchWriter:
+        """Of batches into this archive; ``done`` is called with each."""
+        return BatchWriter(
             self.files,
             self.log,
             self.offsets,
             compression=self.choices.compression,
             is_held=lambda first, end: not minus(Range(first, end), covered(self.entries())),
+            check=self._check,
             done=done,
         )
-        query = rows.writeStream.foreachBatch(writer).queryName(f"archive {self.log.name}")
-        query = query.option("checkpointLocation", self._checkpoint_files.url(""))
-        return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
 
     def check_nothing_was_lost(self) -> None:
         """After a run that did not look out for losses. Raises CommandFailed: it took so long that it should have."""
@@ -120,7 +142,7 @@ class Subject:
         """Tell how far the archive is behind; whether that is too far."""
         asked_ms = now_ms()
         age_s = self.waiting_s(end)
-        if age_s == 0 and self.offsets.done() == end:
+        if age_s == 0 and self.offsets.done() == end and not self.run.dry_run:
             self.offsets.note_caught_up(end, asked_ms)
         self.run.metrics.set("lag_seconds", age_s, topic=self.topic)
         self.run.metrics.set("ttl_used_ratio", age_s / self.ttl_s, topic=self.topic)
@@ -172,6 +194,13 @@ class Subject:
         if self.choices.isolation is not None:
             options["isolation"] = self.choices.isolation
         return options
+
+
+def checkpoint_of(run: Run, log: Log, root: str, checkpoint: str | None) -> tuple[str, Offsets]:
+    """Where the query of a topic keeps its offsets, as a path or URL, and what they say."""
+    below = layout.checkpoint_folder(log.namespace, log.topic, log.generation)
+    at = f"{(root if checkpoint is None else checkpoint).rstrip('/')}/{below}"
+    return at, Offsets(open_files(at, run.session), log)
 
 
 def starting_offsets(log: Log, start: bytes) -> str:

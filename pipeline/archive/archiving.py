@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from pipeline.archive import layout
-from pipeline.archive.appending import Choices, Subject
+from pipeline.archive.appending import Choices, Subject, checkpoint_of
 from pipeline.archive.compaction import Compaction, plan
 from pipeline.archive.coverage import Range
 from pipeline.archive.files import open_files
+from pipeline.archive.mending import mend
 from pipeline.archive.reading import load_manifests
 from pipeline.archive.verification import Findings, Verification
 from pipeline.archive.writing import Log
@@ -17,12 +18,13 @@ from pipeline.streams import watch_all
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.patterns import chosen
 from plainsong.cli.tables import show_bytes, show_count
-from plainsong.cli.times import now_ms, show_time
+from plainsong.cli.times import show_time
 from pyspark_plainsong.options import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.archive.compaction import Day
     from pipeline.archive.manifest import Manifest
     from pipeline.job import Run
     from pyspark_plainsong.answers import Extent
@@ -37,16 +39,20 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
     Returns:
       the topics whose archive was, or is, too far behind.
     Raises:
-      CommandFailed: a topic is not there; nothing was done. What Spark and the daemon raise; what has a manifest by
-        then is archived.
+      CommandFailed: a topic is not there, or somebody else archives one; nothing was done. An archive has a hole that
+        cannot be filled. What Spark and the daemon raise; what has a manifest by then is archived.
     """
     choices = Choices(root, **options)
-    with run.client(*topics) as client:
+    with run.client(*topics) as client, ExitStack() as holds:
         subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
         if run.dry_run:
             for subject in subjects:
                 foresee(run, subject)
             return []
+        for subject in subjects:
+            holds.enter_context(subject.held())
+        for subject in subjects:
+            mend(subject)
         behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
         for each in appended:
@@ -110,7 +116,7 @@ class Appending:
             self._run.metrics.write()
         if self._written:
             last = self._written[-1]
-            lag_s = max(0.0, (now_ms() - layout.time_of(last.end)) / 1000)
+            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_heard else None
             rows = sum(each.stats.count for each in self._written)
             of = None if following else self._expected
             self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
@@ -163,44 +169,77 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there."""
+    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there, or somebody else compacts one."""
     files = open_files(root, run.session)
     entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
-    there = sorted({entry.topic for entry in entries})
-    for log in sorted(
-        {Log(each.namespace, each.topic, each.generation) for each in entries if each.topic in chosen(there, topics)},
-        key=lambda each: (each.topic, each.generation),
-    ):
-        own = [each for each in entries if Log(each.namespace, each.topic, each.generation) == log]
-        days = plan(own, unfinished=today)
+    for topic in chosen(sorted({entry.topic for entry in entries}), topics):
+        generations = sorted({each.generation for each in entries if each.topic == topic})
+        logs = [Log(run.where.namespace, topic, generation) for generation in generations]
         if run.dry_run:
-            for day in days:
-                rows = sum(piece.entry.stats.count for piece in day.pieces)
-                text = f"{log.topic}: would write {day.day} from {len(day.pieces)} entries"
-                run.progress.result(text, "foreseen", topic=log.topic, day=day.day, entries=len(day.pieces), rows=rows)
+            for log in logs:
+                _foresee_days(run, log, plan(load_manifests(files, log.folder), unfinished=today))
             continue
-        compaction = Compaction(run.session(), files, log, compression=compression)
-        rows = 0
-        for number, day in enumerate(days):
-            manifest = compaction.run(day)
-            rows += manifest.stats.count
-            run.metrics.add("rows_total", manifest.stats.count, topic=log.topic)
-            run.metrics.add("batches_total", topic=log.topic)
-            run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
-            run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
-        swept = compaction.sweep(keep_ms)
-        text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
-        run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
+
+        def say(text: str, topic: str = topic) -> None:
+            run.warn(text, "taken_over", topic=topic)
+
+        path = layout.lock_file(run.where.namespace, topic, "compacting")
+        with files.lock(path, f"days of {run.where.namespace}:{topic}", say) as hold:
+            for log in logs:
+                compaction = Compaction(run.session(), files, log, compression=compression, held=hold.check)
+                _compact(run, log, compaction, today=today, keep_ms=keep_ms)
 
 
-def verify(run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None) -> Findings:
+def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
+    for day in days:
+        rows = sum(piece.entry.stats.count for piece in day.pieces)
+        text = f"{log.topic}: would write {day.day} from {len(day.pieces)} entries"
+        run.progress.result(text, "foreseen", topic=log.topic, day=day.day, entries=len(day.pieces), rows=rows)
+
+
+def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
+    """One generation, whose entries are looked at now that nobody else compacts it."""
+    days = plan(compaction.entries(), unfinished=today)
+    rows = 0
+    for number, day in enumerate(days):
+        manifest = compaction.run(day)
+        rows += manifest.stats.count
+        run.metrics.add("rows_total", manifest.stats.count, topic=log.topic)
+        run.metrics.add("batches_total", topic=log.topic)
+        run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
+        run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
+    swept = compaction.sweep(keep_ms)
+    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
+    run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
+
+
+def verify(
+    run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
+) -> Findings:
     """Compare a range of ids with the topic. Raises CommandFailed: the topic is not there; what Spark raises."""
     with run.client(topic) as client:
         properties = client.properties(topic)
-    if start >= end:
-        raise CommandFailed("--from is not before --to", code=Exit.USAGE)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
     source = run.source(subscribe=topic, **({} if isolation is None else {"isolation": isolation}))
+    verification = _verification(run, log, root, start, end, checkpoint)
+    return verification.run(source, int(properties["ttl"]))
+
+
+def verify_files(
+    run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
+) -> Findings:
+    """Look whether an archive is whole, without its topic. Raises CommandFailed: there is none; what Spark raises."""
+    log = Log(run.where.namespace, topic, generation)
+    if not load_manifests(open_files(root, run.session), log.folder):
+        raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)
+    return _verification(run, log, root, start, end, checkpoint).run_alone()
+
+
+def _verification(run: Run, log: Log, root: str, start: bytes, end: bytes, checkpoint: str | None) -> Verification:
+    if start >= end:
+        raise CommandFailed("--from is not before --to", code=Exit.USAGE)
+    _, offsets = checkpoint_of(run, log, root, checkpoint)
+    first, done = offsets.first(), offsets.done()
+    reached = None if first is None or done is None else Range(first, done)
     files = open_files(root, run.session)
-    ttl_s = int(properties["ttl"])
-    return Verification(run.session(), files, log, source, ttl_s, Range(start, end)).run()
+    return Verification(run.session(), files, log, Range(start, end), reached)

@@ -9,10 +9,13 @@ import click
 from pipeline.job import Run, job_options
 from plainsong.cli import tables
 from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.times import Length, Place, show_time
+from plainsong.cli.times import Length, Place
 from plainsong.cli.verb import VerbGroup
 
 _root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")
+_checkpoint = click.option(
+    "--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default."
+)
 _compression = click.option(
     "--compression", default="zstd", type=click.Choice(["zstd", "snappy", "lz4_raw", "gzip", "none"]), show_default=True
 )
@@ -51,7 +54,7 @@ def archive() -> None:
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
 @_root
-@click.option("--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default.")
+@_checkpoint
 @click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is archived.")
 @click.option("--every", default="10s", metavar="TIME", type=Length(), help="How often --follow looks; 10s by default.")
 @click.option("--batch-rows", default=500_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
@@ -96,8 +99,8 @@ def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None
 def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
     """Make one set of files of each finished day (dt=2026-01-31).
 
-    May be killed anywhere and run again, also by two at once. Readers that go
-    by the manifests see each message once all the time.
+    May be killed anywhere and run again. Readers that go by the manifests see
+    each message once all the time.
     """
     from pipeline.archive import archiving
 
@@ -117,24 +120,41 @@ def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, toda
 )
 @click.option("--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help="Before here; now by default.")
 @_isolation
+@_checkpoint
+@click.option(
+    "--generation", type=click.IntRange(1), help="Look at the files of this one alone: its topic is gone, or made anew."
+)
 @job_options("archive", dry_run=False)
-def verify(run: Run, topic: str, root: str, start: Any, end: Any, isolation: str | None) -> None:
+def verify(
+    run: Run,
+    topic: str,
+    root: str,
+    start: Any,
+    end: Any,
+    isolation: str | None,
+    checkpoint: str | None,
+    generation: int | None,
+) -> None:
     """Compare the archive with the topic, message by message.
 
-    Also compares the files with their manifests, which tells damage of what
-    expired in the topic long ago. Ends with 1 when something is missing,
-    different or damaged.
+    Also compares the files with their manifests and these with each other,
+    which tells damage and gaps of what expired in the topic long ago. Ends
+    with 1 when something is missing, different or damaged.
     """
     from pipeline.archive import archiving
 
     first = bytes(20) if start == "oldest" else _bound(start)
     last = _bound(end)
-    findings = archiving.verify(run, topic, root, first, last, isolation)
+    if generation is None:
+        findings = archiving.verify(run, topic, root, first, last, isolation, checkpoint=checkpoint)
+    else:
+        findings = archiving.verify_files(run, topic, generation, root, first, last, checkpoint=checkpoint)
     run.progress.result("\n".join(_told(findings)), "verified", topic=topic, **findings.as_json())
     if not findings.is_good:
-        said = [f"{findings.counts[name]} messages {name}" for name in ("missing", "different", "twice")]
-        said = [each for each in said if not each.startswith("0 ")]
+        bad = ("missing", "different", "twice")
+        said = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
         said += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
+        said += [f"{len(findings.holes)} gaps that no entry holds"] if findings.holes else []
         raise CommandFailed(f"the archive is not what the topic was: {', '.join(said)}", code=Exit.FAILED)
 
 
@@ -146,11 +166,12 @@ def _bound(place: str | bytes | int) -> bytes:
 
 
 def _told(findings: Any) -> list[str]:
+    from pipeline.archive.layout import tell_range
     from pipeline.archive.verification import VERDICTS
 
-    counts = [(name, f"{tables.show_count(findings.counts[name]):>12}  {says}") for name, (says, _) in VERDICTS.items()]
+    told = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
+    counts = [(name, f"{tables.show_count(findings.counts[name]):>12}  {says}") for name, says in told]
     lines = tables.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
     lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
     lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
-    holes = ((show_time(int.from_bytes(each[:8], "big")) for each in hole) for hole in findings.holes)
-    return lines + ["hole: from {} to {}".format(*times) for times in holes]
+    return lines + [f"hole: {tell_range(*hole)}" for hole in findings.holes]

@@ -1,9 +1,9 @@
 """Batches become days: one entry for each day of a topic, in steps that may end anywhere and be done again.
 
     check   the files of the sources hold what their manifests say: damage is found before it is copied
-    write   the day's rows, sorted, into a folder whose name follows from the sources, so a second try takes the same
+    write   the day's rows, sorted, into a folder that no other try has
     finish  read back, compare, make durable, and write the manifest: from here on the day answers for its range
-    sweep   take away what other entries answer for altogether, some time after they began to
+    sweep   take away what other entries answer for altogether, some time after they began to, if they still can
 
 A day is compacted when the archive reaches beyond its end, so it is written once. A batch that reaches over midnight
 goes with the second of its days.
@@ -19,22 +19,22 @@ from pyspark.sql import functions as sf
 
 from pipeline.archive import layout
 from pipeline.archive.coverage import Range, covered, merged, minus, pieces
-from pipeline.archive.inspection import damaged
+from pipeline.archive.inspection import altered, damage, damaged, read_back
 from pipeline.archive.manifest import NAME, NOTHING, Manifest, Stats
 from pipeline.archive.reading import is_all, load_manifests, rows_of, within
-from pipeline.archive.rows import SCHEMA, stats_of
+from pipeline.archive.rows import stats_of
 from pipeline.archive.writing import TIMESTAMPS
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.times import now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from pyspark.sql import SparkSession
 
     from pipeline.archive.coverage import Piece
     from pipeline.archive.files import Files
     from pipeline.archive.writing import Log
+    from plainsong.cli.exits import CommandFailed
 
 #: A folder without a manifest that nobody has touched for so long is what a killed run left.
 ORPHAN_MS = 86_400_000
@@ -58,7 +58,7 @@ class Day:
 
     @property
     def entry(self) -> str:
-        """The name of its folder: the same for the same sources."""
+        """The name of its entry: the same for the same sources."""
         said = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
@@ -97,13 +97,27 @@ def _days_with_rows(found: Sequence[Piece]) -> list[str]:
 
 
 class Compaction:
-    """The compaction of one generation of one topic."""
+    """The compaction of one generation of one topic.
 
-    def __init__(self, spark: SparkSession, files: Files, log: Log, *, compression: str = "zstd") -> None:
+    Args:
+      held: called before a manifest is written, and before anything is taken away; raises when this process is no
+        longer the only one that compacts the topic.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: Files,
+        log: Log,
+        *,
+        compression: str = "zstd",
+        held: Callable[[], None] = lambda: None,
+    ) -> None:
         self._spark = spark
         self._files = files
         self._log = log
         self._compression = compression
+        self._held = held
 
     def entries(self) -> list[Manifest]:
         """Those there are now."""
@@ -112,32 +126,32 @@ class Compaction:
     def run(self, day: Day) -> Manifest:
         """All steps of one day but the sweep. Raises CommandFailed: a source is damaged; nothing was replaced."""
         self.check(day)
-        self.write(day)
-        return self.finish(day)
+        return self.finish(day, self.write(day))
 
     def check(self, day: Day) -> None:
         """Raises CommandFailed: a source does not hold what its manifest says; nothing was done."""
         broken = damaged(self._spark, self._files, [piece.entry for piece in day.pieces])
         if broken:
             folder, why = next(iter(broken.items()))
-            raise _damaged(f"{folder} is damaged: {why}")
+            raise damage(f"{folder} is damaged: {why}")
 
-    def write(self, day: Day) -> None:
-        """Write the files, in place of those of a try before."""
+    def write(self, day: Day) -> str:
+        """Write the files; returns the folder, which is this try's own."""
+        above = layout.day_folder(self._log.namespace, self._log.topic, self._log.generation, day.day)
+        folder = f"{above}/{layout.new_try(f'entry={day.entry}')}"
         self._spark.conf.set(*TIMESTAMPS)
         rows = rows_of(self._spark, self._files, day.pieces)
         count = 1 + sum(piece.entry.stats.payload_bytes for piece in day.pieces) // FILE_BYTES
         spread = rows.repartition(1) if count == 1 else rows.repartitionByRange(count, sf.col("message_id"))
         sorted_rows = spread.sortWithinPartitions("message_id")
-        sorted_rows.write.mode("overwrite").option("compression", self._compression).parquet(self._url(day))
+        sorted_rows.write.option("compression", self._compression).parquet(self._files.url(folder))
+        return folder
 
-    def finish(self, day: Day) -> Manifest:
+    def finish(self, day: Day, folder: str) -> Manifest:
         """Make the day part of the archive. Raises CommandFailed: it is not what its sources are; it is no part."""
-        folder = self.folder(day)
-        stats = stats_of(self._spark.read.schema(SCHEMA).parquet(self._url(day)))
+        stats, names = read_back(self._spark, self._files, folder)
         if stats != self._expected(day):
-            raise _damaged(f"{folder} came out different from its sources")
-        self._files.settle(folder)
+            raise damage(f"{folder} came out different from its sources")
         manifest = Manifest(
             kind="day",
             namespace=self._log.namespace,
@@ -146,13 +160,14 @@ class Compaction:
             start=day.start,
             end=day.end,
             stats=stats,
-            files=tuple(self._files.sizes(folder).items()),
+            files=names,
             written_ms=now_ms(),
             source=day.entry,
             day=day.day,
             revision=day.revision,
             folder=folder,
         )
+        self._held()
         self._files.write(f"{folder}/{NAME}", manifest.as_json())
         return manifest
 
@@ -163,20 +178,21 @@ class Compaction:
           removed: called with each folder that is gone.
         """
         entries = self.entries()
-        gone = [entry.folder for entry in replaced(entries, now_ms() - keep_ms)]
+        before_ms = now_ms() - keep_ms
+        gone = replaced(entries, before_ms)
+        broken = altered(self._files, entries) if gone else {}
+        if broken:  # it answers for its range, but not so well that others could go
+            gone = replaced(entries, before_ms, broken)
         with_manifest = {entry.folder for entry in entries}
-        gone += [folder for folder in self._folders() if folder not in with_manifest and self._is_old(folder)]
-        for folder in gone:
+        left = [folder for folder in self._folders() if folder not in with_manifest and self._is_left(folder)]
+        for folder in [*(entry.folder for entry in gone), *left]:
+            self._held()
             self._files.remove(folder)
             removed(folder)
-        return len(gone)
-
-    def folder(self, day: Day) -> str:
-        """Where a day goes."""
-        return layout.day_folder(self._log.namespace, self._log.topic, self._log.generation, day.day, day.entry)
-
-    def _url(self, day: Day) -> str:
-        return self._files.url(self.folder(day))
+        for entry in entries:
+            if entry.folder in broken and entry not in gone:
+                raise _broken(entry, broken[entry.folder])
+        return len(gone) + len(left)
 
     def _expected(self, day: Day) -> Stats:
         whole = [piece for piece in day.pieces if is_all(piece)]
@@ -192,21 +208,32 @@ class Compaction:
                 found += [f"{under}/{name}" for name in self._files.names(under)]
         return found
 
-    def _is_old(self, folder: str) -> bool:
-        return now_ms() - self._files.modified_ms(folder) > ORPHAN_MS
+    def _is_left(self, folder: str) -> bool:
+        """Whether a folder without a manifest is what a killed run left."""
+        if folder.startswith(f"{self._log.folder}/days/"):
+            return True  # which only we write
+        modified_ms = self._files.modified_ms(folder)
+        return modified_ms is not None and now_ms() - modified_ms > ORPHAN_MS
 
 
-def replaced(entries: Sequence[Manifest], before_ms: int) -> list[Manifest]:
-    """Entries whose whole range others answer for, all of them written before a time."""
+def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str] = ()) -> list[Manifest]:
+    """Entries whose whole range others answer for, all of them written before a time.
+
+    Args:
+      broken: folders of entries that cannot answer for others.
+    """
     found: list[Manifest] = []
     ranked = sorted((entry for entry in entries if entry.written_ms <= before_ms), key=lambda each: each.rank)
     taken: list[Range] = []
     for entry in ranked:
         if not minus(Range(entry.start, entry.end), taken):
             found.append(entry)
+        if entry.folder in broken:
+            continue
         taken = merged([*taken, Range(entry.start, entry.end)])
     return found
 
 
-def _damaged(message: str) -> CommandFailed:
-    return CommandFailed(message, hint="archive verify tells all that is damaged", code=Exit.STORE)
+def _broken(entry: Manifest, why: str) -> CommandFailed:
+    says = f"{entry.folder} is damaged: {why}; what it replaces was not taken away"
+    return damage(says, hint="take the folder away: what it replaces is read again, and compacted")

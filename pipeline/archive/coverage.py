@@ -57,6 +57,23 @@ def covered(entries: Iterable[Manifest]) -> list[Range]:
     return merged(Range(entry.start, entry.end) for entry in entries)
 
 
+def holes(entries: Sequence[Manifest], reached: Range | None = None) -> list[Range]:
+    """What an archive should hold and does not: between its entries, before a batch that was not the first, and as
+    far as its query came.
+
+    Args:
+      entries: of one generation of one topic.
+      reached: from where and to where the query's checkpoint says that all is archived.
+    """
+    held = covered(entries)
+    due = [] if reached is None else [reached]
+    if held:
+        # A batch with a number follows one that must be there, or a day in its place.
+        is_headless = any(each.batch for each in entries if each.start == held[0].start)
+        due.append(Range(bytes(20) if is_headless else held[0].start, held[-1].end))
+    return [hole for each in merged(due) for hole in minus(each, held)]
+
+
 def minus(whole: Range, taken: Sequence[Range]) -> list[Range]:
     """What is left of ``whole`` without ``taken``, which is in order and does not overlap itself."""
     left: list[Range] = []

@@ -7,18 +7,23 @@ and the folder after it; elsewhere the file system's own close and rename are re
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from pipeline.archive.manifest import NAME as MANIFEST
+from pipeline.locks import locked
 from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
+
+    from pipeline.locks import Hold
 
 
 class Files(Protocol):
@@ -36,6 +41,15 @@ class Files(Protocol):
     def write(self, path: str, data: bytes) -> None:
         """Make or replace a file, with its folders, whole or not at all."""
 
+    def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
+        """Be the only one who writes ``what`` (for people), while others that ask for the same path are refused.
+
+        Args:
+          say: called with a sentence when somebody's hold was taken over who seems to be dead.
+        Raises:
+          Busy: somebody else is; nothing was changed.
+        """
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Names and sizes of the Parquet files right in a folder, sorted; none when there is no such folder."""
 
@@ -48,8 +62,8 @@ class Files(Protocol):
     def remove(self, folder: str) -> None:
         """Take a folder away with all that is in it; nothing when there is none."""
 
-    def modified_ms(self, folder: str) -> int:
-        """When something right in it was changed last, in milliseconds since 1970."""
+    def modified_ms(self, folder: str) -> int | None:
+        """When something right in it was changed last, in milliseconds since 1970; None when it is gone."""
 
 
 def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> Files:
@@ -102,7 +116,7 @@ class LocalFiles:
         """As ``Files``."""
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             with beside.open("wb") as file:
                 file.write(data)
@@ -112,6 +126,10 @@ class LocalFiles:
         finally:
             beside.unlink(missing_ok=True)
         _sync(target.parent)
+
+    def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
+        """As ``Files``; the kernel knows who is dead."""
+        return locked(self._at(path), what)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """As ``Files``."""
@@ -138,18 +156,27 @@ class LocalFiles:
         if at.is_dir():
             (at / MANIFEST).unlink(missing_ok=True)
             _sync(at)
-            shutil.rmtree(at)
+            shutil.rmtree(at, onerror=_unless_gone)
 
-    def modified_ms(self, folder: str) -> int:
+    def modified_ms(self, folder: str) -> int | None:
         """As ``Files``."""
         at = self._at(folder)
-        return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
+        try:
+            return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
+        except FileNotFoundError:  # it changes under our eyes
+            return None
 
     def _at(self, path: str) -> Path:
         return self._root.joinpath(*PurePosixPath(path).parts)
 
     def _parquet(self, folder: str) -> list[Path]:
         return sorted(each for each in self._at(folder).glob("*.parquet") if each.name[0] not in "._")
+
+
+def _unless_gone(call: object, path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:
+    """Let somebody else take away the same at the same time."""
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
 
 
 def _sync(path: Path) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
+from pipeline.archive.leases import leased
 from pipeline.archive.manifest import NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from pyspark.sql import SparkSession
+
+    from pipeline.locks import Hold
 
 
 class HadoopFiles:
@@ -56,7 +63,7 @@ class HadoopFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """As ``Files``; where a rename copies (S3), the file still appears only when it is complete."""
-        at, beside = self._path(path), self._path(f"{path}.tmp")
+        at, beside = self._path(path), self._path(f"{path}.{secrets.token_hex(4)}.tmp")
         stream = self._system.create(beside, True)
         stream.write(bytearray(data))
         stream.close()
@@ -65,6 +72,26 @@ class HadoopFiles:
         options = self._gateway.new_array(rename, 1)
         options[0] = rename.OVERWRITE
         context.rename(context.makeQualified(beside), context.makeQualified(at), options)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Make a file; False: there is one already."""
+        try:
+            stream = self._system.create(self._path(path), False)
+        except Py4JJavaError as error:
+            if "FileAlreadyExistsException" in str(error.java_exception.getClass().getName()):
+                return False
+            raise
+        stream.write(bytearray(data))
+        stream.close()
+        return True
+
+    def discard(self, path: str) -> None:
+        """Take a file away; nothing when there is none."""
+        self._system.delete(self._path(path), False)
+
+    def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
+        """As ``Files``; by leases in a folder of that name, since there are no locks."""
+        return leased(self, path, what, say=say)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """As ``Files``."""
@@ -83,18 +110,27 @@ class HadoopFiles:
         self._system.delete(self._path(f"{folder}/{NAME}"), False)
         self._system.delete(self._path(folder), True)
 
-    def modified_ms(self, folder: str) -> int:
+    def modified_ms(self, folder: str) -> int | None:
         """As ``Files``."""
-        own = self._system.getFileStatus(self._path(folder)).getModificationTime()
+        try:
+            own = self._system.getFileStatus(self._path(folder)).getModificationTime()
+        except Py4JJavaError as error:
+            if _is_missing(error):
+                return None
+            raise
         return max(int(own), *(int(each.getModificationTime()) for each in self._statuses(folder)), 0)
 
     def _statuses(self, folder: str) -> list[Any]:
         try:
             return list(self._system.listStatus(self._path(folder)))
         except Py4JJavaError as error:
-            if "FileNotFoundException" in str(error.java_exception.getClass().getName()):
+            if _is_missing(error):
                 return []
             raise
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(path))
+
+
+def _is_missing(error: Py4JJavaError) -> bool:
+    return "FileNotFoundException" in str(error.java_exception.getClass().getName())

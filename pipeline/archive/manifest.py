@@ -68,9 +68,9 @@ class Manifest:
     """Where it stands, from the root; not part of the file."""
 
     @property
-    def rank(self) -> tuple[int, int, int, str, int]:
+    def rank(self) -> tuple[int, int, int, str, int, str]:
         """Of two entries that hold the same ids, the one of the lower rank answers."""
-        return (self.kind == "batch", -self.revision, self.written_ms, self.source, self.batch or 0)
+        return (self.kind == "batch", -self.revision, self.written_ms, self.source, self.batch or 0, self.folder)
 
     @property
     def name(self) -> str:
@@ -113,6 +113,8 @@ def parse_manifest(text: bytes, folder: str) -> Manifest:
         if told["version"] != VERSION:
             raise _bad(folder, f"it is of version {told['version']}, this program reads {VERSION}")
         is_batch = told["kind"] == "batch"
+        if told["count"] and not told["files"]:
+            raise _bad(folder, f"it has {told['count']} rows in no files")
         return Manifest(
             kind="batch" if is_batch else "day",
             namespace=told["namespace"],

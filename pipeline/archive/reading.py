@@ -10,8 +10,10 @@ from pyspark.sql import functions as sf
 
 from pipeline.archive.coverage import Piece, pieces
 from pipeline.archive.files import open_files
+from pipeline.archive.inspection import check_unaltered
 from pipeline.archive.manifest import NAME, Manifest, parse_manifest
 from pipeline.archive.rows import SCHEMA, rows_in
+from plainsong.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipeline.archive.files import Files
+
+#: An archive whose days come and go is looked at so often, for two looks that are alike.
+LOOKS = 100
 
 
 def read(
@@ -42,7 +47,7 @@ def read(
     Returns:
       the columns of the connector (``docs/spark.md``) and ``generation INT``.
     Raises:
-      CommandFailed: a manifest cannot be read.
+      CommandFailed: a manifest cannot be read; files are missing, or have other sizes than it says.
     """
     files = open_files(root, lambda: spark)
     under = "/".join(each for each in (namespace, topic if namespace else None) if each)
@@ -51,14 +56,18 @@ def read(
 
 
 def load_manifests(files: Files, under: str = "") -> list[Manifest]:
-    """All entries below a folder. Raises CommandFailed: a manifest cannot be read."""
-    while True:
+    """All entries below a folder. Raises CommandFailed: a manifest cannot be read, or days change all the time."""
+    for _ in range(LOOKS):
         paths = files.find(under, NAME)
         texts = {path: files.read(path) for path in paths}
         # A listing is not of one moment: a day may be finished and its batches swept away while it goes on. Whatever
-        # vanished before the first listing's end was replaced before the second one began.
-        if files.find(under, NAME) == paths and None not in texts.values():
+        # vanished before the first listing's end was replaced before the second one began. New batches replace nothing.
+        now = {path for path in files.find(under, NAME) if path in texts or "/batches/" not in path}
+        if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
+    raise CommandFailed(
+        f"the archive below {files.url(under)} changed each time it was looked at", code=Exit.UNAVAILABLE
+    )
 
 
 def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
@@ -79,8 +88,13 @@ def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> li
 
 
 def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFrame:
-    """The rows of these pieces: whole entries in one scan, each part of an entry in one of its own."""
-    held = [piece for piece in found if piece.entry.files and _may_hold(piece)]
+    """The rows of these pieces: whole entries in one scan, each part of an entry in one of its own.
+
+    Raises:
+      CommandFailed: files are missing, or have other sizes than their manifest says.
+    """
+    held = [piece for piece in found if _may_hold(piece)]
+    check_unaltered(files, [piece.entry for piece in held])
     whole = [piece.entry for piece in held if is_all(piece)]
     parts = [rows_in(spark, files, whole)] if whole else []
     for piece in held:

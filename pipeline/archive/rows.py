@@ -75,7 +75,8 @@ def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> D
 
 def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats]:
     """What the files of each entry amount to now, by its folder; one pass over all of them."""
-    folder = sf.regexp_extract(sf.input_file_name(), r"/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
+    # The last such folder: there may be one above the archive.
+    folder = sf.regexp_extract(sf.input_file_name(), r".*/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
     counted = rows_in(spark, files, entries).groupBy(folder).agg(*stats_columns()).collect()
     by_end = {row["folder"]: _stats(row.asDict()) for row in counted}
     # Folders below the topic's are enough to tell entries of one topic apart, and free of how URLs are quoted.

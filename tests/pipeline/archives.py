@@ -10,10 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.archive import layout
+from pipeline.archive import layout, read
 from pipeline.archive.files import LocalFiles
 from pipeline.archive.manifest import Manifest, Stats
+from pipeline.archive.reading import load_manifests
 from pipeline.archive.writing import BatchWriter, Log, Offsets
+from plainsong import Client
+from tests.daemon.harness import Daemon
 
 LOG = Log("default", "orders", 1)
 #: 2026-01-31, midnight.
@@ -55,9 +58,39 @@ class Archive:
         self.writer = BatchWriter(self.files, log, Offsets(self.files, log))
 
     def append(self, spark: SparkSession, batch: int, times_ms: Sequence[int], bounds: tuple[bytes, bytes]) -> Manifest:
-        folder = layout.batch_folder(self.log.namespace, self.log.topic, self.log.generation, self.archive, batch)
-        self.writer.write(messages(spark, times_ms), folder, bounds[1])
-        return self.writer.describe(spark, folder, self.archive, batch, bounds)
+        return self.writer.put(messages(spark, times_ms), self.archive, batch, bounds)
+
+
+#: Two days, of which the second is not over: five batches, one over midnight.
+TIMES = [DAY_MS + hour * HOUR_MS for hour in range(36)]
+BATCHES = [TIMES[:7], TIMES[7:14], TIMES[14:21], TIMES[21:28], TIMES[28:]]
+
+
+def two_days(spark: SparkSession, root: Path) -> Archive:
+    """An archive of ``TIMES`` in ``BATCHES``."""
+    made = Archive(root)
+    start = bytes(20)
+    for number, times in enumerate(BATCHES):
+        end = after(id_at(times[-1]))
+        made.append(spark, number, times, (start, end))
+        start = end
+    return made
+
+
+def times_read(spark: SparkSession, archive: Archive) -> list[int]:
+    """The publish times of all rows, sorted: a row that is read twice stands twice."""
+    return sorted(layout.time_of(row.message_id) for row in read(spark, archive.root).select("message_id").collect())
+
+
+def on_disk(archive: Archive) -> list[int]:
+    """The same of every Parquet file there is."""
+    return sorted(map(layout.time_of, raw_ids(archive.root)))
+
+
+def batch_folder(archive: Archive, batch: int) -> Path:
+    """Of the only entry of a batch."""
+    (entry,) = (each for each in load_manifests(archive.files) if (each.kind, each.batch) == ("batch", batch))
+    return Path(archive.root) / entry.folder
 
 
 def batch_entry(start: int, end: int, *, batch: int = 0, written_ms: int = 0, source: str = "a") -> Manifest:
@@ -101,3 +134,23 @@ def rewrite(file: Path, table: pa.Table) -> None:
     """With the checksum gone that Hadoop keeps beside it, which would find this too."""
     pq.write_table(table, file)
     file.with_name(f".{file.name}.crc").unlink()
+
+
+# --- with a daemon -----------------------------------------------------------------------------------
+
+
+def url_of(daemon: Daemon) -> str:
+    return f"http://{daemon.address[0]}:{daemon.address[1]}"
+
+
+def in_topic(client: Client, topic: str = "orders") -> list[bytes]:
+    return [bytes(message.id) for message in client.read(topic)]
+
+
+def in_archive(spark: SparkSession, root: str) -> list[bytes]:
+    return [bytes(row.message_id) for row in read(spark, root).orderBy("generation", "message_id").collect()]
+
+
+def published(client: Client, first: int, count: int, topic: str = "orders") -> None:
+    client.create_topic(topic, if_not_exists=True)
+    client.publish(topic, [f"message {number}".encode() for number in range(first, first + count)])

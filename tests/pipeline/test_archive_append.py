@@ -16,21 +16,21 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.archive import appending, archiving, layout, read
+from pipeline.archive import appending, layout, read
 from pipeline.archive.appending import Choices, Subject
 from pipeline.archive.archiving import append
-from pipeline.archive.coverage import Range
+from pipeline.archive.files import LocalFiles, open_files
+from pipeline.archive.manifest import NAME
 from pipeline.archive.reading import load_manifests
+from pipeline.archive.writing import BatchWriter
 from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.times import now_ms
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
-from tests.pipeline.archives import damage, raw_ids
+from tests.pipeline.archives import in_archive, in_topic, published, raw_ids, url_of
 from tests.spark_session import spark_environ
-
-EVER = (bytes(20), b"\x7f" + b"\xff" * 19)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def daemon(tmp_path_factory):
 @pytest.fixture
 def client(daemon, request):
     name = "".join(char for char in request.node.name if char.isalnum())[:60]
-    with Client(f"http://{daemon.address[0]}:{daemon.address[1]}", namespace=name) as opened:
+    with Client(url_of(daemon), namespace=name) as opened:
         yield opened
 
 
@@ -56,23 +56,6 @@ def root(tmp_path):
     return str(tmp_path / "archive")
 
 
-def url_of(daemon):
-    return f"http://{daemon.address[0]}:{daemon.address[1]}"
-
-
-def in_topic(client, topic="orders"):
-    return [bytes(message.id) for message in client.read(topic)]
-
-
-def in_archive(spark, root):
-    return [bytes(row.message_id) for row in read(spark, root).orderBy("generation", "message_id").collect()]
-
-
-def published(client, first, count, topic="orders"):
-    client.create_topic(topic, if_not_exists=True)
-    client.publish(topic, [f"message {number}".encode() for number in range(first, first + count)])
-
-
 def test_a_topic_is_archived_in_order_and_later_only_what_is_new(spark, client, run, root):
     published(client, 0, 300)
     append(run, ["orders"], root, every=None, batch_rows=100)
@@ -81,7 +64,7 @@ def test_a_topic_is_archived_in_order_and_later_only_what_is_new(spark, client, 
     append(run, ["orders"], root, every=None, batch_rows=100)
     append(run, ["orders"], root, every=None, batch_rows=100)
     assert in_archive(spark, root) == in_topic(client)
-    assert [entry.stats.count for entry in load_manifests(run_files(root))] == [100, 100, 100, 50]
+    assert [entry.stats.count for entry in load_manifests(open_files(root))] == [100, 100, 100, 50]
     payloads = [row.payload for row in read(spark, root).orderBy("message_id").collect()]
     assert payloads == [f"message {number}".encode() for number in range(350)]
     assert sorted(raw_ids(root)) == in_topic(client)
@@ -108,7 +91,7 @@ def test_a_lost_checkpoint_costs_nothing_and_doubles_nothing(spark, client, run,
     published(client, 100, 100)
     append(run, ["orders"], root, every=None)
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
-    assert len({entry.source for entry in load_manifests(run_files(root))}) == 2
+    assert len({entry.source for entry in load_manifests(open_files(root))}) == 2
 
 
 def test_a_restored_checkpoint_overlaps_and_still_each_message_is_read_once(spark, client, run, root):
@@ -138,6 +121,13 @@ def test_a_dry_run_says_what_waits_and_writes_nothing(client, run, root, capsys)
     append(run, ["orders"], root, every=None)
     assert "orders: would archive 30 messages" in capsys.readouterr().out
     assert not Path(root).exists()
+    run.dry_run = False
+    append(run, ["orders"], root, every=None)
+    before = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")}
+    run.dry_run = True
+    append(run, ["orders"], root, every=None)
+    assert "orders: would archive 0 messages" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")} == before
 
 
 def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys):
@@ -174,54 +164,65 @@ def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, mo
         subject.check_nothing_was_lost()
 
 
-# --- verify ------------------------------------------------------------------------------------------
-
-
-def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
-    published(client, 0, 300)
-    append(run, ["orders"], root, every=None, batch_rows=100)
-    damage(Path(root) / load_manifests(run_files(root))[1].folder)
-    findings = archiving.verify(run, "orders", root, *EVER, None)
-    assert not findings.is_good
-    assert len(findings.damaged) == 1
-    assert {name: count for name, count in findings.counts.items() if count} == {"same": 200, "missing": 100}
-    assert findings.examples["missing"] == [each.hex() for each in in_topic(client)[100:105]]
-    gone = load_manifests(run_files(root))[2]
-    run_files(root).remove(gone.folder)
-    published(client, 300, 1)
-    append(run, ["orders"], root, every=None)
-    findings = archiving.verify(run, "orders", root, *EVER, None)
-    assert findings.counts["missing"] == 200
-    assert findings.holes == [Range(gone.start, gone.end)]
-
-
-def run_files(root):
-    from pipeline.archive.files import open_files
-
-    return open_files(root)
-
-
-def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, root):
-    published(client, 0, 300)
-    append(run, ["orders"], root, every=None, batch_rows=100)
-    archiving.compact(run, [], root, compression="zstd", today=True)
-    published(client, 300, 20)
-    append(run, ["orders"], root, every=None)
-    published(client, 320, 7)
-    findings = archiving.verify(run, "orders", root, *EVER, None)
-    assert findings.is_good
-    assert {name: count for name, count in findings.counts.items() if count} == {"same": 320, "waiting": 7}
-    assert sorted(raw_ids(root)) == in_topic(client)[:320]
-
-
 # --- killed ------------------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """What a run of a test dies of."""
+
+
+#: Steps of a batch, in their order, and whether the batch is archived by then.
+STEPS = [
+    ("write", "before", False),
+    ("write", "after", False),
+    ("settle", "before", False),
+    ("settle", "after", False),
+    ("manifest", "before", False),
+    ("manifest", "after", True),
+]
+
+
+def dying_at(monkeypatch, step, when):
+    """Have the next run die before or after a step."""
+
+    def dying(real):
+        def does(*given):
+            if when == "before":
+                raise Died(step)
+            real(*given)
+            raise Died(step)
+
+        return does
+
+    if step == "write":
+        monkeypatch.setattr(BatchWriter, "write", dying(BatchWriter.write))
+    elif step == "settle":
+        monkeypatch.setattr(LocalFiles, "settle", dying(LocalFiles.settle))
+    else:
+        real, dies = LocalFiles.write, dying(LocalFiles.write)
+        monkeypatch.setattr(LocalFiles, "write", lambda *given: (dies if given[1].endswith(NAME) else real)(*given))
+
+
+def test_whatever_step_a_run_dies_at_the_next_one_archives_each_message_once(spark, client, run, root, monkeypatch):
+    count = 0
+    for step, when, is_archived in STEPS:
+        published(client, count, 40)
+        count += 40
+        with monkeypatch.context() as patched:
+            dying_at(patched, step, when)
+            with pytest.raises(Exception, match=f"Died.*{step}"):
+                append(run, ["orders"], root, every=None)
+        assert manifested(root) == (count if is_archived else count - 40)
+        append(run, ["orders"], root, every=None)
+        assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
 
 
 #: What a run leaves behind on its way; each is a good moment to be killed at.
 TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
 
 
-def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client, daemon, root):
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.torture)])
+def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client, daemon, root, kills):
     published(client, 0, 4_000)
     folder = Path(root) / layout.topic_folder(client.namespace, "orders")
     random_numbers = random.Random(7)
@@ -229,14 +230,14 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     command += ["--url", url_of(daemon), "-n", client.namespace, "--json", "--master", "local[2]"]
     command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
-    for trace in ("_start.json", *random_numbers.sample(TRACES[1:], 3)):
+    for trace in ["_temporary", *random_numbers.choices(TRACES, k=kills - 1)]:
         before = traces(folder, trace)
         process = subprocess.Popen(
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         came_far = partial(came_as_far, process, folder, trace, before)
         eventually("it came so far, or to its end", came_far, 120)
-        eventually("a random moment has passed", lambda: random_numbers.random() < 0.1)
+        assert process.poll() is None or manifested(root) == 4_000  # killed, or all was archived before
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     following = subprocess.Popen(
@@ -257,7 +258,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
 
 
 def manifested(root):
-    return sum(entry.stats.count for entry in load_manifests(run_files(root)))
+    return sum(entry.stats.count for entry in load_manifests(open_files(root)))
 
 
 def traces(folder, trace):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.archive.compaction import replaced
-from pipeline.archive.coverage import Range, covered, merged, minus, pieces
+from pipeline.archive.coverage import Range, covered, holes, merged, minus, pieces
 from tests.pipeline.archives import batch_entry, entry, small_id
 
 WORLD = 30
@@ -61,6 +61,14 @@ def test_an_entry_is_kept_until_what_replaces_it_is_old_enough():
     assert replaced([batch, day], before_ms=500) == [batch]
 
 
+def test_an_entry_that_is_broken_replaces_nothing():
+    batch, day = batch_entry(0, 10), entry("day", 0, 10, day="2026-01-31", revision=1)
+    better = entry("day", 0, 10, day="2026-01-31", revision=2, folder="better")
+    assert replaced([batch, day], before_ms=10, broken={day.folder}) == []
+    assert replaced([batch, day, better], before_ms=10, broken={"better"}) == [batch]
+    assert replaced([batch, day, better], before_ms=10, broken={day.folder}) == [day, batch]
+
+
 def test_a_batch_of_which_a_part_is_left_is_not_replaced():
     assert replaced([batch_entry(0, 10), entry("day", 0, 9, day="2026-01-31", revision=1)], before_ms=10) == []
 
@@ -71,6 +79,17 @@ def test_of_two_batches_of_the_same_ids_the_one_written_first_answers():
         (early, small_id(0)),
         (late, small_id(10)),
     ]
+
+
+def test_a_hole_is_what_others_are_behind_or_the_checkpoint_is_past():
+    first, second, third = (batch_entry(start, start + 5, batch=start // 5) for start in (0, 5, 10))
+    reached = Range(small_id(0), small_id(15))
+    assert holes([first, second, third], reached) == holes([first, second, third]) == holes([]) == []
+    assert holes([first, third], reached) == holes([first, third]) == [Range(small_id(5), small_id(10))]
+    assert holes([first, second], reached) == [Range(small_id(10), small_id(15))]
+    assert holes([second, third], reached) == [Range(small_id(0), small_id(5))]
+    assert holes([second, third]) == [Range(bytes(20), small_id(5))]  # it was not the first
+    assert holes([], reached) == [reached]
 
 
 @given(st.lists(st.tuples(st.integers(0, WORLD), st.integers(0, WORLD))), st.integers(0, WORLD), st.integers(0, WORLD))

@@ -1,0 +1,155 @@
+"""What is missing or damaged in an archive is told, and filled as long as the topic has it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.archive import archiving, layout
+from pipeline.archive.archiving import append
+from pipeline.archive.command import archive as archive_command
+from pipeline.archive.coverage import Range
+from pipeline.archive.files import open_files
+from pipeline.archive.reading import load_manifests
+from pipeline.job import Run
+from pipeline.locks import Busy
+from plainsong import Client
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.main import run as run_program
+from plainsong.cli.where import Where
+from tests.daemon.harness import Daemon, eventually
+from tests.pipeline.archives import damage, in_archive, in_topic, published, raw_ids, url_of
+
+EVER = (bytes(20), b"\x7f" + b"\xff" * 19)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("verified") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon, request):
+    name = "".join(char for char in request.node.name if char.isalnum())[:60]
+    with Client(url_of(daemon), namespace=name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(spark, daemon, client):
+    return Run("archive", Where((url_of(daemon),), client.namespace), spark=spark)
+
+
+@pytest.fixture
+def root(client, run, tmp_path):
+    """An archive of 300 messages in three batches."""
+    root = str(tmp_path / "archive")
+    published(client, 0, 300)
+    append(run, ["orders"], root, every=None, batch_rows=100)
+    return root
+
+
+def entries(root):
+    return load_manifests(open_files(root))
+
+
+def verified(run, root):
+    findings = archiving.verify(run, "orders", root, *EVER, None)
+    return findings, {name: count for name, count in findings.counts.items() if count}
+
+
+def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
+    damage(Path(root) / entries(root)[1].folder)
+    findings, counts = verified(run, root)
+    assert not findings.is_good
+    assert len(findings.damaged) == 1
+    assert counts == {"same": 200, "missing": 100}
+    assert findings.examples["missing"] == [each.hex() for each in in_topic(client)[100:105]]
+    gone = entries(root)[2]
+    open_files(root).remove(gone.folder)
+    findings, counts = verified(run, root)
+    assert counts == {"same": 100, "missing": 200}  # and not waiting: the checkpoint is past it
+    assert findings.holes == [Range(gone.start, gone.end)]
+
+
+def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, root):
+    archiving.compact(run, [], root, compression="zstd", today=True)
+    published(client, 300, 20)
+    append(run, ["orders"], root, every=None)
+    published(client, 320, 7)
+    findings, counts = verified(run, root)
+    assert findings.is_good
+    assert counts == {"same": 320, "waiting": 7}
+    assert sorted(raw_ids(root)) == in_topic(client)[:320]
+
+
+def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
+    client, daemon, run, root, tmp_path, capsys
+):
+    parts = [Range(entry.start, entry.end) for entry in entries(root)]
+    client.set_properties("orders", ttl_s=1)
+    eventually("the topic has expired", lambda: in_topic(client) == [])
+    findings, counts = verified(run, root)
+    assert findings.is_good
+    assert counts == {"expired": 300}
+    for number, part in enumerate(parts):
+        copy = str(tmp_path / f"without-{number}")
+        shutil.copytree(root, copy)
+        open_files(copy).remove(entries(copy)[number].folder)
+        findings, counts = verified(run, copy)
+        assert (findings.is_good, findings.holes, counts) == (False, [part], {"expired": 200})
+        if number == 0:  # by its number, the second batch was not the first one
+            shutil.rmtree(Path(copy) / layout.topic_folder(client.namespace, "orders") / "_checkpoints")
+            assert verified(run, copy)[0].holes == [part]
+    client.delete_topic("orders")
+    words = ["verify", "orders", "--generation", "1", "--url", url_of(daemon), "-n", client.namespace, "--root"]
+    assert run_program(archive_command, [*words, root], "archive") == 0
+    assert run_program(archive_command, [*words, str(tmp_path / "without-1")], "archive") == Exit.FAILED
+    assert "the archive is not what the topic was: 1 gaps that no entry holds" in capsys.readouterr().err
+    assert run_program(archive_command, [*words, str(tmp_path / "none")], "archive") == Exit.NOT_FOUND
+
+
+# --- holes that a checkpoint is past -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, root, capsys, number):
+    open_files(root).remove(entries(root)[number].folder)
+    assert len(in_archive(spark, root)) == 200
+    append(run, ["orders"], root, every=None)
+    assert "the archive had nothing from" in capsys.readouterr().err
+    assert 'plainsong_pipeline_warnings_total{job="archive",warning="hole"} 1.0' in run.metrics.text()
+    assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
+    append(run, ["orders"], root, every=None)
+    assert capsys.readouterr().err == ""
+    assert verified(run, root)[0].is_good
+
+
+def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root):
+    open_files(root).remove(entries(root)[0].folder)  # nobody knows how old the first message was
+    published(client, 300, 10)
+    with pytest.raises(
+        CommandFailed, match=r"the archive has nothing before .*, though the checkpoint is past it"
+    ) as told:
+        append(run, ["orders"], root, every=None)
+    assert told.value.code == Exit.STORE
+    assert "--may-lose" in told.value.hint
+    assert len(in_archive(spark, root)) == 200
+    append(run, ["orders"], root, every=None, may_lose=True)
+    assert in_archive(spark, root) == in_topic(client)
+    append(run, ["orders"], root, every=None)
+
+
+def test_a_second_append_of_a_topic_is_refused_and_changes_nothing(spark, client, run, root):
+    published(client, 300, 10)
+    before = sorted(Path(root).rglob("*"))
+    with open_files(root).lock(layout.lock_file(client.namespace, "orders", "appending"), "it", print):
+        with pytest.raises(Busy, match=r"the archive of .*:orders is being written already, by process \d+ on") as told:
+            append(run, ["orders"], root, every=None)
+        assert told.value.code == Exit.STORE
+    assert sorted(Path(root).rglob("*")) == before
+    append(run, ["orders"], root, every=None)
+    assert in_archive(spark, root) == in_topic(client)
