@@ -40,7 +40,17 @@ def topics(daemon):
     return Topics("http://{}:{}".format(*daemon.address))
 
 
-def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(spark, daemon, topics, tmp_path) -> None:
+#: When the driver dies in the stream's second micro-batch, and in the save that it does beside it.
+BOTH_WAYS = [
+    ("before_commit", "after_commit"),
+    pytest.param("after_commit", "before_commit", marks=pytest.mark.torture),
+]
+
+
+@pytest.mark.parametrize(("in_stream", "in_save"), BOTH_WAYS)
+def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(
+    spark, daemon, topics, tmp_path, in_stream: str, in_save: str
+) -> None:
     for name in ("stream", "save"):
         topics.create(name)
         (tmp_path / name).mkdir()
@@ -52,17 +62,11 @@ def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(spark, dae
     to_stream = topics.options("stream")
     to_save = topics.options("save", producerName="job", sequenceId=0)
 
-    def die(when: str) -> None:
-        stream = Save(to_stream, Disturbance(str(tmp_path / "stream"), batch=1, **{when: "wait"}))
-        save = Save(to_save, Disturbance(str(tmp_path / "save"), **{when: "wait"}), ROWS)
-        Program([stream, save]).run_and_kill()
-
-    die("before_commit")
-    assert topics.counted("stream") == wanted(ROWS)
-    assert topics.counted("save") == Counter()
-    die("after_commit")
-    assert topics.counted("stream") == wanted(2 * ROWS)
-    assert topics.counted("save") == wanted(ROWS)
+    streaming = Save(to_stream, Disturbance(str(tmp_path / "stream"), batch=1, **{in_stream: "wait"}))
+    saving = Save(to_save, Disturbance(str(tmp_path / "save"), **{in_save: "wait"}), ROWS)
+    Program([streaming, saving]).run_and_kill()
+    assert topics.counted("stream") == wanted(ROWS if in_stream == "before_commit" else 2 * ROWS)
+    assert topics.counted("save") == (Counter() if in_save == "before_commit" else wanted(ROWS))
     assert not (tmp_path / "stream" / "checkpoint" / "commits" / "1").exists()
     daemon.kill()
     daemon.start()
@@ -84,6 +88,8 @@ def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(c
     killed = Save(topics.options("killed", storeBatchSize=100), kill, ROWS)
     assert Program([copies, killed], cluster.url, SPECULATION).run() == 0
     assert (tmp_path / "reached").exists()
+    assert (tmp_path / "copied").exists()
+    assert not (tmp_path / "given-up").exists()  # nobody said go: the copy was done first
     assert (tmp_path / "killed").exists()
     assert topics.counted("copies") == wanted(ROWS)
     assert topics.counted("killed") == wanted(ROWS)
