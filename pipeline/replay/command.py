@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,22 +55,45 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
     with run.client(into) as client:
         generation = int(client.properties(into)["generation"])
     source, start, end = _source(run, **what)
-    plans = Plans(source.files, source.folder)
     wanted = Plan(source.name, start, end, run.where.namespace, into, generation)
     any_range = what["start"] is None and what["end"] is None
-    plan = plans.chosen(wanted, any_range=any_range, anew=anew)
-    if not plan.chunks:
-        run.progress.note("looking for the order of the rows", "planning")
-        plan = replaying.with_chunks(run.session(), source, plan, chunk_rows)
+    options: dict[str, Any] = {"any_range": any_range, "anew": anew, "chunk_rows": chunk_rows}
     if run.dry_run:
+        plan = _planned(run, source, wanted, **options)
         _foresee(run, plan, replaying.resume_at(run, plan))
         return
-    if plan.chunks and not plan.done:
-        plans.save(plan)  # before the first chunk: from here on the chunks are what they are
-    rows = replaying.follow(run, source, plans, plan, with_originals=not no_originals, ttl_s=ttl)
+
+    def say(text: str) -> None:
+        run.warn(text, "taken_over", topic=into)
+
+    with source.files.lock(f"{source.folder}/{wanted.lock}", f"a replay of {source.name} into {into}", say) as hold:
+        plan = _planned(run, source, wanted, **options)
+        plans = Plans(source.files, source.folder)
+        if plan.chunks and not plan.done:
+            plans.save(plan)  # before the first chunk: from here on the chunks are what they are
+        rows = replaying.follow(run, source, plans, plan, with_originals=not no_originals, ttl_s=ttl, check=hold.check)
     left = "" if rows else ": all of this has been replayed before"
     text = f"{into}: {show_count(rows)} of {show_count(plan.rows)} messages published{left}"
     run.progress.result(text, "replayed", topic=into, rows=rows, of=plan.rows, producer=plan.producer)
+
+
+def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int) -> Plan:
+    """The plan to follow: one that was begun, or a new one with its chunks. Raises CommandFailed; nothing was done."""
+    from pipeline.replay import replaying
+    from pipeline.replay.plans import Plans
+
+    plans = Plans(source.files, source.folder)
+    wanted = replace(wanted, as_read=source.as_read(run.session()))
+    plan = plans.chosen(wanted, any_range=any_range, anew=anew)
+    if plan.end != wanted.end:
+        run.warn(
+            f"going on with the replay that was begun, to {plan.end} and not to the end", "begun", topic=wanted.topic
+        )
+    if plan.chunks:
+        return plan
+    plan = replaying.fresh(run, plan, plans, anew=anew)
+    run.progress.note("looking for the order of the rows", "planning")
+    return replaying.with_chunks(run.session(), source, plan, chunk_rows)
 
 
 def _source(

@@ -51,22 +51,32 @@ class Plan:
     done: int = 0
     """Chunks that are known to be published; there may be one more."""
     as_read: dict[str, str] = field(default_factory=dict)
-    """What else rows depend on."""
+    """What else rows depend on: files that are no archive's may be others by now."""
+
+    @property
+    def family(self) -> str:
+        """What the names of all producers begin with that publish rows of this source."""
+        return f"replay:{hashlib.sha256(self.source.encode()).hexdigest()[:12]}:"
 
     @property
     def producer(self) -> str:
         """The name that its chunks are published under."""
-        source = hashlib.sha256(self.source.encode()).hexdigest()[:12]
         again = f":{self.attempt}" if self.attempt else ""
         bounds = f"{self.start or 'all'}-{self.end}"
         if len(bounds) > 81:  # two ids and a hyphen
             bounds = hashlib.sha256(bounds.encode()).hexdigest()[:16]
-        return f"replay:{source}:{self.topic[:TOPIC_CHARS]}:{bounds}{again}"
+        return f"{self.family}{self.topic[:TOPIC_CHARS]}:{bounds}{again}"
 
     @property
     def file(self) -> str:
         """The name of its file."""
         return hashlib.sha256(f"{self.namespace}:{self.topic}\n{self.producer}".encode()).hexdigest()[:16] + ".json"
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock that who follows it holds, and whoever publishes the same source there."""
+        said = "\n".join(str(each) for each in _aim(self))
+        return f"_{hashlib.sha256(said.encode()).hexdigest()[:16]}.lock"
 
     @property
     def rows(self) -> int:
@@ -110,20 +120,23 @@ class Plans:
         """The plan to follow: one that was begun, else ``wanted``, which has no chunks yet.
 
         Args:
-          any_range: nobody asked for a range, so one that was begun and not finished is gone on with.
+          any_range: nobody asked for a range, so one from the same start that was begun and not finished is gone on
+            with.
           anew: publish rows once more that were published by an earlier plan.
         Raises:
-          CommandFailed: rows would be published a second time; nothing was done.
+          CommandFailed: rows would be published a second time, or are others than they were; nothing was done.
         """
         alike = [plan for plan in self.all() if _aim(plan) == _aim(wanted)]
-        if anew:
-            return replace(wanted, attempt=1 + max((plan.attempt for plan in alike), default=0))
-        begun = [plan for plan in alike if not plan.is_done]
-        if any_range and len(begun) == 1:
-            return begun[0]
         same = [plan for plan in alike if (plan.start, plan.end) == (wanted.start, wanted.end)]
+        begun = [plan for plan in (alike if any_range else same) if not plan.is_done and plan.start == wanted.start]
+        if anew:
+            again = [plan for plan in begun if plan.attempt and plan.as_read == wanted.as_read]
+            newest = max((plan.attempt for plan in alike), default=0)
+            return max(again, key=lambda plan: plan.attempt, default=replace(wanted, attempt=1 + newest))
+        if any_range and len(begun) == 1:
+            return _as_it_was(begun[0], wanted)
         if same:
-            return max(same, key=lambda plan: plan.attempt)
+            return _as_it_was(max(same, key=lambda plan: plan.attempt), wanted)
         for plan in alike:
             if plan.overlaps(wanted):
                 state = "has been replayed" if plan.is_done else "is being replayed"
@@ -150,6 +163,14 @@ class Plans:
             return Plan(**told, chunks=chunks)
         except (ValueError, KeyError, TypeError) as error:
             raise CommandFailed(f"the plan {name} cannot be read: {error}", code=Exit.STORE) from error
+
+
+def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
+    """The plan. Raises CommandFailed: its rows are no longer those that it was made of."""
+    if plan.as_read != wanted.as_read:
+        says = f"{plan.source}: the files are not those whose replay into {plan.topic} was begun"
+        raise CommandFailed(says, hint="bring them back, or publish what is there now: --anew", code=Exit.USAGE)
+    return plan
 
 
 def _aim(plan: Plan) -> Sequence[object]:

@@ -15,6 +15,8 @@ from plainsong.cli.tables import show_count
 from pyspark_plainsong.options import WriteOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from pipeline.job import Run
@@ -80,10 +82,19 @@ def _id(rows: DataFrame, key: str, has_id: bool) -> list[str]:
 
 
 def follow(
-    run: Run, source: Source, plans: Plans, plan: Plan, *, with_originals: bool = True, ttl_s: int | None = None
+    run: Run,
+    source: Source,
+    plans: Plans,
+    plan: Plan,
+    *,
+    with_originals: bool = True,
+    ttl_s: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Publish what is left of a plan; how many rows.
 
+    Args:
+      check: called before each chunk; raises when this process is no longer the only one that replays this.
     Raises:
       CommandFailed: the topic has forgotten how far the replay came. What Spark raises: the chunk at hand is there or
         not, and the next run finds out.
@@ -95,6 +106,7 @@ def follow(
     published, total = 0, sum(chunk.rows for chunk in plan.chunks[first:])
     run.progress.begin()
     for number in range(first, len(plan.chunks)):
+        check()
         rows = outgoing(source.rows(run.session(), *plan.bounds(number)), source.key, with_originals=with_originals)
         rows.write.format("plainsong").options(**_options(run, plan, number, ttl_s)).mode("append").save()
         plan = replace(plan, done=number + 1)
@@ -121,6 +133,26 @@ def resume_at(run: Run, plan: Plan) -> int:
             code=Exit.FAILED,
         )
     return last + 1
+
+
+def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
+    """A plan that nobody has begun, as one whose producer the topic does not know.
+
+    Raises:
+      CommandFailed: the topic has rows of the same source by a replay whose plan is not there: they might come twice.
+    """
+    with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
+        known = set(calls.producers(plan.topic, plan.family))
+    while anew and plan.producer in known:
+        plan = replace(plan, attempt=plan.attempt + 1)
+    unknown = sorted(known - {each.producer for each in plans.all()})
+    if unknown and not anew:
+        raise CommandFailed(
+            f"{plan.topic} has been given rows of {plan.source} by {unknown[0]}, and its plan is gone",
+            hint="bring back the folder _replays, or publish everything once more: --anew",
+            code=Exit.FAILED,
+        )
+    return plan
 
 
 def _options(run: Run, plan: Plan, number: int, ttl_s: int | None) -> dict[str, str]:

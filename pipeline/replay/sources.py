@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -40,6 +41,10 @@ class Source:
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
         """The rows of a range; an empty bound is none."""
         raise NotImplementedError
+
+    def as_read(self, spark: SparkSession) -> dict[str, str]:
+        """What would tell other rows of the same name; nothing, where a name always means the same."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,12 @@ class ParquetSource(Source):
         if start:
             rows = rows.where(sf.col(self.key) >= _value(start, kind))
         return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
+
+    def as_read(self, spark: SparkSession) -> dict[str, str]:
+        """As ``Source``: which files there are, of which size and time."""
+        told = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
+        files = sorted(map(str, spark.read.parquet(self.path).select(*told).distinct().collect()))
+        return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
 
 
 def archive_source(root: str, log: Log, files: Files) -> ArchiveSource:

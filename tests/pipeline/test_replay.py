@@ -8,23 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.archive import archiving
 from pipeline.archive.archiving import append
 from pipeline.archive.command import archive
-from pipeline.archive.files import LocalFiles, open_files
+from pipeline.archive.files import open_files
 from pipeline.archive.writing import Log
 from pipeline.job import Run
 from pipeline.replay import replaying
 from pipeline.replay.command import replay
-from pipeline.replay.plans import Chunk, Plan, Plans
+from pipeline.replay.plans import Plan, Plans
 from pipeline.replay.sources import archive_source, parquet_source
 from plainsong import Client, Outgoing
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import program
 from plainsong.cli.main import run as run_program
 from plainsong.cli.where import Where
@@ -165,6 +164,58 @@ def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, 
     assert told(client.read("again")) == [(str(number).encode(), {}) for number in range(101)]
 
 
+def test_parquet_that_was_written_anew_is_not_taken_for_what_was_replayed(spark, tmp_path):
+    path = str(tmp_path / "rows.parquet")
+    rows = spark.range(5).selectExpr("id AS number", "cast(id AS STRING) AS payload")
+    rows.write.parquet(path)
+    source = parquet_source(spark, path, "number")
+    before = source.as_read(spark)
+    assert source.as_read(spark) == before
+    rows.write.mode("overwrite").parquet(path)
+    assert source.as_read(spark) != before
+
+
+def replayed(daemon, client, root, *more):
+    words = ["orders", "--root", root, "--into", "again", "--archive-namespace", ARCHIVED, "--url", url_of(daemon)]
+    return run_program(replay, [*words, "-n", client.namespace, *more], "replay")
+
+
+def test_a_replay_anew_that_was_killed_goes_on_with_the_same_words(client, daemon, root, first, monkeypatch, capsys):
+    assert replayed(daemon, client, root, "--chunk-rows", "80") == 0
+    real, saves = Plans.save, []
+
+    def dying(plans, plan):
+        saves.append(plan)
+        if plan.done == 2:
+            raise CommandFailed("killed")
+        real(plans, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Plans, "save", dying)
+        assert replayed(daemon, client, root, "--anew", "--chunk-rows", "80") == 1
+    assert replayed(daemon, client, root, "--anew", "--chunk-rows", "80") == 0
+    assert without_originals(told(client.read("again"))) == 2 * told(first)
+
+
+def test_a_replay_whose_plan_is_lost_is_refused_and_not_cut_anew(client, daemon, root, first, capsys):
+    assert replayed(daemon, client, root, "--chunk-rows", "80") == 0
+    (plan_file,) = Path(root).rglob("_replays/*.json")
+    plan_file.unlink()
+    assert replayed(daemon, client, root, "--chunk-rows", "30") == 1
+    assert "its plan is gone" in capsys.readouterr().err
+    assert len(list(client.read("again"))) == 300
+    assert replayed(daemon, client, root, "--anew") == 0
+    assert len(list(client.read("again"))) == 600
+
+
+def test_a_second_replay_at_the_same_time_is_refused(client, daemon, root, capsys):
+    wanted = Plan(Log(ARCHIVED, "orders", 1).name + " generation 1", "", "", client.namespace, "again", 1)
+    with open_files(root).lock(f"{ARCHIVED}/orders/_replays/{wanted.lock}", "it", print):
+        assert replayed(daemon, client, root) == Exit.STORE
+    assert "into again is being written already" in capsys.readouterr().err
+    assert replayed(daemon, client, root) == 0
+
+
 def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
     rows = spark.range(4).selectExpr("id % 2 AS same", "id", "if(id = 3, NULL, cast(id AS STRING)) AS payload")
     path = str(tmp_path / "rows.parquet")
@@ -210,70 +261,10 @@ def in_process(line):
     return line
 
 
-# --- plans -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plans(tmp_path):
-    return Plans(LocalFiles(tmp_path), "_replays")
-
-
-def some_plan(start="10", end="20", done=0, attempt=0, topic="again"):
-    chunks = (Chunk(start, 5), Chunk(start + "5", 5))
-    return Plan("default:orders generation 1", start, end, "default", topic, 1, attempt, chunks, done)
-
-
-KEY = st.text("0123456789abcdef", min_size=1, max_size=3)
-
-
-@given(KEY, KEY, st.text("abc-_", min_size=1, max_size=255), st.integers(0, 3))
-def test_the_name_of_a_producer_is_short_enough_and_another_for_each_range(start, end, topic, attempt):
-    plan = some_plan(start * 13, end * 13, attempt=attempt, topic=topic)
-    assert len(plan.producer.encode()) <= 255
-    assert plan.producer != some_plan(start * 13, end * 13 + "0", attempt=attempt, topic=topic).producer
-
-
-def test_a_plan_is_read_as_it_was_written(plans):
-    plans.save(some_plan(done=1))
-    assert plans.all() == [some_plan(done=1)]
-
-
-def test_what_was_begun_is_gone_on_with(plans):
-    plans.save(some_plan(done=1))
-    assert plans.chosen(some_plan(end="30"), any_range=True, anew=False) == some_plan(done=1)
-    assert plans.chosen(some_plan(), any_range=False, anew=False) == some_plan(done=1)
-
-
-@pytest.mark.parametrize("done", [1, 2])
-def test_a_range_of_which_a_part_was_replayed_is_refused(plans, done):
-    plans.save(some_plan(done=done))
-    with pytest.raises(CommandFailed, match=r"a part of this (has been|is being) replayed into again already"):
-        plans.chosen(some_plan(start="15", end="30"), any_range=False, anew=False)
-    behind = some_plan(start="20", end="30")
-    assert plans.chosen(behind, any_range=False, anew=False) == behind
-    other = some_plan(topic="other")
-    assert plans.chosen(other, any_range=False, anew=False) == other
-
-
-def test_anew_is_another_producer(plans):
-    plans.save(some_plan(done=2))
-    again = plans.chosen(some_plan(), any_range=False, anew=True)
-    assert again.attempt == 1
-    assert again.producer != some_plan().producer
-
-
-def test_a_plan_that_cannot_be_read_stops_everything(plans, tmp_path):
-    plans.save(some_plan())
-    (file,) = (tmp_path / "_replays").glob("*.json")
-    file.write_text("{}")
-    with pytest.raises(CommandFailed, match="cannot be read"):
-        plans.all()
-
-
 # --- killed ------------------------------------------------------------------------------------------
 
 
-def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, daemon, root, first):
+def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, client, daemon, root, first):
     command = [sys.executable, "-m", "pipeline.replay", "orders", "--root", root, "--into", "again", "--json"]
     command += ["--archive-namespace", ARCHIVED]
     command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
@@ -282,11 +273,9 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(client, da
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    got = eventually("some chunks are there", lambda: len(list(client.read("again"))) or process.poll() is not None, 90)
+    eventually("some chunks are there", lambda: client.messages("again", limit=1) or process.poll() is not None, 90)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert isinstance(got, int)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(list(client.read("again"))) > 0
+    assert process.wait() == -signal.SIGKILL
+    assert 0 < len(list(client.read("again"))) < 300
+    assert run_program(replay, command[3:], "replay") == 0  # the same words
     assert without_originals(told(client.read("again"))) == told(first)

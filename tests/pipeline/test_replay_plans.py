@@ -1,0 +1,89 @@
+"""The plan of a replay: found again, gone on with, and never published twice without being asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.archive.files import LocalFiles
+from pipeline.replay.plans import Chunk, Plan, Plans
+from plainsong.cli.exits import CommandFailed
+
+
+@pytest.fixture
+def plans(tmp_path):
+    return Plans(LocalFiles(tmp_path), "_replays")
+
+
+def some_plan(start="10", end="20", done=0, attempt=0, topic="again"):
+    chunks = (Chunk(start, 5), Chunk(start + "5", 5))
+    return Plan("default:orders generation 1", start, end, "default", topic, 1, attempt, chunks, done)
+
+
+KEY = st.text("0123456789abcdef", min_size=1, max_size=3)
+
+
+@given(KEY, KEY, st.text("abc-_", min_size=1, max_size=255), st.integers(0, 3))
+def test_the_name_of_a_producer_is_short_enough_and_another_for_each_range(start, end, topic, attempt):
+    plan = some_plan(start * 13, end * 13, attempt=attempt, topic=topic)
+    assert len(plan.producer.encode()) <= 255
+    assert plan.producer != some_plan(start * 13, end * 13 + "0", attempt=attempt, topic=topic).producer
+
+
+def test_a_plan_is_read_as_it_was_written(plans):
+    plans.save(some_plan(done=1))
+    assert plans.all() == [some_plan(done=1)]
+
+
+def test_what_was_begun_is_gone_on_with(plans):
+    plans.save(some_plan(done=1))
+    assert plans.chosen(some_plan(end="30"), any_range=True, anew=False) == some_plan(done=1)
+    assert plans.chosen(some_plan(), any_range=False, anew=False) == some_plan(done=1)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_range_of_which_a_part_was_replayed_is_refused(plans, done):
+    plans.save(some_plan(done=done))
+    with pytest.raises(CommandFailed, match=r"a part of this (has been|is being) replayed into again already"):
+        plans.chosen(some_plan(start="15", end="30"), any_range=False, anew=False)
+    behind = some_plan(start="20", end="30")
+    assert plans.chosen(behind, any_range=False, anew=False) == behind
+    other = some_plan(topic="other")
+    assert plans.chosen(other, any_range=False, anew=False) == other
+
+
+def test_anew_is_another_producer_each_time_the_one_before_has_ended(plans):
+    plans.save(some_plan(done=2))
+    again = plans.chosen(some_plan(), any_range=False, anew=True)
+    assert again.attempt == 1
+    assert again.producer != some_plan().producer
+    plans.save(again)  # and killed
+    assert plans.chosen(some_plan(), any_range=False, anew=True) == again
+    assert plans.chosen(some_plan(end="30"), any_range=True, anew=True) == again
+    plans.save(replace(again, done=2))
+    assert plans.chosen(some_plan(), any_range=False, anew=True).attempt == 2
+
+
+def test_a_replay_of_everything_does_not_go_on_with_one_that_began_elsewhere(plans):
+    plans.save(some_plan(start="15", done=1))
+    with pytest.raises(CommandFailed, match="a part of this is being replayed"):
+        plans.chosen(some_plan(), any_range=True, anew=False)
+
+
+def test_files_that_are_others_now_are_not_gone_on_with(plans):
+    plans.save(replace(some_plan(done=1), as_read={"files": "a"}))
+    others = replace(some_plan(), as_read={"files": "b"})
+    with pytest.raises(CommandFailed, match="the files are not those whose replay into again was begun"):
+        plans.chosen(others, any_range=True, anew=False)
+    assert plans.chosen(others, any_range=True, anew=True).attempt == 1
+
+
+def test_a_plan_that_cannot_be_read_stops_everything(plans, tmp_path):
+    plans.save(some_plan())
+    (file,) = (tmp_path / "_replays").glob("*.json")
+    file.write_text("{}")
+    with pytest.raises(CommandFailed, match="cannot be read"):
+        plans.all()
