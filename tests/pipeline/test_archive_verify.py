@@ -31,25 +31,50 @@ def daemon(tmp_path_factory):
         yield running
 
 
+def archived(spark, daemon, namespace, root):
+    """300 messages in a topic, and in an archive of three batches."""
+    with Client(url_of(daemon), namespace=namespace) as client:
+        published(client, 0, 300)
+        append(run_at(spark, daemon, namespace), ["orders"], root, every=None, batch_rows=100)
+
+
+@pytest.fixture(scope="module")
+def original(spark, daemon, tmp_path_factory):
+    root = str(tmp_path_factory.mktemp("original") / "archive")
+    archived(spark, daemon, "shared", root)
+    return root
+
+
 @pytest.fixture
 def client(daemon, request):
-    name = "".join(char for char in request.node.name if char.isalnum())[:60]
+    """Of a namespace of the test's own where it changes the topic; else of one for all."""
+    own = "own_topic" in request.fixturenames
+    name = "".join(char for char in request.node.name if char.isalnum())[:60] if own else "shared"
     with Client(url_of(daemon), namespace=name) as opened:
         yield opened
 
 
 @pytest.fixture
 def run(spark, daemon, client):
-    return Run("archive", Where((url_of(daemon),), client.namespace), spark=spark)
+    return run_at(spark, daemon, client.namespace)
+
+
+def run_at(spark, daemon, namespace):
+    return Run("archive", Where((url_of(daemon),), namespace), spark=spark)
 
 
 @pytest.fixture
-def root(client, run, tmp_path):
-    """An archive of 300 messages in three batches."""
-    root = str(tmp_path / "archive")
-    published(client, 0, 300)
-    append(run, ["orders"], root, every=None, batch_rows=100)
-    return root
+def root(original, tmp_path):
+    """An archive of 300 messages in three batches, of a topic that no test changes."""
+    shutil.copytree(original, tmp_path / "archive")
+    return str(tmp_path / "archive")
+
+
+@pytest.fixture
+def own_topic(spark, daemon, client, tmp_path):
+    """The same of a topic of the test's own; the archive's root."""
+    archived(spark, daemon, client.namespace, str(tmp_path / "own"))
+    return str(tmp_path / "own")
 
 
 def entries(root):
@@ -75,29 +100,29 @@ def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
     assert findings.holes == [Range(gone.start, gone.end)]
 
 
-def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, root):
-    archiving.compact(run, [], root, compression="zstd", today=True)
+def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, own_topic):
+    archiving.compact(run, [], own_topic, compression="zstd", today=True)
     published(client, 300, 20)
-    append(run, ["orders"], root, every=None)
+    append(run, ["orders"], own_topic, every=None)
     published(client, 320, 7)
-    findings, counts = verified(run, root)
+    findings, counts = verified(run, own_topic)
     assert findings.is_good
     assert counts == {"same": 320, "waiting": 7}
-    assert sorted(raw_ids(root)) == in_topic(client)[:320]
+    assert sorted(raw_ids(own_topic)) == in_topic(client)[:320]
 
 
 def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
-    client, daemon, run, root, tmp_path, capsys
+    client, daemon, run, own_topic, tmp_path, capsys
 ):
-    parts = [Range(entry.start, entry.end) for entry in entries(root)]
+    parts = [Range(entry.start, entry.end) for entry in entries(own_topic)]
     client.set_properties("orders", ttl_s=1)
     eventually("the topic has expired", lambda: in_topic(client) == [])
-    findings, counts = verified(run, root)
+    findings, counts = verified(run, own_topic)
     assert findings.is_good
     assert counts == {"expired": 300}
     for number, part in enumerate(parts):
         copy = str(tmp_path / f"without-{number}")
-        shutil.copytree(root, copy)
+        shutil.copytree(own_topic, copy)
         open_files(copy).remove(entries(copy)[number].folder)
         findings, counts = verified(run, copy)
         assert (findings.is_good, findings.holes, counts) == (False, [part], {"expired": 200})
@@ -106,7 +131,7 @@ def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
             assert verified(run, copy)[0].holes == [part]
     client.delete_topic("orders")
     words = ["verify", "orders", "--generation", "1", "--url", url_of(daemon), "-n", client.namespace, "--root"]
-    assert run_program(archive_command, [*words, root], "archive") == 0
+    assert run_program(archive_command, [*words, own_topic], "archive") == 0
     assert run_program(archive_command, [*words, str(tmp_path / "without-1")], "archive") == Exit.FAILED
     assert "the archive is not what the topic was: 1 gaps that no entry holds" in capsys.readouterr().err
     assert run_program(archive_command, [*words, str(tmp_path / "none")], "archive") == Exit.NOT_FOUND
@@ -130,7 +155,6 @@ def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, ro
 
 def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root):
     open_files(root).remove(entries(root)[0].folder)  # nobody knows how old the first message was
-    published(client, 300, 10)
     with pytest.raises(
         CommandFailed, match=r"the archive has nothing before .*, though the checkpoint is past it"
     ) as told:
@@ -144,7 +168,6 @@ def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root
 
 
 def test_a_second_append_of_a_topic_is_refused_and_changes_nothing(spark, client, run, root):
-    published(client, 300, 10)
     before = sorted(Path(root).rglob("*"))
     with open_files(root).lock(layout.lock_file(client.namespace, "orders", "appending"), "it", print):
         with pytest.raises(Busy, match=r"the archive of .*:orders is being written already, by process \d+ on") as told:
