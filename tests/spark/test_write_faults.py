@@ -157,7 +157,7 @@ def test_a_publish_that_is_done_behind_sparks_back_is_told_by_the_abort(daemon, 
     assert topics.counted(topic) == Counter([b"row"])
 
 
-def test_after_an_abort_nothing_comes_behind(disturb, topics) -> None:
+def test_a_commit_that_fails_before_it_asks_the_daemon_leaves_nothing(disturb, topics) -> None:
     topic = topics.create("aborted")
     with pytest.raises(FAILED, match="disturbed"):
         disturb(topics.options(topic), before_commit="raise")
