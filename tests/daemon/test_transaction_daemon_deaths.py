@@ -47,8 +47,10 @@ class Killer:
         assert self._process.stderr is not None
         said = self._process.stderr.readline()
         if b"attached" not in said:
-            self.end()
+            self._process.kill()
+            self._process.communicate()
             pytest.skip(f"NOT TESTED: daemons killed in a system call, since strace says {said!r}")
+        self.killed = False
         self._counting = threading.Thread(target=self._count, args=(daemon.pid, f"{call}(".encode(), when))
         self._counting.start()
 
@@ -58,10 +60,12 @@ class Killer:
         while piece := self._process.stderr.read(1 << 16):
             said += piece
             if said.count(entered) >= when:
+                self.killed = True
                 os.kill(pid, signal.SIGKILL)
                 break
 
     def end(self) -> None:
+        """Nothing is killed from now on; what was says ``killed``."""
         self._process.kill()
         self._counting.join()
         self._process.communicate()
@@ -91,6 +95,7 @@ class World:
             killed = True
         if killer is not None:
             killer.end()
+            killed = killed or killer.killed  # perhaps in a call of its own, when all had been answered
         if killed:
             self.place.closed()
             await trio.to_thread.run_sync(self.daemon.wait)
