@@ -13,18 +13,22 @@ from bench.profiles import QUICK
 from bench.report import verdict_line
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.targets import TARGETS, judge
+from tests.spark_session import why_not
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning")
+SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The report of one quick run of everything."""
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "bench", "--quick"]
     command += ["--report", str(directory / "report"), "--scratch", str(directory / "scratch")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=420)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list((directory / "scratch").iterdir())
     return directory / "report", done.stdout
@@ -64,6 +68,18 @@ def test_all_expired_rows_are_cleaned_and_their_space_comes_back(report):
     for row in results(report)["sections"]["cleaning"]["rows"]:
         assert row["what"]["rows"] == QUICK.expired_rows
         assert row["values"]["disk after MB"]["median"] < row["values"]["disk before MB"]["median"]
+
+
+def test_spark_is_measured_beside_its_own_sources_and_sinks(report):
+    rows = {row["what"]["what"]: row["values"] for row in results(report)["sections"]["spark"]["rows"]}
+    assert {name: [column for column in values if column.startswith("÷")] for name, values in rows.items()} == {
+        "read": ["÷ from Parquet"],
+        "narrow": ["÷ from Parquet"],
+        "write": ["÷ to null", "÷ to Parquet"],
+        "micro-batch": ["÷ rate source"],
+        "visible": [],
+        "archive": ["÷ Parquet"],
+    }
 
 
 def test_every_target_that_was_measured_has_a_verdict(report):
