@@ -371,6 +371,13 @@ class ShuttingDown(Unavailable):
     title = "The daemon is shutting down"
 
 
+class NoOwner(Unavailable):
+    """The topic has no owner just now, or another one than whoever was asked: the request was not taken."""
+
+    code = "no_owner"
+    title = "The topic is changing its owner"
+
+
 class LowSpace(Unavailable):
     """Free disk space is below ``storage.min_free_bytes``: publishes wait, polls go on."""
 

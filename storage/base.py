@@ -99,6 +99,8 @@ class StoreTraits:
     """The largest value a row may have; None where memory is the bound."""
     whole_commits: bool = False
     """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback."""
+    shared: bool = False
+    """Whether others may claim topics too: an owner that answers without having written asks ``check`` first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ class Store(Protocol):
 
         Raises:
           StoreError: the store cannot be reached or opened.
+        """
+        ...
+
+    async def check(self, claim: Claim) -> None:
+        """See that the claim still holds: whoever read before this call answered read what is true.
+
+        Raises:
+          Deposed: another owner has claimed the topic.
+          StoreError: nobody can say.
         """
         ...
 

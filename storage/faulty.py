@@ -80,6 +80,11 @@ class FaultyStore(Faults):
             raise _failed("claim")
         return claim
 
+    async def check(self, claim: Claim) -> None:
+        """See ``Store.check``."""
+        self._refuse_if_broken()
+        await self.inner.check(claim)
+
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``."""
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -95,6 +95,11 @@ class MemoryStore:
         await self._enter()
         return Claim(name, 0)
 
+    async def check(self, claim: Claim) -> None:
+        """See ``Store.check``: nobody else can claim anything."""
+        del claim
+        await self._enter()
+
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``; all or nothing, since nothing else runs meanwhile."""
         await self._enter()

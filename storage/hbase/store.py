@@ -49,6 +49,7 @@ class HBaseStore:
             kind="hbase",
             durability="acknowledged messages are in HBase's log: they survive what its file system survives",
             max_row_bytes=options.max_cell_bytes - _CELL_MARGIN,
+            shared=True,
         )
         self._pool = pool
         self._cells = Cells(pool, tables[Table.METADATA])
@@ -91,6 +92,11 @@ class HBaseStore:
         claim = await self._owners.claim(name)
         self._epochs[name] = claim.epoch
         return claim
+
+    async def check(self, claim: Claim) -> None:
+        """See ``Store.check``: one look at the topic's head."""
+        self._refuse_if_closed()
+        await self._owners.check(claim)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``."""

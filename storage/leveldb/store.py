@@ -104,6 +104,12 @@ class LevelDBStore:
                 await self._open_again()
         return Claim(name, 0)
 
+    async def check(self, claim: Claim) -> None:
+        """See ``Store.check``: nobody else can open the directory."""
+        del claim
+        self._refuse_if_closed()
+        await trio.lowlevel.checkpoint()
+
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
         await trio.lowlevel.checkpoint_if_cancelled()

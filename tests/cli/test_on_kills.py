@@ -111,7 +111,9 @@ def test_nothing_is_skipped_and_repeats_stand_only_where_something_was_killed(sc
     assert play.process.wait(PATIENCE_S) == 0
     happened = play.happened()
     assert [message_id for message_id, _ in groupby(happened)] == play.ids
-    assert len(happened) - len(play.ids) <= KILLS  # the daemon's end repeats nothing: the command was there all the time
+    assert (
+        len(happened) - len(play.ids) <= KILLS
+    )  # the daemon's end repeats nothing: the command was there all the time
 
 
 def test_dead_letters_are_there_once_although_all_is_killed(scene):
