@@ -43,8 +43,10 @@ def free_ports(count: int) -> list[int]:
 class HBase:
     """Master, region server, ZooKeeper and Thrift gateway on local files; ``with`` it, and they are gone at the end."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, jvm: str = QUICK_JVM) -> None:
+        """``jvm``: options of both processes; none for what is to be measured."""
         self.directory = directory
+        self._jvm = jvm
         self.zookeeper, master, region, self.thrift = free_ports(4)
         subprocess.run([SMALL, "fetch"], check=True, stdout=subprocess.DEVNULL)
         ports = map(str, (self.zookeeper, master, region, self.thrift))
@@ -77,7 +79,7 @@ class HBase:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"HBASE_JVM": QUICK_JVM},
+                env=os.environ | {"HBASE_JVM": self._jvm},
             )
 
     def kill(self, name: str) -> None:
