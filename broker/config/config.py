@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any, cast
 
 from broker.config.core import CommitConfig, PollConfig, StorageConfig, TopicConfig
 from broker.config.deduplicating import DeduplicationConfig
@@ -14,7 +14,7 @@ from broker.config.meaning import MEANING, Meaning
 from broker.config.transacting import TransactionsConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,8 @@ class Config:
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
     def value(self, name: str) -> Any:
-        """The value of ``section.key``."""
-        section, key = name.split(".")
-        return getattr(getattr(self, section), key)
+        """The value of ``section.key``; a section may be one within another, as ``storage.hbase``."""
+        return reduce(getattr, name.split("."), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,21 @@ class Setting:
     @property
     def variable(self) -> str:
         """The name of its environment variable."""
-        return f"PLAINSONG_{self.section}__{self.key}".upper()
+        return f"PLAINSONG_{self.name}".replace(".", "__").upper()
 
 
 @cache
 def sections() -> Mapping[str, type[Any]]:
-    """The class of each section, in the order of ``Config``."""
-    default = Config()
-    return {part.name: type(getattr(default, part.name)) for part in fields(Config)}
+    """The class of each section, in the order of ``Config``; one within another comes behind it."""
+    return dict(_sections_in(Config(), ""))
+
+
+def _sections_in(section: Any, prefix: str) -> Iterator[tuple[str, type[Any]]]:
+    for part in fields(section):
+        if MEANING not in part.metadata:
+            inner = getattr(section, part.name)
+            yield prefix + part.name, type(inner)
+            yield from _sections_in(inner, f"{prefix}{part.name}.")
 
 
 @cache
@@ -74,14 +80,22 @@ def every_setting() -> Mapping[str, Setting]:
         Setting(section, part.name, part.default, part.metadata[MEANING])
         for section, cls in sections().items()
         for part in fields(cls)
+        if MEANING in part.metadata
     )
     return {setting.name: setting for setting in found}
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
     """The configuration with ``values`` by name, and defaults for the others."""
-    parts: dict[str, Any] = {}
-    for section, cls in sections().items():
-        start = len(section) + 1
-        parts[section] = cls(**{name[start:]: values[name] for name in values if name.startswith(section + ".")})
-    return Config(**parts)
+    return cast("Config", _filled(Config(), "", values))
+
+
+def _filled(section: Any, prefix: str, values: Mapping[str, Any]) -> Any:
+    changes: dict[str, Any] = {}
+    for part in fields(section):
+        name = prefix + part.name
+        if MEANING not in part.metadata:
+            changes[part.name] = _filled(getattr(section, part.name), f"{name}.", values)
+        elif name in values:
+            changes[part.name] = values[name]
+    return replace(section, **changes)

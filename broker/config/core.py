@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - dataclasses and readers resolve annotations
 
+from broker.config.hbase import HBaseConfig
 from broker.config.meaning import (
     GIB,
     KIB,
@@ -26,7 +27,13 @@ _CENTURY_S = 100 * 365 * 86_400
 class StorageConfig:
     """Where messages are kept."""
 
-    kind: str = choice("leveldb", "The store; memory forgets everything when the daemon ends.", "leveldb", "memory")
+    kind: str = choice(
+        "leveldb",
+        "The store; hbase may be shared by several instances, memory forgets everything when the daemon ends.",
+        "leveldb",
+        "hbase",
+        "memory",
+    )
     data_dir: Path = path(  # noqa: RUF009 - declares a field, like its neighbours
         "data", "The directory of the store, made when absent; a relative one starts at the working directory."
     )
@@ -54,6 +61,7 @@ class StorageConfig:
         low=0,
         high=64 * GIB,
     )
+    hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
 
     Args:
       file: the TOML file; None reads none.
-      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value, ``PORT`` the port of ``http.bind``;
+      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` the port of ``http.bind``;
         other names, also other ``PLAINSONG_`` names, are not the daemon's.
       flags: values by ``section.key``, as text or as values.
     Raises:
@@ -95,11 +95,15 @@ class _Loading:
             self.problems.append(Problem(origin, f"{section!r} is a section", f"write [{section}] and its keys below"))
         else:
             for key, raw in table.items():
-                self.take(f"{section}.{key}", raw, origin, text=False)
+                name = f"{section}.{key}"
+                if name in sections() or (isinstance(raw, dict) and name not in every_setting()):
+                    self._take_table(name, raw, origin)
+                else:
+                    self.take(name, raw, origin, text=False)
 
     def take_environ(self, environ: Mapping[str, str]) -> None:
-        for variable, section, key in _ours(environ):
-            self.take(f"{section}.{key}", environ[variable], f"environment {variable}", text=True)
+        for variable, name in _ours(environ):
+            self.take(name, environ[variable], f"environment {variable}", text=True)
         if environ.get("PORT", "").strip():
             self._take_port(environ["PORT"].strip())
 
@@ -109,9 +113,9 @@ class _Loading:
         self.take("http.bind", str(parse_address(bound)).rpartition(":")[0] + ":" + port, "environment PORT", text=True)
 
 
-def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The variables that mean a setting: those with a double underscore after the prefix."""
+def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables that mean a setting, with its name: those with a double underscore after the prefix."""
     for variable in sorted(environ):
-        section, separator, key = variable.removeprefix(PREFIX).partition("__")
-        if variable.startswith(PREFIX) and separator:
-            yield variable, section.lower(), key.lower()
+        said = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and "__" in said:
+            yield variable, said.replace("__", ".").lower()

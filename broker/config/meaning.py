@@ -34,7 +34,9 @@ class Kind(StrEnum):
     MILLISECONDS = "a whole number of milliseconds"
     CHOICE = "one of a few words"
     ADDRESS = 'text like "127.0.0.1:7420" or "[::1]:7420"'
+    ADDRESSES = 'text like "127.0.0.1:9090", or several such, parted by commas'
     PATH = "a path, as text"
+    TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Meaning:
     choices: tuple[str, ...] = ()
     optional: bool = False
     """Whether an empty text, for none, is a value too."""
+    pattern: str = ""
+    """What all of a text must match; empty: any text without control characters."""
+    expected: str = ""
+    """That pattern in words."""
 
 
 def switch(default: bool, says: str) -> bool:
@@ -98,6 +104,16 @@ def address(default: str, says: str) -> str:
 def optional_address(says: str) -> str:
     """A field that is a host and a port, or empty for none."""
     return _declare("", Meaning(Kind.ADDRESS, says, optional=True))
+
+
+def addresses(default: str, says: str) -> str:
+    """A field that is one or more of a host and a port, parted by commas."""
+    return _declare(default, Meaning(Kind.ADDRESSES, says))
+
+
+def text(default: str, says: str, *, pattern: str = "", expected: str = "") -> str:
+    """A field that is text, empty only where ``pattern`` takes that."""
+    return _declare(default, Meaning(Kind.TEXT, says, pattern=pattern, expected=expected))
 
 
 def path(default: str, says: str) -> Path:

@@ -46,6 +46,11 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
+def parse_addresses(text: str) -> list[Address]:
+    """The addresses written as ``host:port,host:port``, in their order. Raises ValueError."""
+    return [parse_address(part.strip()) for part in text.split(",")]
+
+
 def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
     """The value of a setting.
 
@@ -111,9 +116,19 @@ def _typed(meaning: Meaning, raw: object) -> Any:
             return raw
         case Kind.ADDRESS if isinstance(raw, str):
             return "" if meaning.optional and not raw.strip() else str(parse_address(raw))
+        case Kind.ADDRESSES if isinstance(raw, str):
+            return ",".join(map(str, parse_addresses(raw)))
+        case Kind.TEXT if isinstance(raw, str) and not re.search(r"[\x00-\x1f\x7f]", raw):
+            return _matching(meaning, raw.strip())
         case Kind.PATH if isinstance(raw, str | Path) and str(raw).strip() and "\0" not in str(raw):
             return Path(raw)
     raise ValueError(f"{raw!r} is not {meaning.kind}")
+
+
+def _matching(meaning: Meaning, text: str) -> str:
+    if meaning.pattern and not re.fullmatch(meaning.pattern, text, re.ASCII):
+        raise ValueError(f"{text[:60]!r} is not {meaning.expected}")
+    return text
 
 
 def _read_size(text: str) -> int:

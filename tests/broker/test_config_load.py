@@ -186,3 +186,30 @@ def test_values_by_name_make_the_same_configuration():
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(AttributeError):
         Config().http.bind = "0.0.0.0:1"  # type: ignore[misc]
+
+
+def test_a_section_within_another_is_read_from_all_places(tmp_path):
+    file = toml(
+        tmp_path, '[storage]\nkind = "hbase"\n[storage.hbase]\nthrift = "a:1"\ntimeout_s = 5\nmax_connections=3\n'
+    )
+    environ = {"PLAINSONG_STORAGE__HBASE__THRIFT": "b:2, [::1]:3", "PLAINSONG_STORAGE__HBASE__CREATE_TABLES": "no"}
+    loaded = load_config(file, environ, {"storage.hbase.timeout_s": "7"})
+    hbase = loaded.config.storage.hbase
+    assert (hbase.thrift, hbase.timeout_s, hbase.max_connections, hbase.create_tables) == ("b:2,[::1]:3", 7, 3, False)
+    assert loaded.origins["storage.hbase.thrift"] == "environment PLAINSONG_STORAGE__HBASE__THRIFT"
+    assert loaded.config.value("storage.hbase.timeout_s") == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[storage.hbsae]\nthrift = 'a:1'", "there is no section [storage.hbsae]"),
+        ("[storage]\nhbase = 'a:1'", "'storage.hbase' is a section"),
+        ("[storage.hbase]\nthrif = 'a:1'", "there is no setting 'storage.hbase.thrif'"),
+        ("[storage.hbase]\nthrift = 'a:1,,b:2'", "storage.hbase.thrift: '' is no address"),
+        ("[storage.hbase]\nthrift = ''", "storage.hbase.thrift: '' is no address"),
+        ("[storage.hbase]\ntable_prefix = 'a b'", "storage.hbase.table_prefix: 'a b' is not letters"),
+    ],
+)
+def test_what_is_wrong_in_a_section_within_another_is_told(tmp_path, text, told):
+    assert told in refused(toml(tmp_path, text))[0]
