@@ -69,7 +69,7 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
     check_poll(body)
     frames = accept_frames(request.headers.get("accept"))
     reading = _reading(service, body, with_pointers=frames is not None and frames.pointers)
-    found = await _look(service, name, body, reading)
+    found = await _look(service, name, body, reading, request.waited_ms)
     page = found.page
     service.rates.delivered(name, page.count, trio.current_time())
     if frames is not None:
@@ -115,7 +115,7 @@ def _reading(service: Service, body: PollRequest, *, with_pointers: bool) -> _Re
     return _Reading(limit, max_bytes, with_pointers)
 
 
-async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading) -> _Found:
+async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
     """A page with messages, or one without when the time to wait is over or waiting is of no use."""
     # What is refused is refused before anything is waited for; a large snapshot is many numbers.
     ask_view = partial(view_for, service, body.isolation, body.transaction)
@@ -124,7 +124,8 @@ async def _look(service: Service, name: TopicName, body: PollRequest, reading: _
     since = body.since
     deadline_s = None
     if body.wait_ms:
-        deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
+        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        deadline_s = trio.current_time() + wait_ms / 1000
     was_held = False
     while True:
         # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.

@@ -67,7 +67,7 @@ def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
         try:
             body = await _read_small(route.max_body_bytes) if route.max_body_bytes else b""
             query = request.query_string.decode("latin-1")
-            answer = await route.view(service, ViewRequest(path, query, through.headers, body))
+            answer = await route.view(service, ViewRequest(path, query, through.headers, body, through.request_id))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s

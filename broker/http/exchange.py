@@ -52,6 +52,8 @@ class HotRequest:
     request_id: str
     #: The id in the path of a transaction: percent-decoded, but not validated; else empty.
     transaction: str = ""
+    #: How much of the wait it asks for is over already, at an instance that could not answer.
+    waited_ms: int = 0
 
 
 @dataclass(slots=True)

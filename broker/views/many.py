@@ -19,11 +19,12 @@ from broker.handlers.publish import off_loop
 from broker.handlers.views_of_readers import view_for
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
+from broker.views.reach import Here
 from protocol.checks import check_poll
 from protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
 from protocol.codec import json_values as values
 from protocol.codec.positions import parse_position
-from protocol.errors import InvalidParameter, PlainsongError, RequestTooLarge
+from protocol.errors import InvalidParameter, NoOwner, PlainsongError, RequestTooLarge
 from protocol.ids import after, before
 from protocol.names import TopicName, topic_name
 from protocol.page import Page
@@ -32,6 +33,7 @@ from protocol.topic.asks import Look, Span
 
 if TYPE_CHECKING:
     from broker.service import Service
+    from broker.views.reach import Reach
     from broker.views.route import ViewRequest
     from protocol.page import Held
     from protocol.transactions.view import View
@@ -83,11 +85,14 @@ class _Wanted:
         return Page(last_id=before(self.since), end="more")
 
 
-async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
+async def poll_many(service: Service, request: ViewRequest, reach: Reach | None = None) -> HttpAnswer:
     """Of each topic its messages, or what is wrong with it.
 
+    Args:
+      reach: where the topics are; None: all of them are this instance's.
     Raises:
       InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: nothing happens by reading.
+      NoOwner: without ``reach``, when one of the topics is not this instance's any more.
     """
     namespace = request.namespace
     given = request.fields(_REQUEST)
@@ -97,7 +102,9 @@ async def poll_many(service: Service, request: ViewRequest) -> HttpAnswer:
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     options = apply_query(body, request.query) or DEFAULT_OPTIONS
     check_poll(body)
-    await _read_or_wait(service, wanted, body)
+    await _read_or_wait(service, reach or Here(service), wanted, body, request.waited_ms)
+    if reach is None:
+        _refuse_strangers(wanted)
     size = sum(one.page.payload_bytes for one in wanted)
     content = await off_loop(size, JSON, partial(_encoded, wanted, options))
     return HttpAnswer(200, content, JSON.content_type)
@@ -117,37 +124,47 @@ def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
     return found
 
 
-async def _read_or_wait(service: Service, wanted: list[_Wanted], body: PollRequest) -> None:
+def _refuse_strangers(wanted: list[_Wanted]) -> None:
+    """Raises NoOwner for a topic that is another instance's: who forwarded the request finds out whose."""
+    for one in wanted:
+        if isinstance(one.error, NoOwner):
+            raise one.error
+
+
+async def _read_or_wait(
+    service: Service, reach: Reach, wanted: list[_Wanted], body: PollRequest, waited_ms: int
+) -> None:
     deadline_s = -1.0
     if body.wait_ms:
-        deadline_s = trio.current_time() + min(body.wait_ms, service.config.poll.max_wait_ms) / 1000
+        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        deadline_s = trio.current_time() + wait_ms / 1000
     while True:
         # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
         mark = service.pointers.mark
         view = view_for(service, body.isolation, None)
         async with trio.open_nursery() as nursery:
             for one in wanted:
-                nursery.start_soon(_look, service, one)
-        await _read_in_turn(service, wanted, body, view)
+                nursery.start_soon(_look, reach, one)
+        await _read_in_turn(service, reach, wanted, body, view)
         waiting = [one for one in wanted if one.error is None]
         nothing_yet = not any(one.page.count for one in wanted) and not service.stopping
         if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
             return
-        if not await _wait_for_any(service, waiting, mark, deadline_s):
+        if not await _wait_for_any(service, reach, waiting, mark, deadline_s):
             return
 
 
-async def _look(service: Service, one: _Wanted) -> None:
+async def _look(reach: Reach, one: _Wanted) -> None:
     if one.error is not None:
         return
     try:
-        one.span = await service.directory.ask(one.name, Look(one.since))
+        one.span = await reach.look(one.name, Look(one.since))
         one.page = one.unread
     except PlainsongError as error:
         one.error = error
 
 
-async def _wait_for_any(service: Service, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
+async def _wait_for_any(service: Service, reach: Reach, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
     """Whether one of the topics has something new; False when the time is over, or a topic is not there any more.
 
     A topic that holds its reader has something new once its transaction has been decided.
@@ -161,7 +178,7 @@ async def _wait_for_any(service: Service, waiting: list[_Wanted], mark: int, dea
                 await wait_for_decision(service, one.page.held, mark, deadline_s)
                 found = True
             else:
-                span = await service.directory.ask(one.name, Look(one.since, deadline_s=deadline_s))
+                span = await reach.look(one.name, Look(one.since, deadline_s=deadline_s))
                 found |= span.since < span.until
         except PlainsongError as error:
             one.error = error
@@ -173,7 +190,9 @@ async def _wait_for_any(service: Service, waiting: list[_Wanted], mark: int, dea
     return found
 
 
-async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollRequest, view: View | None) -> None:
+async def _read_in_turn(
+    service: Service, reach: Reach, wanted: list[_Wanted], body: PollRequest, view: View | None
+) -> None:
     """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
     bounds = service.config.poll
     room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
@@ -188,7 +207,7 @@ async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollReque
             if room <= 0 or bytes_room <= 0:
                 return
             limit = min(share, room) if one.room is None else min(share, room, one.room)
-            page = await _read(service, one, limit, min(bytes_share, bytes_room), view)
+            page = await _read(reach, one, limit, min(bytes_share, bytes_room), view)
             if taken and page.payload_bytes > bytes_room:
                 continue  # a page always has one message; this one has to wait for the next answer
             _add(service, one, page)
@@ -200,11 +219,11 @@ async def _read_in_turn(service: Service, wanted: list[_Wanted], body: PollReque
         active = still
 
 
-async def _read(service: Service, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
+async def _read(reach: Reach, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
     """The topic's next messages; none when they cannot be read."""
     assert one.span is not None  # those without have an error, and are not active
     try:
-        return await service.read(one.name, one.span, limit=limit, max_bytes=max_bytes, view=view)
+        return await reach.page(one.name, one.span, limit, max_bytes, view)
     except PlainsongError as error:
         if not one.page.count:
             one.error = error

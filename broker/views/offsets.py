@@ -60,7 +60,7 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
     if read.isolation not in (None, "uncommitted", "committed"):
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     check_poll(read)
-    span, extent, expired = await _measured(service, name, read)
+    span, extent, expired = await _measured(service, name, read, request.waited_ms)
     return json_answer(
         {
             "end": extent.end.hex(),
@@ -74,7 +74,9 @@ async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
     )
 
 
-async def _measured(service: Service, name: TopicName, read: PollRequest) -> tuple[Span, Extent, bool]:
+async def _measured(
+    service: Service, name: TopicName, read: PollRequest, waited_ms: int = 0
+) -> tuple[Span, Extent, bool]:
     """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
 
     Last whether messages had expired between the start and all that was looked at.
@@ -82,7 +84,8 @@ async def _measured(service: Service, name: TopicName, read: PollRequest) -> tup
     since = read.since
     deadline_s = None
     if read.wait_ms:
-        deadline_s = trio.current_time() + min(read.wait_ms, service.config.poll.max_wait_ms) / 1000
+        wait_ms = min(read.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        deadline_s = trio.current_time() + wait_ms / 1000
     expired = False
     parks = read.isolation != "committed"
     while True:

@@ -32,6 +32,9 @@ class ViewRequest:
     headers: Mapping[str, str]
     """Lower-case names."""
     body: bytes = b""
+    request_id: str = ""
+    waited_ms: int = 0
+    """How much of the wait it asks for is over already, at an instance that could not answer."""
 
     @property
     def namespace(self) -> str:

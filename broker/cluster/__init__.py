@@ -1,0 +1,1 @@
+"""Several daemons as one service: who owns what, and how a request comes to the owner."""
