@@ -4,108 +4,34 @@ One entry per name, made synchronously by whoever comes first, so a hundred firs
 An entry supervises its actor: when it falls it is started again from disk, at once and then with growing
 pauses; while the store does not answer, callers are told so instead of waiting. An entry that is let go
 is out of the directory before it ends, and its successor waits for that end: never two owners.
+
+Only our own topics are opened. What another instance is to own is let go when the view of that changes; what
+one has claimed already ends at once, and is not claimed back until a pause is over.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.mailbox import Mailbox, Ticket
-from actors.scan_cache import TopicCache
-from actors.topic import TopicActor
-from protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
+from actors.entry import Entry
+from actors.failing import changed_hands
+from actors.mailbox import Ticket
+from actors.pausing import Pauses
+from protocol.errors import Overloaded, ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from actors.scan_cache import CacheBudget
+    from actors.scan_cache import CacheBudget, TopicCache
     from actors.topic import Surroundings
     from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from protocol.topic.state import TopicState
 
-log = logging.getLogger(__name__)
-
 A = TypeVar("A")
-
-#: Pauses before the second, third … attempt to load a topic whose store fails; the last one repeats.
-RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-class Entry:
-    """One open topic: its mailbox, its cache, and the supervision of its actor."""
-
-    def __init__(self, name: TopicName, directory: Directory, predecessor: trio.Event | None) -> None:
-        self.name = name
-        self.mailbox = Mailbox(directory.mailbox_requests, directory.mailbox_bytes)
-        self.cache = TopicCache(directory.budget)
-        self.actor = TopicActor(name, directory.around, self.mailbox, self.cache)
-        self.done = trio.Event()
-        self.used_s = trio.current_time()
-        self._around = directory.around
-        self._predecessor = predecessor
-        self._closing = trio.Event()
-        self._failures = 0
-        self._begun_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Entry {self.name} waiting={len(self.mailbox)} {self.actor!r}>"
-
-    def close(self) -> None:
-        """Take no more; what is in is served, then the actor ends."""
-        self._closing.set()
-        self.mailbox.close()
-
-    async def run(self) -> None:
-        """Keep the actor running until the mailbox is closed and empty. Never raises."""
-        try:
-            if self._predecessor is not None:
-                await self._predecessor.wait()
-            await self._supervise()
-        finally:
-            self.mailbox.close()
-            self.mailbox.drain(lambda: ShuttingDown("the daemon is shutting down"))
-            self.done.set()
-
-    async def _supervise(self) -> None:
-        while True:
-            self._begun_s = trio.current_time()
-            try:
-                await self.actor.run(self._is_loaded)
-                return
-            except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
-                self._fell(error)
-            if self._closing.is_set() and (self._failures > 1 or not len(self.mailbox)):
-                return  # nobody waits: a mark that cannot be written costs the next load some time, no more
-            if self._failures > 1:
-                await self._pause(RESTART_PAUSES_S[min(self._failures - 1, len(RESTART_PAUSES_S)) - 1])
-
-    def _is_loaded(self) -> None:
-        self._failures = 0
-        self.mailbox.closed_for = None
-        self._around.observer.loaded(self.name, trio.current_time() - self._begun_s)
-
-    def _fell(self, error: BaseException) -> None:
-        self._failures += 1
-        known = isinstance(error, PlainsongError)
-        log.error(
-            "topic fell, loading it again",
-            extra={"topic": str(self.name), "why": str(error), "failures": self._failures},
-            exc_info=None if known else error,
-        )
-        self._around.observer.fell(self.name, error)
-        if self._failures > 1:  # it could not even be loaded: nobody should wait for it
-            detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
-            self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")
-            self.mailbox.drain(lambda: StorageFailed(detail, hint="the daemon keeps trying"))
-
-    async def _pause(self, pause_s: float) -> None:
-        with trio.move_on_after(pause_s):
-            await self._closing.wait()
 
 
 class Directory:
@@ -131,7 +57,9 @@ class Directory:
         self._nursery = nursery
         self._entries: OrderedDict[TopicName, Entry] = OrderedDict()
         self._leaving: dict[TopicName, Entry] = {}
+        self._pauses = Pauses()
         self._closed = False
+        around.ownership.on_change(self._view_changed)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -167,6 +95,7 @@ class Directory:
         """The topic's entry, new if need be.
 
         Raises:
+          NoOwner: it is not ours, or another instance has claimed it a moment ago.
           ShuttingDown: the daemon is leaving.
           Overloaded: as many topics as may be are open, and none of them is idle.
         """
@@ -181,6 +110,8 @@ class Directory:
     def _open(self, name: TopicName) -> Entry:
         if self._closed:
             raise ShuttingDown("the daemon is shutting down")
+        if not self.around.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
+            raise changed_hands(name)
         if len(self._entries) >= self._max_open and not self._let_go_one():
             raise Overloaded(f"{len(self._entries)} topics are open", hint="raise topic.max_open, or use fewer at once")
         previous = self._leaving.get(name)
@@ -197,11 +128,21 @@ class Directory:
                 del self._leaving[entry.name]
             if self._entries.get(entry.name) is entry:
                 del self._entries[entry.name]
+            if entry.deposed and self.around.ownership.is_mine(entry.name):
+                self.around.ownership.deposed(entry.name)
+                self._pauses.begin(entry.name, trio.current_time())
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: Entry, *, given_away: bool = False) -> None:
         del self._entries[entry.name]
         self._leaving[entry.name] = entry
-        entry.close()
+        entry.close(given_away=given_away)
+
+    def _view_changed(self) -> None:
+        """Let all topics go at once that are not ours any more: what is in is served, who comes later hears NoOwner."""
+        self._pauses.end()
+        for entry in self:
+            if not self.around.ownership.is_mine(entry.name):
+                self._let_go(entry, given_away=True)
 
     def _let_go_one(self) -> bool:
         """Let the longest unused idle topic go, if there is one."""

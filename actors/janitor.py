@@ -1,6 +1,6 @@
 """The janitor: removes what nobody can see any more, in bounded steps, and gives the disk space back.
 
-It looks at every topic in turn, opens only those with something to remove, asks each for a plan (which makes
+It looks at every topic of ours in turn, opens only those with something to remove, asks each for a plan (which makes
 sure that what is removed stays invisible after any restart), and removes rows beside the topic's own work. A
 crash in the middle leaves rows that are as invisible as before; the next round goes on.
 """
@@ -110,6 +110,8 @@ class Janitor:
     async def _clean_row(self, row: Row) -> int:
         try:
             name, _ = topic_of(row[0])
+            if not self._directory.around.ownership.is_mine(name):
+                return 0  # its owner cleans it
             metadata = Metadata.decode(row[1])
             if not await self._is_due(name, metadata):
                 return 0

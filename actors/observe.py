@@ -22,6 +22,9 @@ class Observer(Protocol):
     def fell(self, name: TopicName, error: BaseException) -> None:
         """An actor fell and will be loaded again."""
 
+    def deposed(self, name: TopicName) -> None:
+        """The store said that another instance has claimed a topic that was open here."""
+
     def loaded(self, name: TopicName, load_s: float) -> None:
         """A topic was loaded from disk in ``load_s`` seconds."""
 
@@ -39,6 +42,9 @@ class Unobserved:
         """Nothing."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
+        """Nothing."""
+
+    def deposed(self, name: TopicName) -> None:
         """Nothing."""
 
     def loaded(self, name: TopicName, load_s: float) -> None:

@@ -3,34 +3,38 @@
     load ──► wait ──► step ──► commit ──► wait …
       ▲                          │
       └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
+                                   another owner has come: the end, and nobody is told what may be old
 
 *wait* on the mailbox or the nearest deadline; *step*: the core decides, without waiting; *commit*: make the
 rows durable, and only then settle the answers. While a commit is in its thread requests gather, and the next
-one carries them all: that is the group commit.
+one carries them all: that is the group commit. Where others may claim the topic, a step that answers without
+having written asks the store whether it is ours still: one check for all that gathered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.failing import changed_hands, fail
 from actors.load import load
 from actors.observe import Unobserved
+from actors.ownership import Alone
 from actors.pointer_index import PointerIndex
-from protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed
+from protocol.errors import StorageFailed
 from protocol.ids import ID_BYTES, after
-from protocol.topic.asks import Describe, ListReaders, Look, Publish, PublishEach, Stats
+from protocol.topic.asks import Look, Publish, PublishEach
 from protocol.topic.bookkeeping import write_pointers_among
 from protocol.topic.core import TopicCore
-from protocol.topic.pointer_asks import ListPointers, PublishUnder
-from protocol.topic.producers.asks import GetProducer, ListProducers
+from protocol.topic.pointer_asks import PublishUnder
 from protocol.topic.producers.policy import INHERITED
 from protocol.topic.staging_asks import PublishStaged
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.authority import Nobody
-from storage.base import NothingWritten
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,17 +42,20 @@ if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.mailbox import Mailbox, Ticket
     from actors.observe import Observer
+    from actors.ownership import Ownership
     from actors.scan_cache import TopicCache
     from actors.space import SpaceGuard
+    from protocol.errors import PlainsongError
     from protocol.names import TopicName
+    from protocol.topic.core import Answers
     from protocol.topic.producers.policy import NamespacePolicy
     from protocol.topic.step import Step
     from protocol.transactions.authority import Authority
     from storage.base import Claim, Store
 
 
-#: Asks that change nothing, so that a failure cannot leave their outcome open.
-READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
+#: Topics that are let go and write down where they were, at the same time; parked polls are answered before.
+CLOSING_AT_ONCE = 64
 #: Asks whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -78,6 +85,10 @@ class Surroundings:
     """Who decides transactions."""
     policy: Callable[[str], NamespacePolicy] = field(default=_says_nothing)
     """What a namespace says about producers: ``Namespaces.policy``."""
+    ownership: Ownership = field(default_factory=Alone)
+    """Which topics are ours."""
+    closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, CLOSING_AT_ONCE))
+    """Who waits its turn while many topics are let go."""
 
 
 class TopicActor:
@@ -90,6 +101,7 @@ class TopicActor:
         self._cache = cache
         self._core: TopicCore | None = None
         self._stepping = False
+        self._shared = around.store.traits.shared
 
     def __repr__(self) -> str:
         return f"<TopicActor {self.name} {self._core!r}>"
@@ -109,6 +121,7 @@ class TopicActor:
 
         Raises what the store raises, after everybody whose request was under way has been told.
         """
+        told: Callable[[], PlainsongError] = _loading_again
         claim = await self._around.store.claim(self.name)
         around = self._around
         core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
@@ -127,12 +140,15 @@ class TopicActor:
                     await self._close(core, claim)
                     return
                 await self._commit(core, claim, tickets)
+        except Deposed:
+            told = partial(changed_hands, self.name)
+            raise
         finally:
             self._core = None
             self._cache.clear()
             _, waiting = core.close()
             for ticket, _ in waiting:
-                _as_ticket(ticket).settle(StorageFailed("the topic is being loaded again", hint="poll again"))
+                _as_ticket(ticket).settle(told())
 
     async def _wait(self, core: TopicCore) -> Sequence[Ticket[Any]]:
         """What has arrived, or nothing once a deadline has come."""
@@ -151,6 +167,7 @@ class TopicActor:
         """One step and, if it has something to write, one commit; then, and only then, the answers."""
         self._stepping = True
         step: Step | None = None
+        answers: Answers = []
         try:
             decided = self._around.pointers.take_decided(self.name)
             step = core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
@@ -158,15 +175,17 @@ class TopicActor:
                 await self._write(core, step, claim)
                 _drop_abandoned_looks(step)
             answers = core.settled(step, self._now())
+            if self._shared and answers and not step.operations:
+                await self._around.store.check(claim)
         except BaseException as error:
-            _fail(tickets, step, error)
+            parked = [_as_ticket(ticket) for ticket, _ in answers]
+            fail(self.name, [*tickets, *parked], step, error, shared=self._shared)
             raise
         finally:
             self._stepping = False
         if step.told:
             self._around.observer.told(step.told)
-        for ticket, answer in answers:
-            _as_ticket(ticket).settle(answer)
+        _settle(answers)
 
     async def _write(self, core: TopicCore, step: Step, claim: Claim) -> None:
         begun_s = trio.current_time()
@@ -207,10 +226,18 @@ class TopicActor:
     async def _close(self, core: TopicCore, claim: Claim) -> None:
         """Answer the parked polls, empty; leave a high-water mark, so that the next load is short."""
         step, answers = core.close(self._around.pointers.take_decided(self.name))
-        for ticket, answer in answers:
-            _as_ticket(ticket).settle(answer)
-        if step.operations:
-            await self._write_operations(core, step, claim)
+        if not self._shared:
+            _settle(answers)
+        try:
+            async with self._around.closings:
+                if self._shared and answers:  # empty is a true answer only if nobody else has published since
+                    await self._around.store.check(claim)
+                _settle(answers)
+                if step.operations:
+                    await self._write_operations(core, step, claim)
+        except BaseException as error:
+            fail(self.name, [_as_ticket(ticket) for ticket, _ in answers], None, error, shared=self._shared)
+            raise
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
         around = self._around
@@ -222,20 +249,15 @@ def _as_ticket(ticket: object) -> Ticket[Any]:
     return ticket  # type: ignore[return-value]  # the core gives back what it was given
 
 
+def _settle(answers: Answers) -> None:
+    for ticket, answer in answers:
+        _as_ticket(ticket).settle(answer)
+
+
 def _drop_abandoned_looks(step: Step) -> None:
     """Whoever left during the commit was not parked yet: nobody would take it out of the parking again."""
     step.looks = [(ticket, look) for ticket, look in step.looks if not _as_ticket(ticket).abandoned]
 
 
-def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException) -> None:
-    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was."""
-    for ticket, answer in step.answers if step else ():
-        if isinstance(answer, PlainsongError):
-            _as_ticket(ticket).settle(answer)
-    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
-    nothing_happened = step is None or isinstance(error, NothingWritten)
-    for ticket in tickets:
-        if nothing_happened or isinstance(ticket.ask, READS):
-            ticket.settle(StorageFailed(why, hint="nothing happened; ask again"))
-        else:
-            ticket.settle(OutcomeUnknown(why, hint="read the topic to see whether it happened, or send it again"))
+def _loading_again() -> PlainsongError:
+    return StorageFailed("the topic is being loaded again", hint="poll again")
