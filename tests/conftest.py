@@ -22,6 +22,7 @@ RINGS = (
     "sql",
     "daemon",
     "hbase",
+    "cluster",
     "spark",
     "pipeline",
     "examples",
