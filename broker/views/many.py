@@ -1,8 +1,4 @@
-"""One poll of many topics: look at all of them, wait for any, share the answer's room between them.
-
-The wait is one task for each topic, all of them in one nursery: the first that has something ends the others,
-and a client that leaves ends them all.
-"""
+"""One poll of many topics: look at all of them, wait for any, share the answer's room between them."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from broker.handlers.publish import off_loop
 from broker.handlers.views_of_readers import view_for
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
-from broker.views.reach import Here
+from broker.views.reach import Here, Since
 from protocol.checks import check_poll
 from protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
 from protocol.codec import json_values as values
@@ -29,13 +25,13 @@ from protocol.ids import after, before
 from protocol.names import TopicName, topic_name
 from protocol.page import Page
 from protocol.requests import PollRequest
-from protocol.topic.asks import Look, Span
 
 if TYPE_CHECKING:
     from broker.service import Service
     from broker.views.reach import Reach
     from broker.views.route import ViewRequest
     from protocol.page import Held
+    from protocol.topic.asks import Span
     from protocol.transactions.view import View
 
 #: Topics of one request. Source: the HTTP contract, section 6.
@@ -142,9 +138,7 @@ async def _read_or_wait(
         # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
         mark = service.pointers.mark
         view = view_for(service, body.isolation, None)
-        async with trio.open_nursery() as nursery:
-            for one in wanted:
-                nursery.start_soon(_look, reach, one)
+        await _look(reach, wanted)
         await _read_in_turn(service, reach, wanted, body, view)
         waiting = [one for one in wanted if one.error is None]
         nothing_yet = not any(one.page.count for one in wanted) and not service.stopping
@@ -154,14 +148,14 @@ async def _read_or_wait(
             return
 
 
-async def _look(reach: Reach, one: _Wanted) -> None:
-    if one.error is not None:
-        return
-    try:
-        one.span = await reach.look(one.name, Look(one.since))
-        one.page = one.unread
-    except PlainsongError as error:
-        one.error = error
+async def _look(reach: Reach, wanted: list[_Wanted]) -> None:
+    asked = [one for one in wanted if one.error is None]
+    for one, found in zip(asked, await reach.look([Since(one.name, one.since) for one in asked]), strict=True):
+        if isinstance(found, PlainsongError):
+            one.error = found
+        else:
+            one.span = found
+            one.page = one.unread
 
 
 async def _wait_for_any(service: Service, reach: Reach, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
@@ -169,25 +163,35 @@ async def _wait_for_any(service: Service, reach: Reach, waiting: list[_Wanted], 
 
     A topic that holds its reader has something new once its transaction has been decided.
     """
-    found = False
+    new = False
 
-    async def wait_for(one: _Wanted) -> None:
-        nonlocal found
+    async def wait_for_decision_in(one: _Wanted, held: Held) -> None:
+        nonlocal new
         try:
-            if one.page.held is not None:
-                await wait_for_decision(service, one.page.held, mark, deadline_s)
-                found = True
-            else:
-                span = await reach.look(one.name, Look(one.since, deadline_s=deadline_s))
-                found |= span.since < span.until
+            await wait_for_decision(service, held, mark, deadline_s)
+            new = True
         except PlainsongError as error:
             one.error = error
         nursery.cancel_scope.cancel()
 
+    async def wait_for_messages(free: list[_Wanted]) -> None:
+        nonlocal new
+        told = await reach.wait([Since(one.name, one.since) for one in free], deadline_s)
+        for one, found in zip(free, told, strict=True):
+            if isinstance(found, PlainsongError):
+                one.error = found
+            elif found is not None:
+                new |= found.since < found.until
+        nursery.cancel_scope.cancel()
+
     async with trio.open_nursery() as nursery:
         for one in waiting:
-            nursery.start_soon(wait_for, one)
-    return found
+            if one.page.held is not None:
+                nursery.start_soon(wait_for_decision_in, one, one.page.held)
+        free = [one for one in waiting if one.page.held is None]
+        if free:
+            nursery.start_soon(wait_for_messages, free)
+    return new
 
 
 async def _read_in_turn(
