@@ -1,0 +1,78 @@
+"""Several instances in one process, on memory that they share, with views of who owns what that a test sets."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from actors_in_process import actors
+
+from actors.ownership import Instance
+from storage.shared import SharedMemory, SharedMemoryStore
+
+
+class OwnStore(SharedMemoryStore):
+    """One instance's; a test that is over lets go of what it held."""
+
+    def release_all(self):
+        self.reachable.set()
+
+
+class View:
+    """``Ownership`` of one instance: whatever the test last said, which may contradict what others are told."""
+
+    def __init__(self, me, cluster):
+        self._me = Instance(me, f"{me}:7420")
+        self._cluster = cluster
+        self._owners = {}
+        self._told = []
+        #: Topics that the store said others have claimed, in order.
+        self.lost = []
+
+    @property
+    def me(self):
+        return self._me
+
+    @property
+    def instances(self):
+        return tuple(Instance(name, f"{name}:7420") for name in sorted(self._cluster))
+
+    def owner(self, name):
+        owner = self._owners.get(name, self._owners.get(None))
+        return None if owner is None else Instance(owner, f"{owner}:7420")
+
+    def is_mine(self, name):
+        return self.owner(name) == self._me
+
+    def deposed(self, name):
+        self.lost.append(name)
+
+    def on_change(self, told):
+        self._told.append(told)
+
+    def set(self, owner, name=None):
+        """Who owns a topic, or everything else, as this instance sees it from now on."""
+        if name is None:
+            self._owners.clear()
+        self._owners[name] = owner
+        for told in self._told:
+            told()
+
+
+@asynccontextmanager
+async def instances(*names, owner=None, **options):
+    """Worlds by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
+    shared = SharedMemory()
+    worlds = {}
+    async with AsyncExitStack() as stack:
+        for name in names:
+            view = View(name, names)
+            view.set(owner or names[0])
+            store = OwnStore(shared)
+            worlds[name] = await stack.enter_async_context(actors(store, ownership=view, **options))
+        yield worlds
+
+
+def say(worlds, owner, name=None):
+    """All of them learn at once who owns a topic."""
+    for world in worlds.values():
+        world.directory.around.ownership.set(owner, name)

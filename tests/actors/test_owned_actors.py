@@ -1,0 +1,325 @@
+"""Actors of several instances on one store: topics change hands, and nobody is told what is not true any more."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actors_in_process import NAME
+from owners_in_process import instances, say
+from trio.testing import wait_all_tasks_blocked
+
+from actors import pausing
+from actors.pausing import Pauses
+from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
+from protocol.names import TopicName
+from protocol.topic.asks import Look
+
+
+async def caught(call, *args, **kwargs):
+    try:
+        return await call(*args, **kwargs)
+    except PlainsongError as error:
+        return error
+
+
+async def test_a_topic_that_is_not_ours_is_not_opened():
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        with pytest.raises(NoOwner) as caught_error:
+            await worlds["b"].publish("m")
+        assert (caught_error.value.outcome, caught_error.value.retry_after_s) == ("not-applied", 1)
+        assert len(worlds["b"].directory) == 0
+        assert worlds["b"].store._shared.epochs[NAME] == 1
+
+
+async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_that_was_acknowledged():
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        await worlds["a"].publish("one", "two")
+        say(worlds, "b")
+        await worlds["b"].publish("three")
+        assert await worlds["b"].read() == [b"one", b"two", b"three"]
+        with pytest.raises(NoOwner):
+            await worlds["a"].publish("four")
+        assert worlds["a"].directory.around.ownership.lost == []
+
+
+async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_is_not_taken(nursery):
+    async with instances("a", "b") as worlds:
+        a = worlds["a"]
+        await a.create()
+        a.store.reachable = trio.Event()
+        answers = []
+
+        async def publish(payload):
+            answers.append((payload, await caught(a.publish, payload)))
+
+        nursery.start_soon(publish, "taken")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(publish, "in the mailbox")
+        await wait_all_tasks_blocked()
+        say(worlds, "b")
+        await publish("late")
+        a.store.reachable.set()
+        await wait_all_tasks_blocked()
+        found = dict(answers)
+        assert isinstance(found["late"], NoOwner)
+        assert not isinstance(found["taken"], PlainsongError)
+        assert not isinstance(found["in the mailbox"], PlainsongError)
+        assert await worlds["b"].read() == [b"taken", b"in the mailbox"]
+
+
+async def test_a_parked_poll_is_answered_empty_when_its_topic_changes_hands(nursery):
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        end = await worlds["a"].end()
+        answers = []
+
+        async def wait():
+            answers.append(await worlds["a"].look(end, wait_s=60))
+
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        say(worlds, "b")
+        await wait_all_tasks_blocked()
+        assert [span.until for span in answers] == [end]
+        assert len(worlds["a"].directory) == 0
+
+
+async def test_a_parked_poll_of_a_topic_that_was_taken_is_told_so_instead_of_an_old_end(nursery):
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        end = await worlds["a"].end()
+        answers = []
+
+        async def wait():
+            answers.append(await caught(worlds["a"].look, end, wait_s=60))
+
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        worlds["b"].directory.around.ownership.set("b")
+        await worlds["b"].publish("newer")
+        worlds["a"].directory.around.ownership.set("b")
+        await wait_all_tasks_blocked()
+        assert [type(answer) for answer in answers] == [NoOwner]
+
+
+async def test_a_parked_poll_whose_time_is_over_is_told_when_the_topic_was_taken(autojump_clock):
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        end = await worlds["a"].end()
+        async with trio.open_nursery() as nursery:
+            answers = []
+
+            async def wait():
+                answers.append(await caught(worlds["a"].look, end, wait_s=5))
+
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            worlds["b"].directory.around.ownership.set("b")
+            await worlds["b"].publish("newer")
+        assert [type(answer) for answer in answers] == [NoOwner]
+        assert worlds["a"].directory.around.ownership.lost == [NAME]
+
+
+async def test_an_owner_that_was_replaced_answers_no_read_and_acknowledges_no_write():
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        await worlds["a"].publish("one")
+        worlds["b"].directory.around.ownership.set("b")
+        await worlds["b"].publish("two")
+        assert isinstance(await caught(worlds["a"].look), NoOwner)
+        assert worlds["a"].directory.around.ownership.lost == [NAME]
+        assert len(worlds["a"].directory) == 0
+        assert await worlds["b"].read() == [b"one", b"two"]
+
+
+async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
+    async with instances("a", "b") as worlds:
+        await worlds["a"].create()
+        worlds["b"].directory.around.ownership.set("b")
+        await worlds["b"].publish("two")
+        error = await caught(worlds["a"].publish, "lost")
+        assert isinstance(error, NoOwner | OutcomeUnknown)
+        assert await worlds["b"].read() == [b"two"]
+
+
+async def test_a_refusal_from_an_old_state_is_not_told():
+    async with instances("a", "b") as worlds:
+        assert isinstance(await caught(worlds["a"].publish, "no topic"), PlainsongError)
+        worlds["b"].directory.around.ownership.set("b")
+        await worlds["b"].create()
+        assert isinstance(await caught(worlds["a"].publish, "one"), NoOwner)
+
+
+async def test_a_check_that_fails_is_told_as_a_failed_read_and_the_topic_is_loaded_again():
+    async with instances("a") as worlds:
+        a = worlds["a"]
+        await a.create()
+        check = a.store.check
+
+        async def failing(claim):
+            a.store.check = check
+            raise StorageFailed("no gateway answers")
+
+        a.store.check = failing
+        error = await caught(a.look)
+        assert type(error) is StorageFailed
+        assert error.outcome == "not-applied"
+        assert await a.read() == []
+        assert a.watch.loads[NAME] == 2
+
+
+async def test_one_check_is_made_for_all_that_gathered(nursery):
+    async with instances("a") as worlds:
+        a = worlds["a"]
+        await a.create()
+        await a.look()
+        a.store.reachable = trio.Event()
+        checks = []
+        check = a.store.check
+
+        async def counting(claim):
+            checks.append(claim)
+            await check(claim)
+
+        a.store.check = counting
+        nursery.start_soon(a.look)
+        await wait_all_tasks_blocked()
+        for _ in range(20):
+            nursery.start_soon(a.look)
+        await wait_all_tasks_blocked()
+        a.store.reachable.set()
+        await wait_all_tasks_blocked()
+        assert len(checks) == 2  # the first look was alone, and the others waited for it
+
+
+async def test_a_look_that_parks_is_not_checked_and_one_that_a_commit_answers_is_not_either(nursery):
+    async with instances("a") as worlds:
+        a = worlds["a"]
+        await a.create()
+        end = await a.end()
+        checks = []
+        check = a.store.check
+
+        async def counting(claim):
+            checks.append(claim)
+            await check(claim)
+
+        a.store.check = counting
+        nursery.start_soon(a.ask, Look(end, deadline_s=trio.current_time() + 60))
+        await wait_all_tasks_blocked()
+        await a.publish("m")
+        await wait_all_tasks_blocked()
+        assert checks == []
+
+
+async def test_two_instances_that_both_believe_to_own_a_topic_do_not_take_it_from_each_other_at_request_rate(
+    autojump_clock,
+):
+    async with instances("a", "b") as worlds:
+        for name, world in worlds.items():
+            world.directory.around.ownership.set(name)
+        await worlds["a"].create()
+        deadline_s = trio.current_time() + 100
+        acknowledged = []
+        while trio.current_time() < deadline_s:
+            for name, world in worlds.items():
+                payload = f"{name}{len(acknowledged)}"
+                if not isinstance(await caught(world.publish, payload), PlainsongError):
+                    acknowledged.append(payload.encode())
+            await trio.sleep(0.01)
+        claims = worlds["a"].store._shared.epochs[NAME]
+        assert 10 < claims < 60
+        assert len(acknowledged) > 8_000
+        last = max(worlds.values(), key=lambda world: len(world.directory))
+        assert await last.read() == acknowledged
+
+
+async def test_a_pause_ends_when_the_view_changes():
+    pauses = Pauses()
+    assert [pauses.begin(NAME, 0.0) for _ in range(9)][-3:] == [6.4, 10.0, 10.0]
+    assert pauses.holds(NAME, 9.0)
+    pauses.end()
+    assert not pauses.holds(NAME, 0.0)
+    assert pauses.begin(NAME, 30.0) == 10.0
+    assert pauses.begin(NAME, 100.0) == pausing.FIRST_S
+
+
+async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
+    monkeypatch.setattr(pausing, "MAX_TOPICS", 3)
+    pauses = Pauses()
+    for number in range(5):
+        pauses.begin(TopicName("ns", f"t{number}"), 0.0)
+    assert len(pauses) == 3
+    assert not pauses.holds(TopicName("ns", "t0"), 0.0)
+
+
+async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery):
+    async with instances("a", "b") as worlds:
+        a = worlds["a"]
+        await a.create()
+        await a.publish("one")
+        a.store.reachable = trio.Event()
+        say(worlds, "b")  # the mark cannot be written yet: who comes back waits behind that
+        say(worlds, "a")
+        answers = []
+
+        async def publish():
+            answers.append(await caught(a.publish, "m"))
+
+        nursery.start_soon(publish)
+        await wait_all_tasks_blocked()
+        say(worlds, "b")
+        a.store.reachable.set()
+        await wait_all_tasks_blocked()
+        assert [type(answer) for answer in answers] == [NoOwner]
+        assert a.store._shared.epochs[NAME] == 1
+
+
+async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery):
+    async with instances("a", "b", max_open=2_000) as worlds:
+        a = worlds["a"]
+        for number in range(300):
+            name = TopicName("ns", f"t{number}")
+            await a.create(name)
+            await a.publish("m", name=name)
+        under_way, most = 0, 0
+        write = a.store.write
+
+        async def counting(commit, *, claim, expect=()):
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await write(commit, claim=claim, expect=expect)
+            under_way -= 1
+
+        a.store.write = counting
+        a.store.reachable = trio.Event()
+        say(worlds, "b")
+        await wait_all_tasks_blocked()
+        assert len(a.directory) == 0
+        a.store.reachable.set()
+        await a.directory.drained()
+        assert 0 < most <= 64
+
+
+async def test_the_janitor_cleans_only_what_is_ours():
+    async with instances("a", "b") as worlds:
+        a = worlds["a"]
+        await a.create(ttl_s=1)
+        await a.publish("m")
+        say(worlds, "b")
+        await a.directory.drained()
+        for world in worlds.values():
+            world.clock.ms += 3_600_000
+        assert await a.janitor.clean_all() == 0
+        assert await worlds["b"].janitor.clean_all() == 1
+
+
+async def test_a_daemon_that_leaves_says_that_and_not_that_its_topics_changed_hands():
+    async with instances("a") as worlds:
+        await worlds["a"].create()
+        worlds["a"].directory.close()
+        with pytest.raises(ShuttingDown):
+            await worlds["a"].publish("m")
