@@ -1,0 +1,1 @@
+"""Several instances that share the topics: which of them owns which."""

@@ -1,0 +1,153 @@
+"""Who owns which topic: everybody comes to the same, shares go by weight, and a change moves only its share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.cluster import assignment, placement
+from protocol.cluster.assignment import Assignment, Member
+from protocol.cluster.placement import Placement, UnreadablePlacement, instance_name
+from protocol.errors import InvalidName, InvalidParameter
+from protocol.names import TopicName
+
+TOPICS = [TopicName("ns", f"topic-{number}") for number in range(2_000)]
+
+instance_names = st.lists(st.from_regex(r"[a-zA-Z0-9_.-]{1,20}", fullmatch=True), min_size=1, max_size=8, unique=True)
+members = instance_names.flatmap(
+    lambda names: st.tuples(
+        *(st.builds(Member, st.just(name), st.just(f"{name}:1"), st.integers(1, 1_000)) for name in names)
+    )
+)
+
+
+def owners(assigned, topics=TOPICS[:200]):
+    return {topic: getattr(assigned.owner(topic), "name", None) for topic in topics}
+
+
+@given(members, st.randoms())
+def test_all_come_to_the_same_owners_in_whatever_order_they_heard_of_the_members(found, random):
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    assert owners(Assignment(found, Placement())) == owners(Assignment(shuffled, Placement()))
+
+
+@given(members)
+def test_an_instance_that_goes_moves_only_its_own_topics(found):
+    before = owners(Assignment(found, Placement()))
+    after = owners(Assignment(found[1:], Placement()))
+    assert all(after[topic] == owner for topic, owner in before.items() if owner != found[0].name)
+
+
+@given(members, st.integers(1, 1_000))
+def test_an_instance_that_comes_takes_its_share_and_nothing_else_moves(found, weight):
+    new = Member("a-new-one-that-nobody-is-called-like", "new:1", weight)
+    before, after = owners(Assignment(found, Placement())), owners(Assignment([*found, new], Placement()))
+    assert all(after[topic] in (owner, new.name) for topic, owner in before.items())
+
+
+@given(members, st.integers(1, 1_000))
+def test_a_change_of_weight_moves_topics_only_to_or_from_that_instance(found, weight):
+    first = Member(found[0].name, found[0].address, weight)
+    before, after = owners(Assignment(found, Placement())), owners(Assignment([first, *found[1:]], Placement()))
+    assert all(first.name in (owner, after[topic]) for topic, owner in before.items() if after[topic] != owner)
+
+
+def test_shares_go_by_weight():
+    found = [Member("a", "a:1", 100), Member("b", "b:1", 200), Member("c", "c:1", 100)]
+    shares = Counter(owners(Assignment(found, Placement()), TOPICS).values())
+    assert shares["b"] == pytest.approx(1_000, rel=0.1)
+    assert shares["a"] == pytest.approx(500, rel=0.15)
+
+
+def test_a_thousand_of_ten_thousand_topics_move_when_the_tenth_instance_comes():
+    topics = [TopicName("ns", f"t{number}") for number in range(10_000)]
+    nine = [Member(f"i{number}", "") for number in range(9)]
+    before, after = (owners(Assignment(each, Placement()), topics) for each in (nine, [*nine, Member("i9", "")]))
+    assert sum(before[topic] != after[topic] for topic in topics) == pytest.approx(1_000, rel=0.12)
+
+
+def test_owners_are_the_same_in_every_process_and_for_ever():
+    found = [Member("alpha", "a:1", 100), Member("beta", "b:1", 250), Member("gamma", "c:1", 70)]
+    expected = "alpha alpha gamma beta beta beta gamma alpha beta beta beta beta"
+    assert " ".join(owners(Assignment(found, Placement()), TOPICS[:12]).values()) == expected
+    program = (
+        "from protocol.cluster.assignment import *; from protocol.cluster.placement import *;"
+        "from protocol.names import TopicName as T;"
+        "a = Assignment([Member('alpha', 'a:1', 100), Member('beta', 'b:1', 250), Member('gamma', 'c:1', 70)],"
+        " Placement()); print(*(a.owner(T('ns', f'topic-{n}')).name for n in range(12)))"
+    )
+    for seed in ("0", "1", "4711"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        out = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert out.stdout.strip() == expected
+
+
+@given(members, st.data())
+def test_a_pinned_topic_is_where_it_is_pinned_as_long_as_that_instance_is_there_and_takes_topics(found, data):
+    to = data.draw(st.sampled_from(found))
+    topic = TOPICS[0]
+    pinned = Placement().pinned(topic, to.name)
+    assert Assignment(found, pinned).owner(topic) == to
+    without = [member for member in found if member != to]
+    assert Assignment(without, pinned).owner(topic) == Assignment(without, Placement()).owner(topic)
+    leaving = [*without, Member(to.name, to.address, to.weight, leaving=True)]
+    assert Assignment(leaving, pinned).owner(topic) == Assignment(without, Placement()).owner(topic)
+    assert Assignment(found, pinned.unpinned(topic)).owner(topic) == Assignment(found, Placement()).owner(topic)
+
+
+@given(members)
+def test_a_drained_instance_owns_nothing_unless_all_are_drained(found):
+    drained = Placement().with_drained(found[0].name, drained=True).pinned(TOPICS[0], found[0].name)
+    if len(found) > 1:
+        assert found[0].name not in owners(Assignment(found, drained)).values()
+    everybody = Placement(drained=frozenset(member.name for member in found))
+    assert owners(Assignment(found, everybody)) == owners(Assignment(found, Placement()))
+
+
+def test_where_nobody_is_there_nobody_owns_anything():
+    assert Assignment([], Placement()).owner(TOPICS[0]) is None
+    assert Assignment([Member("a", "a:1", leaving=True)], Placement()).owner(TOPICS[0]) is None
+
+
+def test_as_many_owners_are_remembered_as_may_be(monkeypatch):
+    monkeypatch.setattr(assignment, "MAX_REMEMBERED", 10)
+    assigned = Assignment([Member("a", "a:1")], Placement())
+    for topic in TOPICS[:25]:
+        assigned.owner(topic)
+    assert len(assigned._remembered) <= 10
+
+
+@given(st.dictionaries(st.text(), st.text()), st.frozensets(st.text()))
+def test_a_placement_is_read_as_it_was_written(pins, drained):
+    assert Placement.decode(Placement(pins, drained).encode()) == Placement(pins, drained)
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b"{}", b'{"pins":{"a":1},"drained":[]}', b'{"pins":{},"drained":7}', b"\xff"]
+)
+def test_what_is_no_placement_is_refused(text):
+    with pytest.raises(UnreadablePlacement):
+        Placement.decode(text)
+    assert Placement.decode(b"") == Placement()
+
+
+def test_a_placement_has_a_bound(monkeypatch):
+    monkeypatch.setattr(placement, "MAX_PLACEMENT_BYTES", 100)
+    with pytest.raises(InvalidParameter):
+        Placement({f"ns:t{number}": "a" for number in range(50)}).encode()
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "a b", "x" * 101, "ä"])
+def test_an_instance_has_a_name_that_paths_bear(text):
+    with pytest.raises(InvalidName):
+        instance_name(text)
+    assert instance_name("host-1.example_2") == "host-1.example_2"
