@@ -52,7 +52,7 @@ from broker.metrics import Metrics
 from broker.notify import Notifier
 from broker.running import Running
 from broker.service import Service
-from broker.stores import open_store
+from broker.stores import fitted, open_store, place_of
 from broker.thrift.listen import serve_thrift
 from protocol.topic.state import TopicLimits
 
@@ -83,6 +83,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     notifier = Notifier(os.environ)
     stop = trio.Event()
     async with open_store(config) as store, trio.open_nursery() as actors:
+        config = fitted(config, store.traits)
         await keep_authority(store, config.transactions.service)
         metrics = Metrics(version("plainsong"))
         service = await build_service(config, store, metrics, actors)
@@ -256,7 +257,8 @@ def _running(config: Config, store: Store, addresses: list[str], thrift: list[st
     return Running(
         version=daemon_version,
         addresses=[f"http://{address}" for address in addresses],
-        data_dir=None if store.traits.kind == "memory" else config.storage.data_dir,
+        data_dir=config.storage.data_dir if store.traits.kind == "leveldb" else None,
+        place=place_of(config),
         store_kind=store.traits.kind,
         durability=store.traits.durability,
         decides=told(config.transactions),

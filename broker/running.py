@@ -18,7 +18,7 @@ class Running:
     addresses: list[str]
     """URLs without a path, as ``http://127.0.0.1:7420``, with the port really bound; at least one."""
     data_dir: Path | None
-    """Where the messages are; None where the store keeps no files."""
+    """Where the messages are; None where the store keeps no files of its own."""
     store_kind: str
     """``StoreTraits.kind``."""
     durability: str
@@ -27,12 +27,14 @@ class Running:
     """Which transactions it decides, in a few words."""
     thrift: Sequence[str] = ()
     """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
+    place: str = "in memory"
+    """Where the messages are, for a person, when there is no ``data_dir``."""
 
 
 def banner(running: Running) -> str:
     """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
-    where = "in memory" if running.data_dir is None else str(running.data_dir.absolute())
+    where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
     return "\n".join(
         [

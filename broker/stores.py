@@ -1,10 +1,14 @@
-"""Which store the settings ask for, opened."""
+"""Which store the settings ask for, opened; and settings that go beyond what it can hold, lowered."""
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from broker.config.values import parse_addresses
+from storage.hbase.settings import HBaseOptions
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 
@@ -12,7 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from broker.config import Config
-    from storage.base import Store
+    from broker.config.hbase import HBaseConfig
+    from storage.base import Store, StoreTraits
+
+log = logging.getLogger(__name__)
+
+#: What a message's row has besides the message, at most: attributes, a routing key, its producer and segment.
+MESSAGE_MARGIN_BYTES = 64 << 10
+#: Of a row, a change set's keys may take this part: each has its length in front.
+CHANGES_PART = 2
 
 
 @asynccontextmanager
@@ -21,10 +33,17 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
 
     Raises:
       StoreUnusable: it cannot be opened as it is; the detail says why, the hint what to do.
+      StoreError: it does not answer.
     """
     store: Store
     if config.storage.kind == "memory":
         store = MemoryStore()
+    elif config.storage.kind == "hbase":
+        # Here, since its library takes a moment to load.
+        from storage.hbase.store import HBaseStore
+
+        addresses = [(address.host, address.port) for address in parse_addresses(config.storage.hbase.thrift)]
+        store = await HBaseStore.open(addresses, hbase_options(config.storage.hbase))
     else:
         options = LevelDBOptions(
             write_buffer_bytes=config.storage.write_buffer_bytes, block_cache_bytes=config.storage.block_cache_bytes
@@ -34,3 +53,44 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.aclose()
+
+
+def place_of(config: Config) -> str:
+    """Where the messages are, in a few words."""
+    if config.storage.kind == "memory":
+        return "in memory"
+    if config.storage.kind == "leveldb":
+        return str(config.storage.data_dir.absolute())
+    hbase = config.storage.hbase
+    return f"tables {hbase.table_prefix}* of the HBase behind {hbase.thrift}"
+
+
+def hbase_options(config: HBaseConfig) -> HBaseOptions:
+    """The store's part of the settings."""
+    return HBaseOptions(
+        table_prefix=config.table_prefix,
+        timeout_s=config.timeout_s,
+        max_connections=config.max_connections,
+        max_cell_bytes=config.max_cell_bytes,
+        create_tables=config.create_tables,
+    )
+
+
+def fitted(config: Config, traits: StoreTraits) -> Config:
+    """The settings with those lowered, and told, that would allow a row larger than the store's."""
+    if traits.max_row_bytes is None:
+        return config
+    message_bytes = _lowered("topic.max_message_bytes", config, traits.max_row_bytes - MESSAGE_MARGIN_BYTES)
+    changes_bytes = _lowered("transactions.max_change_set_bytes", config, traits.max_row_bytes // CHANGES_PART)
+    return replace(
+        config,
+        topic=replace(config.topic, max_message_bytes=message_bytes),
+        transactions=replace(config.transactions, max_change_set_bytes=changes_bytes),
+    )
+
+
+def _lowered(name: str, config: Config, most: int) -> int:
+    wanted: int = config.value(name)
+    if wanted > most:
+        log.warning("a setting is lowered to what the store holds", extra={"setting": name, "from": wanted, "to": most})
+    return min(wanted, most)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from storage.base import StoreError
+from storage.base import StoreError, StoreUnusable
 from storage.hbase.pool import Pool
 from storage.hbase.tables import Tables
 
@@ -71,11 +71,11 @@ class HBase:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, name: str) -> None:
-        """Start ``hbase`` or ``thrift``."""
+    def start(self, name: str, *options: str, configured: Path | None = None) -> None:
+        """Start ``hbase`` or ``thrift``; a further gateway has a name of its own, and options."""
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [SMALL, name, self.directory],
+                [SMALL, "hbase" if name == "hbase" else "thrift", configured or self.directory, *options],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -102,7 +102,7 @@ class HBase:
             pool = Pool([self.address], size=1, timeout_s=PATIENCE_S)
             try:
                 await Tables("ready_").prepare(pool, create=True)
-            except StoreError:
+            except (StoreError, StoreUnusable):
                 self._look(deadline_s)
                 await trio.sleep(0.5)
             else:

@@ -16,7 +16,7 @@ from broker.command.settings import load_settings, setting_options
 from broker.logs import Logs, setup_logs
 from broker.running import Running, banner
 from plainsong.cli.exits import CommandFailed, Exit
-from storage.base import StoreUnusable
+from storage.base import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def _run(config: Config, logs: Logs) -> None:
 def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     """What to tell whoever started a daemon that ended with ``error``; None if it is a bug of ours."""
     for leaf in _leaves(error):
-        if isinstance(leaf, StoreUnusable):
+        if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")

@@ -23,6 +23,9 @@ from thriftpy2.thrift import TApplicationException, TException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
 
 _SIZE = struct.Struct("!i")
+#: A call of a function that no service has: whoever speaks this protocol says so at once, with or without an HBase.
+GREETING = b"\x80\x01\x00\x01" + _SIZE.pack(9) + b"plainsong" + _SIZE.pack(0) + b"\x00"
+GREETED = b"\x80\x01\x00\x03"
 _RECEIVE_BYTES = 1 << 18
 #: An answer may be a list of cells; beyond this it is no answer of ours.
 _MAX_ANSWER_BYTES = 256 << 20
@@ -61,6 +64,10 @@ REFUSALS: tuple[type[Exception], ...] = (
 )
 
 
+#: Host and port.
+Address = tuple[str, int]
+
+
 class OutOfStep(OSError):
     """What came is not the answer to what was asked."""
 
@@ -68,15 +75,23 @@ class OutOfStep(OSError):
 class Gateway:
     """A framed connection on which one call at a time is under way."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    def __init__(self, stream: trio.abc.Stream, address: Address = ("", 0)) -> None:
+        self.address = address
         self._stream = stream
         self._sequence = 0
         self._buffer = bytearray()
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Gateway:
-        """Connect. Raises OSError."""
-        return cls(await trio.open_tcp_stream(host, port))
+    async def open(cls, address: Address) -> Gateway:
+        """Connect to a gateway that answers, whether or not its HBase does. Raises OSError, trio.BrokenResourceError."""
+        gateway = cls(await trio.open_tcp_stream(*address), address)
+        try:
+            await gateway._greet()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await gateway.aclose()
+            raise
+        return gateway
 
     async def call(self, name: str, *args: object) -> Any:
         """Call the service's function ``name`` with all its arguments, in the order of the IDL.
@@ -89,14 +104,22 @@ class Gateway:
         """
         self._sequence = (self._sequence + 1) & 0x7FFFFFFF
         await self._stream.send_all(self._request(name, args))
-        (size,) = _SIZE.unpack(await self._exactly(_SIZE.size))
-        if not 0 < size <= _MAX_ANSWER_BYTES:
-            raise OutOfStep(f"an answer of {size} bytes: is the gateway framed (-f)?")
-        return self._answer(name, await self._exactly(size))
+        return self._answer(name, await self._frame())
 
     async def aclose(self) -> None:
         """Close, whatever is under way."""
         await trio.aclose_forcefully(self._stream)
+
+    async def _greet(self) -> None:
+        await self._stream.send_all(_SIZE.pack(len(GREETING)) + GREETING)
+        if not (await self._frame()).startswith(GREETED):
+            raise OutOfStep("what answers is no Thrift gateway")
+
+    async def _frame(self) -> bytes:
+        (size,) = _SIZE.unpack(await self._exactly(_SIZE.size))
+        if not 0 < size <= _MAX_ANSWER_BYTES:
+            raise OutOfStep(f"an answer of {size} bytes: is the gateway framed (-f)?")
+        return await self._exactly(size)
 
     def _request(self, name: str, args: tuple[object, ...]) -> bytes:
         request = getattr(thrift.Hbase, f"{name}_args")()

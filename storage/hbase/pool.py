@@ -15,14 +15,18 @@ import trio
 
 from storage.base import StoreError
 from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
+from storage.hbase.patience import BROKEN, Patience
+from storage.hbase.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-#: Pauses between attempts; the last one repeats.
-_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
+    from storage.hbase.gateway import Address
+
 #: How long one attempt to connect may take, so that a gateway that is cut off does not use up a call's time.
 _CONNECT_S = 3.0
+#: A call's time has room for so many gateways that do not answer, where there are others.
+_GATEWAYS_A_CALL = 3
 
 
 class GatewayRefused(StoreError):
@@ -32,9 +36,8 @@ class GatewayRefused(StoreError):
 class Pool:
     """At most ``size`` connections, to gateways at ``addresses`` in turn."""
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], *, size: int, timeout_s: float) -> None:
-        self._addresses = tuple(addresses)
-        self._next = 0
+    def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
+        self._turns = Turns(addresses)
         self._slots = trio.Semaphore(size)
         self._idle: list[Gateway] = []
         self._timeout_s = timeout_s
@@ -47,21 +50,32 @@ class Pool:
           GatewayRefused: the answer was no.
           StoreError: there was none in time; whether it happened is unknown.
         """
-        failures = 0
-        why = "no gateway answered"
-        with trio.move_on_after(self._timeout_s):
-            while True:
-                try:
-                    async with self.connection() as gateway:
-                        return await gateway.call(name, *args)
-                except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                    why = str(error) or repr(error)
-                await trio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
-        raise StoreError(
-            f"{name} through {self._named()} had no answer in {self._timeout_s:g} s: {why}",
-            hint="are HBase and its Thrift gateways there?",
-        )
+        return (await self.call_counting(name, *args))[0]
+
+    async def call_counting(self, name: str, *args: object) -> tuple[Any, int]:
+        """As ``call``; and how many attempts there were: from two on, an earlier one may have happened too."""
+        patience = self.patience(name)
+        while True:
+            try:
+                return await self._attempt(patience.attempt_s, name, args), patience.failures + 1
+            except BROKEN as error:
+                await patience.after(error)
+
+    def patience(self, doing: str, timeout_s: float | None = None) -> Patience:
+        """With what is done in several attempts; ``timeout_s``: the pool's."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._turns.addresses) > 1 else 1)
+        return Patience(f"{doing} through {self._turns}", timeout_s=timeout_s, attempt_s=attempt_s)
+
+    async def _attempt(self, attempt_s: float, name: str, args: tuple[object, ...]) -> Any:
+        asked: Gateway | None = None
+        with trio.move_on_after(attempt_s):
+            async with self.connection() as asked:
+                return await asked.call(name, *args)
+        why = f"no answer in {attempt_s:g} s"
+        if asked is not None:
+            await self.suspect(asked.address, why)
+        raise OSError(why)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Gateway]:
@@ -81,14 +95,25 @@ class Pool:
             try:
                 yield gateway
             except REFUSALS as error:
-                self._give_back(gateway)
+                self._idle.append(gateway)
                 raise GatewayRefused(f"HBase refused: {refusal_text(error)}") from error
-            except BaseException:
+            except BaseException as error:
                 with trio.CancelScope(shield=True):
                     await gateway.aclose()
+                    if isinstance(error, BROKEN):
+                        await self.suspect(gateway.address, str(error) or repr(error))
                 raise
             else:
                 await self._give_back_or_close(gateway)
+
+    async def suspect(self, address: Address, why: str) -> None:
+        """The gateway broke a connection, or was asked and did not answer: those to it are not used again."""
+        idle, self._idle = self._idle, []
+        self._idle = [each for each in idle if each.address != address]
+        self._turns.failed(address, why)
+        for each in idle:
+            if each.address == address:
+                await each.aclose()
 
     async def aclose(self) -> None:
         """Close the connections; those in use go when their block is left."""
@@ -97,24 +122,20 @@ class Pool:
         for gateway in idle:
             await gateway.aclose()
 
-    def _give_back(self, gateway: Gateway) -> None:
-        self._idle.append(gateway)
-
     async def _give_back_or_close(self, gateway: Gateway) -> None:
         if self._closed:
             await gateway.aclose()
         else:
-            self._give_back(gateway)
+            self._idle.append(gateway)
 
     async def _connect(self) -> Gateway:
-        host, port = self._addresses[self._next % len(self._addresses)]
+        address = self._turns.next()
         try:
             with trio.fail_after(_CONNECT_S):
-                return await Gateway.open(host, port)
-        except (OSError, trio.TooSlowError) as error:
-            # The next attempt goes elsewhere; and what is idle was connected to a gateway that may be gone too.
-            self._next += 1
-            raise OSError(f"{host}:{port}: {error or 'no connection in time'}") from error
-
-    def _named(self) -> str:
-        return ", ".join(f"{host}:{port}" for host, port in self._addresses)
+                gateway = await Gateway.open(address)
+        except (*BROKEN, trio.TooSlowError) as error:
+            why = str(error) or f"no answer in {_CONNECT_S:g} s"
+            self._turns.failed(address, why)
+            raise OSError(f"{self._turns.named(address)}: {why}") from error
+        self._turns.answered(address)
+        return gateway

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from storage.base import StoreError
 from storage.hbase.gateway import thrift
+from storage.hbase.patience import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from storage.hbase.gateway import Gateway
+    from storage.hbase.patience import Patience
     from storage.hbase.pool import Pool
 
 #: Rows of HBase asked for at once, at most; and the bytes that they should not pass by much.
@@ -67,33 +68,31 @@ async def scan(
       StoreError: a page did not come; those before it were good. Exceptions of ``take`` pass through.
     """
     left = wanted
-    failures = 0
-    deadline_s = trio.current_time() + timeout_s
+    patience = pool.patience("reading", timeout_s)
     while True:
         try:
             async with pool.connection() as gateway:
-                scanner = await _within(timeout_s, _Scanner.open(gateway, left, first_page))
-                while page := await _within(timeout_s, scanner.page()):
+                scanner = await _within(patience, _Scanner.open(gateway, left, first_page))
+                while page := await _within(patience, scanner.page()):
                     left = left.behind(page[-1].key)
-                    failures, deadline_s = 0, trio.current_time() + timeout_s
+                    patience.went_on()
                     if not await take(page):
                         break
-                await _within(timeout_s, scanner.close())
+                    patience.went_on()
+                await _within(patience, scanner.close())
                 return
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            failures += 1
-            if trio.current_time() >= deadline_s:
-                raise StoreError(f"reading: {error}", hint="are HBase and its Thrift gateways there?") from error
-        await trio.sleep(min(0.05 * failures, 1.0))
+        except BROKEN as error:
+            await patience.after(error)
 
 
-async def _within(timeout_s: float, call: Awaitable[Any]) -> Any:
+async def _within(patience: Patience, call: Awaitable[Any]) -> Any:
     """What ``call`` gives; OSError when it takes too long, so that the connection is thrown away."""
+    attempt_s = patience.attempt_s
     try:
-        with trio.fail_after(timeout_s):
+        with trio.fail_after(attempt_s):
             return await call
     except trio.TooSlowError:
-        raise OSError(f"no answer in {timeout_s:g} s") from None
+        raise OSError(f"no answer in {attempt_s:g} s") from None
 
 
 class _Scanner:

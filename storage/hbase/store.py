@@ -16,9 +16,10 @@ import trio
 
 from protocol.effects import Delete, RollBack, Table
 from protocol.keys import metadata_key
-from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits
+from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.hbase.batch import Batch
 from storage.hbase.cells import Cells
+from storage.hbase.opening import examine
 from storage.hbase.owners import Owners
 from storage.hbase.pool import Pool
 from storage.hbase.putting import Putting
@@ -67,16 +68,19 @@ class HBaseStore:
         """Connect to the Thrift gateways at ``addresses`` (host, port), and see that the tables are there.
 
         Raises:
-          StoreUnusable: a table is missing, and may not or cannot be made.
-          StoreError: no gateway answers.
+          StoreUnusable: no gateway answers, or one is not set up for this; or a table is missing, and may not or
+            cannot be made; or HBase does not answer.
         """
         pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
         tables = Tables(options.table_prefix)
         try:
+            await examine(pool, addresses, max_cell_bytes=options.max_cell_bytes)
             await tables.prepare(pool, create=options.create_tables)
-        except BaseException:
+        except BaseException as error:
             with trio.CancelScope(shield=True):
                 await pool.aclose()
+            if isinstance(error, StoreError):
+                raise StoreUnusable(error.detail, hint=error.hint) from error
             raise
         return cls(pool, tables, options)
 

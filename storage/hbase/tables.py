@@ -15,6 +15,7 @@ from protocol.effects import Table
 from protocol.keys import topic_prefix
 from storage.base import StoreUnusable
 from storage.hbase.gateway import REFUSALS, TrioConnection, refusal_text, thrift
+from storage.hbase.pool import GatewayRefused
 
 if TYPE_CHECKING:
     from storage.hbase.pool import Pool
@@ -57,15 +58,24 @@ class Tables:
           StoreUnusable: one is missing and may not be made.
           StoreError: no gateway answers.
         """
-        there = set(await pool.call("getTableNames"))
+        there = set(await self._there(pool))
         for name in self._names.values():
             if name in there:
-                continue
-            if not create:
-                raise StoreUnusable(
-                    f"HBase has no table {name.decode()}", hint="make it: hbase shell -n etc/hbase/tables.rb"
-                )
-            await self._create(pool, name)
+                if not await pool.call("isTableEnabled", name):
+                    raise StoreUnusable(f"HBase's table {name.decode()} is disabled", hint="enable it in hbase shell")
+            elif create:
+                await self._create(pool, name)
+            else:
+                raise StoreUnusable(f"HBase has no table {name.decode()}", hint=_hint(there))
+
+    async def _there(self, pool: Pool) -> list[bytes]:
+        try:
+            return list(await pool.call("getTableNames"))
+        except GatewayRefused as error:
+            raise StoreUnusable(
+                f"the gateway does not tell which tables there are: {error.detail}",
+                hint="it has to be HBase's Thrift 1 gateway: hbase thrift start -f, not thrift2",
+            ) from error
 
     async def _create(self, pool: Pool, name: bytes) -> None:
         try:
@@ -81,3 +91,11 @@ class Tables:
                     ) from error
         except OSError as error:
             raise StoreUnusable(f"HBase does not make table {name.decode()}: {error}", hint="start again") from error
+
+
+def _hint(there: set[bytes]) -> str:
+    """What to do about a table that is missing; stores of other prefixes are named, if there are any."""
+    ending = NAMES[Table.METADATA].encode()
+    prefixes = sorted(name[: -len(ending)].decode() for name in there if name.endswith(ending))
+    others = f"; there are tables with storage.hbase.table_prefix {', '.join(map(repr, prefixes))}" if prefixes else ""
+    return f"make it: hbase shell -n etc/hbase/tables.rb{others}"

@@ -1,0 +1,105 @@
+"""Opening a store on gateways that are not there, or not what it needs: what is wrong is said, with what to do."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from storage.base import StoreUnusable
+from storage.hbase.store import HBaseStore
+from tests.hbase.conftest import OPTIONS
+from tests.hbase_server import PATIENCE_S, free_ports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUICK = replace(OPTIONS, timeout_s=1.0)
+MISSING = replace(OPTIONS, table_prefix="contact_", create_tables=False)
+
+
+@pytest.fixture
+def gateway(hbase):
+    """Starts a gateway beside the one there is; gives its address."""
+
+    def start(*options: str, configured: Path | None = None) -> tuple[str, int]:
+        (port,) = free_ports(1)
+        hbase.start("other", "-p", str(port), *options, configured=configured)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                assert hbase.processes["other"].poll() is None
+                time.sleep(0.1)
+        return "127.0.0.1", port
+
+    yield start
+    if "other" in hbase.processes:
+        hbase.kill("other")
+
+
+async def refused(addresses, options=OPTIONS) -> StoreUnusable:
+    with pytest.raises(StoreUnusable) as caught:
+        await HBaseStore.open(addresses, options)
+    return caught.value
+
+
+async def test_where_no_gateway_answers_each_is_named_and_why():
+    first, second = free_ports(2)
+    error = await refused([("127.0.0.1", first), ("127.0.0.1", second)], QUICK)
+    for port in (first, second):
+        assert f"127.0.0.1:{port}: " in error.detail
+    assert "no Thrift gateway of HBase answers" in error.detail
+    assert "storage.hbase.thrift" in error.hint
+
+
+async def test_what_listens_and_says_nothing_is_no_gateway():
+    with socket.create_server(("127.0.0.1", 0)) as silent, trio.fail_after(30):
+        error = await refused([silent.getsockname()], QUICK)
+    assert "no Thrift gateway of HBase answers" in error.detail
+
+
+async def test_one_gateway_of_several_is_enough(hbase, store):
+    (nobody,) = free_ports(1)
+    async with await HBaseStore.open([("127.0.0.1", nobody), hbase.address], OPTIONS):
+        pass
+
+
+async def test_a_gateway_without_frames_is_told_from_one_that_is_not_there(gateway):
+    error = await refused([gateway("-t", "60000")])
+    assert "is not framed" in error.detail
+    assert "-f" in error.hint
+
+
+async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_is(hbase, gateway, tmp_path):
+    shutil.copytree(hbase.directory / "conf", tmp_path / "conf")
+    site = tmp_path / "conf/hbase-site.xml"
+    site.write_text(
+        site.read_text().replace("max_frame_size_in_mb</name><value>64<", "max_frame_size_in_mb</name><value>2<")
+    )
+    error = await refused([gateway("-f", configured=tmp_path)])
+    assert "does not take frames of 19 MiB" in error.detail
+    assert "max_frame_size_in_mb" in error.hint
+
+
+async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_are(hbase, store):
+    error = await refused([hbase.address], MISSING)
+    assert "HBase has no table contact_metadata" in error.detail
+    assert "etc/hbase/tables.rb" in error.hint
+    assert "'contract_'" in error.hint
+
+
+async def test_a_table_that_is_disabled_is_not_opened(hbase, store):
+    await store._pool.call("disableTable", b"contract_payloads")
+    try:
+        error = await refused([hbase.address])
+        assert "contract_payloads is disabled" in error.detail
+    finally:
+        await store._pool.call("enableTable", b"contract_payloads")
