@@ -71,6 +71,11 @@ class View:
             frozenset(own),
         )
 
+    @property
+    def parts(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
+        """Its read pointer, and what is in progress, invalid and its own: what another one like it is made of."""
+        return self._read_pointer, frozenset(self._excluded), frozenset(self._invalids), frozenset(self._own)
+
     def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Collection[int]]) -> bool:
         """Whether every row with one of some pointers is delivered, told at once; False may also mean: look closer.
 

@@ -1,0 +1,1 @@
+"""Links: one connection on which many calls are under way at once, between instances and between processes."""

@@ -1,0 +1,200 @@
+"""The bytes of a link: frames are gathered and written once a turn of the event loop, read, and kept alive by pings.
+
+Both sides of a link are made on it. Reading never waits for anybody who answers: what comes in is bounded by
+what was allowed (calls by their number and bytes, pieces by credit), so one slow reader holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from broker.peering.bounds import GATHERED_BYTES, LinkBounds
+from protocol.errors import MalformedBody
+from protocol.peering.frames import PREFACE, Frame, FrameReader, encode
+
+if TYPE_CHECKING:
+    from protocol.peering.values import Vocabulary
+
+log = logging.getLogger("plainsong.peering")
+
+RECEIVE_BYTES = 256 << 10
+
+
+class Side(Protocol):
+    """Who makes sense of the frames."""
+
+    def take(self, frame: list[Any]) -> None:
+        """Takes one frame; never waits. Raises MalformedBody for one that may not be: the link ends."""
+
+
+class Wire:
+    """One connection and its frames; ``run`` it once."""
+
+    def __init__(self, stream: trio.abc.Stream, bounds: LinkBounds, vocabulary: Vocabulary, peer: str) -> None:
+        self.bounds = bounds
+        self.peer = peer
+        #: The place of the last frame that may have left; those behind it certainly have not.
+        self.written = 0
+        self.is_open = True
+        #: Whether the other side has said its preface; whether anything came since that was last looked at.
+        self.met = False
+        self.received = False
+        self._stream = stream
+        self._vocabulary = vocabulary
+        self._queued = 0
+        self._out: list[bytes] = [PREFACE]
+        self._out_bytes = len(PREFACE)
+        self._something = trio.Event()
+        self._something.set()
+        self._emptied = trio.Event()
+        self._finishing = False
+        self._cancel = trio.CancelScope()
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def put(self, *frame: Any) -> int:
+        """Queues a frame; its place. After the end of the link it goes nowhere.
+
+        Raises:
+          FrameTooLarge, TypeError, ValueError: as ``frames.encode`` does; nothing was queued.
+        """
+        return self.put_bytes(encode(self._vocabulary, *frame, max_bytes=self.bounds.frame_bytes))
+
+    def put_bytes(self, data: bytes) -> int:
+        """Queues a frame that is encoded already, its length in front; its place."""
+        self._queued += 1
+        if not self.is_open:
+            return self._queued
+        self._out.append(data)
+        self._out_bytes += len(data)
+        self._something.set()
+        return self._queued
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be written that one should wait before adding to it."""
+        return self._out_bytes >= GATHERED_BYTES
+
+    async def room(self) -> None:
+        """Waits until not too much waits to be written, or the link has ended."""
+        while self._out_bytes >= GATHERED_BYTES and self.is_open:
+            await self._emptied.wait()
+
+    def finish(self) -> None:
+        """Closes the connection once all that is queued has been written."""
+        self._finishing = True
+        self._something.set()
+
+    def cut(self) -> None:
+        """Ends the link now."""
+        self._cancel.cancel()
+
+    # --- its life ------------------------------------------------------------------------------
+
+    async def run(self, side: Side, already_read: bytes = b"") -> str:
+        """Reads and writes until the connection ends; why it did, empty when it was closed in good order."""
+        why = "the link was cut"
+        try:
+            with self._cancel:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._watch)
+                    why = await self._read(side, already_read)
+                    nursery.cancel_scope.cancel()
+            if self._finishing:
+                why = ""
+        except* _Broken as broken:
+            why = str(_first(broken))
+        finally:
+            self.is_open = False
+            self._emptied.set()
+            await trio.aclose_forcefully(self._stream)
+        return why
+
+    async def _write(self) -> None:
+        while True:
+            if not self._out:
+                if self._finishing:
+                    self._cancel.cancel()
+                    return
+                self._something = trio.Event()
+                await self._something.wait()
+                continue
+            batch, self._out = self._out, []
+            self.written = self._queued
+            try:
+                await self._stream.send_all(batch[0] if len(batch) == 1 else b"".join(batch))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise _Broken("the connection broke") from error
+            self._out_bytes = sum(map(len, self._out))
+            self._emptied.set()
+            self._emptied = trio.Event()
+
+    async def _read(self, side: Side, data: bytes) -> str:
+        reader = FrameReader(self._vocabulary, self.bounds.frame_bytes)
+        try:
+            data = await self._after_preface(data)
+            while True:
+                for frame in reader.feed(data):
+                    if frame[0] == Frame.PING:
+                        self.put(Frame.PONG, frame[1])
+                    elif frame[0] != Frame.PONG:
+                        side.take(frame)
+                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                self.received = True
+                if not data:
+                    return "the connection ended within a frame" if reader.begun_bytes else ""
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return "the connection broke"
+        except MalformedBody as error:
+            log.warning(
+                "a link is ended for what it sent", extra={"peer": self.peer, "why": error.detail, "hint": error.hint}
+            )
+            return f"what it sent cannot be read: {error.detail}"
+
+    async def _after_preface(self, data: bytes) -> bytes:
+        """What follows the other side's preface. Raises MalformedBody: it is no side of a link."""
+        with trio.move_on_after(self.bounds.dial_s):
+            while len(data) < len(PREFACE) and PREFACE.startswith(data):
+                more = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                if not more:
+                    break
+                data += more
+        if not data.startswith(PREFACE):
+            raise MalformedBody("it did not begin as a link does", hint=f"it began with {data[:20]!r}")
+        self.met = True
+        return data[len(PREFACE) :]
+
+    async def _watch(self) -> None:
+        """Asks a silent side whether it is there, and ends the link of one that is not."""
+        silence_s = self.bounds.silence_s
+        if silence_s == inf:
+            return
+        pause_s = silence_s / 3
+        asked_s, heard_s = inf, trio.current_time()
+        while True:
+            woken_s = trio.current_time() + pause_s
+            await trio.sleep_until(woken_s)
+            now_s = trio.current_time()
+            if self.received or now_s - woken_s > pause_s:  # else it was we who slept: what came meanwhile is unread
+                self.received, asked_s, heard_s = False, inf, now_s
+            elif asked_s == inf:
+                self.put(Frame.PING, 0)
+                asked_s = now_s
+            elif now_s - asked_s >= silence_s - pause_s:
+                raise _Broken(f"nothing was heard for {now_s - heard_s:.1f} s, not even an answer to a ping")
+
+
+class _Broken(Exception):
+    """The connection is of no use any more."""
+
+
+def _first(group: BaseExceptionGroup[_Broken]) -> BaseException:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -1,0 +1,62 @@
+"""Two sides of a link in one process, over a connection in memory that a test can cut, hold up and look into."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+from trio.testing import memory_stream_pair
+
+from broker.peering.bounds import BETWEEN_INSTANCES, LinkBounds
+from broker.peering.link import Link, Reply
+from broker.peering.serving import Call, serve_link
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Linked:
+    """A link, the stream of either side, and what the served side was called with."""
+
+    def __init__(self, bounds: LinkBounds) -> None:
+        self.mine, self.theirs = memory_stream_pair()
+        self.link = Link(self.mine, bounds, peer="theirs")
+        self.stop = trio.Event()
+        self.served_ended = trio.Event()
+
+
+@asynccontextmanager
+async def linked(
+    dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more
+) -> AsyncIterator[Linked]:
+    """Runs both sides; on exit everything is cut."""
+    pair = Linked(bounds)
+
+    async def serve() -> None:
+        await serve_link(pair.theirs, dispatch, served or bounds, stop=pair.stop, peer="mine", **more)
+        pair.served_ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pair.link.run)
+        nursery.start_soon(serve)
+        yield pair
+        nursery.cancel_scope.cancel()
+
+
+async def echo(call: Call) -> Reply:
+    """Answers with what it was asked."""
+    return Reply(call.value, call.body)
+
+
+class Caught:
+    """Runs a call in a task, and keeps what it raised."""
+
+    error: BaseException | None = None
+
+    async def run(self, awaitable) -> None:
+        """Awaits it, and keeps what it raises."""
+        try:
+            await awaitable
+        except Exception as error:  # noqa: BLE001 - that is what it is for
+            self.error = error

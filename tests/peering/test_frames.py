@@ -1,0 +1,73 @@
+"""Frames come out as they went in, however a connection cuts them, and what is none ends it."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import MalformedBody
+from protocol.peering.frames import MAX_FRAME_BYTES, Frame, FrameReader, FrameTooLarge, encode
+from protocol.peering.vocabulary import VOCABULARY
+
+FRAMES = [
+    [Frame.CALL, 1, "kind", {"a": (1, 2)}, b"body", 1.5],
+    [Frame.BEGIN, 2, "kind", None, 7, None],
+    [Frame.PIECE, 2, b"1234567", False],
+    [Frame.OPEN, 3, "talk", [1]],
+    [Frame.CANCEL, 1],
+    [Frame.PING, 0],
+    [Frame.LEAVING, 0],
+]
+
+
+def written(frames) -> bytes:
+    return b"".join(encode(VOCABULARY, *frame) for frame in frames)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
+def test_frames_come_out_whole_however_they_are_cut(cuts):
+    data, reader, found = written(FRAMES * 3), FrameReader(VOCABULARY), []
+    at = 0
+    for cut in (*cuts, len(data)):
+        found += reader.feed(data[at : at + cut])
+        at += cut
+    assert found == [list(frame) for frame in FRAMES * 3]
+    assert reader.begun_bytes == 0
+
+
+def test_what_has_begun_is_counted():
+    reader = FrameReader(VOCABULARY)
+    assert reader.feed(written(FRAMES[:1])[:-1]) == []
+    assert reader.begun_bytes > 0
+
+
+def test_a_frame_that_announces_too_much_is_refused_before_it_comes():
+    with pytest.raises(FrameTooLarge):
+        FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES + 1))
+    assert FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES)) == []
+
+
+def test_a_frame_that_is_too_large_is_not_made():
+    with pytest.raises(FrameTooLarge):
+        encode(VOCABULARY, Frame.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
+
+
+@pytest.mark.parametrize(
+    "value", [1, None, [], [1], [1, 2], ["CALL", 1], [1.0, 1], [99, 1], [Frame.CANCEL, 1, 2], [Frame.PING, b""], {1: 2}]
+)
+def test_values_that_are_no_frame_are_refused(value):
+    packed = VOCABULARY.pack(
+        [int(each) if isinstance(each, Frame) else each for each in value] if isinstance(value, list) else value
+    )
+    with pytest.raises(MalformedBody):
+        FrameReader(VOCABULARY).feed(struct.pack(">I", len(packed)) + packed)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_frames_or_refused(data):
+    with suppress(MalformedBody):
+        FrameReader(VOCABULARY).feed(data)
