@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, cast
 
+from broker.config.clustering import ClusterConfig
 from broker.config.core import CommitConfig, PollConfig, StorageConfig, TopicConfig
 from broker.config.deduplicating import DeduplicationConfig
 from broker.config.front import HttpConfig, LogConfig, ShutdownConfig
@@ -31,6 +32,7 @@ class Config:
     readers: ReadersConfig = field(default_factory=ReadersConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     log: LogConfig = field(default_factory=LogConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 

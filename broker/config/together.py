@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.config.clustering import is_wildcard, parse_ensemble
 from broker.config.config import every_setting
 from broker.config.problems import Problem
-from broker.config.values import show_value
+from broker.config.values import parse_address, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,7 @@ _AT_LEAST = (
 
 def check_together(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """Every pair of settings that cannot work together."""
-    return _too_small(config, origins) + _whose_service(config, origins)
+    return _too_small(config, origins) + _whose_service(config, origins) + _in_a_cluster(config, origins)
 
 
 def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -61,6 +62,33 @@ def _whose_service(config: Config, origins: Mapping[str, str]) -> list[Problem]:
         if config.value(name) and chosen.service != needs:
             what = f'{_shown(config, name)} needs transactions.service = "{needs}"'
             found.append(Problem(_both(origins[name], origins[service]), what, "remove it, or change the service"))
+    return found
+
+
+def _in_a_cluster(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Several instances need a store that all of them reach, and have to reach each other."""
+    cluster, origin = config.cluster, origins["cluster.zookeeper"]
+    if not cluster.zookeeper:
+        return []
+    found: list[Problem] = []
+    try:
+        parse_ensemble(cluster.zookeeper)
+    except ValueError as error:
+        found.append(Problem(origin, f"cluster.zookeeper: {error}"))
+    if config.storage.kind != "hbase":
+        kind = _shown(config, "storage.kind")
+        found.append(
+            Problem(
+                _both(origin, origins["storage.kind"]),
+                f'cluster.zookeeper needs storage.kind = "hbase", and {kind}',
+                "leave it empty for an instance that is alone",
+            )
+        )
+    name = "cluster.advertise" if cluster.advertise else "http.bind"
+    address = parse_address(config.value(name))
+    if is_wildcard(address) or (cluster.advertise and address.port == 0):
+        what = f"{_shown(config, name)} is no address that other instances and clients could go to"
+        found.append(Problem(_both(origin, origins[name]), what, "say in cluster.advertise where this one is"))
     return found
 
 

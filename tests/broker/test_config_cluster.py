@@ -1,0 +1,56 @@
+"""The settings of a cluster: what is read, and what is refused before anything is opened."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import ConfigError, load_config
+from broker.config.clustering import parse_ensemble
+
+HBASE = {"storage.kind": "hbase", "cluster.zookeeper": "zk1:2181,zk2:2181/prod"}
+
+
+def refused(flags):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, {}, flags)
+    return str(error.value)
+
+
+def test_an_ensemble_is_some_addresses_and_a_path():
+    assert parse_ensemble("zk:2181") == ("zk:2181", "/plainsong")
+    assert parse_ensemble("zk:2181/") == ("zk:2181", "/plainsong")
+    assert parse_ensemble("zk1:2181,[::1]:2182/a/b/") == ("zk1:2181,[::1]:2182", "/a/b")
+
+
+def test_a_cluster_is_chosen_by_where_its_zookeeper_is():
+    config = load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420", "http.bind": "0.0.0.0:7420"}).config
+    assert config.cluster.zookeeper == "zk1:2181,zk2:2181/prod"
+    assert config.cluster.advertise == "host-1:7420"
+    assert load_config(None, {}, {}).config.cluster.zookeeper == ""
+
+
+@pytest.mark.parametrize(
+    "said", ["zk", "zk:2181,", "zk:port", "zk:2181/a b", "zk:99999", "zk:2181/../x", "http://zk:2181", "zk:2181/./x"]
+)
+def test_an_ensemble_that_is_none_is_refused_by_its_name(said):
+    assert "cluster.zookeeper" in refused(HBASE | {"cluster.zookeeper": said})
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"storage.kind": "leveldb"}, 'needs storage.kind = "hbase", and storage.kind = "leveldb"'),
+        ({"http.bind": "0.0.0.0:7420"}, "say in cluster.advertise where this one is"),
+        ({"http.bind": "[::]:7420"}, "say in cluster.advertise where this one is"),
+        ({"cluster.advertise": "0.0.0.0:7420"}, "no address that other instances and clients could go to"),
+        ({"cluster.advertise": "host-1:0"}, "no address that other instances and clients could go to"),
+        ({"cluster.instance": "a/b"}, "up to 100 letters"),
+        ({"cluster.weight": 0}, "cluster.weight"),
+    ],
+)
+def test_what_cannot_be_a_cluster_is_refused(flags, says):
+    assert says in refused(HBASE | flags)
+
+
+def test_alone_it_may_listen_anywhere():
+    assert load_config(None, {}, {"http.bind": "0.0.0.0:0"}).config.cluster.zookeeper == ""
