@@ -347,6 +347,10 @@ class Channel:
         self._outflow.end()
 
     async def aclose(self) -> None:
+        """``close``, for those who are asynchronous."""
+        self.close()
+
+    def close(self) -> None:
         """Ends it; there, whoever is at it is cancelled, unless both sides have finished."""
         both = self._inflow.ended and self._outflow.ended
         self._link._over(self._number, cancel=not both)
