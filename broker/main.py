@@ -55,6 +55,7 @@ from broker.service import Service
 from broker.stores import fitted, open_store, place_of
 from broker.thrift.listen import serve_thrift
 from protocol.topic.state import TopicLimits
+from storage.copying.progress import refuse_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,6 +85,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     stop = trio.Event()
     async with open_store(config) as store, trio.open_nursery() as actors:
         config = fitted(config, store.traits)
+        await refuse_unfinished(store)
         await keep_authority(store, config.transactions.service)
         metrics = Metrics(version("plainsong"))
         service = await build_service(config, store, metrics, actors)

@@ -39,6 +39,8 @@ PRODUCER = b"p"
 PRODUCERS = b"e"
 #: A namespace's properties: 00 'n' and the namespace, no topic.
 NAMESPACE = b"n"
+#: How far a copy from another store has come: of all of it (no topic), and of a topic.
+COPYING = b"c"
 #: The transaction service's rows: 00 'x' and a letter of its own, no topic.
 SERVICE = b"x"
 

@@ -12,6 +12,7 @@ from protocol.ids import pack_id
 from protocol.keys import DamagedRow
 from protocol.records import HighWater, Metadata, Reader
 from protocol.rows import SEGMENT, MessageRow, decode_row
+from storage.copying.progress import copying_fields, is_copying_key
 from storage.describe_producers import (
     TOLD,
     is_namespace_key,
@@ -35,7 +36,7 @@ class Described:
     value: bytes
     kind: str = "unparseable"
     """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``, ``reference``,
-    ``payload``; ``namespace``; of the transaction
+    ``payload``; ``namespace``; ``copying``; of the transaction
     service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
@@ -72,6 +73,8 @@ def describe(table: Table, key: bytes, value: bytes) -> Described:
             _payload(row)
         elif is_service_key(key):
             row.kind, row.fields = service_fields(key, value)
+        elif is_copying_key(key):
+            row.kind, row.fields = "copying", copying_fields(key, value)
         elif is_namespace_key(key):
             row.kind, row.fields = "namespace", namespace_fields(key, value)
         elif key[:1] == keys.SYSTEM:

@@ -1,0 +1,269 @@
+"""A copy takes every row as it is, goes on after any death, and refuses what it would mix or cannot hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol import keys
+from protocol.effects import Put, Table, put_one
+from protocol.keys import metadata_key, namespace_key, pointer_key
+from protocol.names import TopicName
+from protocol.properties import TopicProperties
+from protocol.records import Metadata, NamespaceProperties, pack_record
+from protocol.rows import MessageRow
+from protocol.transactions.manager.rows import AUTHORITY, HEAD, Head, service_key
+from storage.base import Deposed, StoreError, StoreUnusable, read_rows
+from storage.copying import writing
+from storage.copying.copying import Asked, Copying, NotTheSame
+from storage.copying.progress import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished
+from storage.faulty import FaultyStore
+from storage.leveldb import LevelDBStore
+from storage.memory import MemoryStore
+from storage.shared import SharedMemory
+from tests.storage.rows_of_all_kinds import (
+    INVALID,
+    NOW_MS,
+    ORDERS,
+    message,
+    rows_about_producers,
+    rows_about_staging,
+    rows_of_all_kinds,
+    rows_that_do_not_parse,
+)
+
+EVERYTHING = Asked("here")
+COPYING_PREFIX = keys.SYSTEM + keys.COPYING
+
+
+def now_ms() -> int:
+    return NOW_MS
+
+
+async def filled(store, *more):
+    claim = await store.claim(ORDERS)
+    rows = [*rows_of_all_kinds(), *rows_about_producers(), *rows_about_staging(), *more]
+    await store.write(rows, claim=claim)
+    return store
+
+
+async def rows_of(store) -> list[tuple[Table, bytes, bytes]]:
+    """All but the copy's own."""
+    found = []
+    for table in Table:
+        for key, value in await read_rows(store, table, b"", b"\xff" * 9, limit=1_000_000):
+            if not key.startswith(COPYING_PREFIX):
+                found.append((table, key, value))
+    return found
+
+
+async def copied(source, target, asked=EVERYTHING):
+    return await Copying(source, target, asked).run(now_ms)
+
+
+@pytest.fixture(params=["memory", "leveldb", "shared"])
+async def target(request, tmp_path):
+    if request.param == "leveldb":
+        store = await LevelDBStore.open(tmp_path / "target")
+    else:
+        store = MemoryStore() if request.param == "memory" else SharedMemory().store()
+    yield store
+    await store.aclose()
+
+
+# --- what is copied --------------------------------------------------------------------------------
+
+
+async def test_rows_of_all_kinds_are_there_byte_for_byte_readable_or_not(target):
+    source = await filled(MemoryStore(), *rows_that_do_not_parse())
+    compared = await copied(source, target)
+    assert await rows_of(target) == await rows_of(source)
+    assert all(part.is_same for part in compared)
+    labels = {part.part.label for part in compared}
+    assert {"shop:orders", "shop:gone", "namespaces", "transaction service", "rows of no topic"} <= labels
+    assert sum(part.source.rows for part in compared) == len(await rows_of(source))
+
+
+async def test_there_and_back_again_is_the_same_store(target):
+    source = await filled(MemoryStore())
+    await copied(source, target)
+    back = MemoryStore()
+    await copied(target, back, Asked("there"))
+    assert await rows_of(back) == await rows_of(source)
+
+
+async def test_chosen_topics_come_with_their_namespaces_and_the_transaction_service(target):
+    other = TopicName("shop", "other")
+    row = Metadata(1, TopicProperties(), 1, 2).encode()
+    source = await filled(MemoryStore(), put_one(Table.METADATA, metadata_key(other), row))
+    await copied(source, target, Asked("here", (ORDERS,)))
+    there = await rows_of(target)
+    assert (Table.METADATA, metadata_key(other), row) not in there
+    assert {key for _, key, _ in there} >= {metadata_key(ORDERS), namespace_key("shop"), service_key(HEAD)}
+
+
+async def test_done_again_nothing_is_changed(target):
+    source = await filled(MemoryStore())
+    await copied(source, target)
+    before = await rows_of(target)
+    assert await copied(source, target) is None
+    assert await rows_of(target) == before
+    assert (await copy_row(target)).state == DONE
+
+
+async def test_rows_that_say_how_far_topics_had_come_are_gone_at_the_end(target):
+    await copied(await filled(MemoryStore()), target)
+    own = await read_rows(target, Table.METADATA, COPYING_PREFIX, keys.stop_after(COPYING_PREFIX), limit=10)
+    assert [key for key, _ in own] == [COPY_KEY]
+
+
+async def test_messages_of_many_steps_are_all_there_and_in_order(target, monkeypatch):
+    monkeypatch.setattr(writing, "STEP_ROWS", 7)
+    many = [message(ORDERS, 2, NOW_MS + number, 0, MessageRow(b"%d" % number)) for number in range(50)]
+    source = await filled(MemoryStore(), *many)
+    await copied(source, target)
+    assert await rows_of(target) == await rows_of(source)
+
+
+async def test_rows_of_a_put_are_of_one_generation_or_of_one_write_pointer():
+    first = await read_rows(await filled(MemoryStore()), Table.PAYLOAD, b"", b"\xff", limit=100)
+    assert len({row[0][:-10] for row in first}) > 1
+    for put in writing.puts(Table.PAYLOAD, first):
+        assert isinstance(put, Put)
+        assert len({(put.prefix + suffix)[:-10] for suffix in put.suffixes}) == 1
+
+
+# --- deaths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("applied", [False, 1, True])
+async def test_cut_off_at_any_write_it_goes_on_and_loses_and_doubles_nothing(monkeypatch, applied):
+    monkeypatch.setattr(writing, "STEP_ROWS", 2)
+    source = await filled(MemoryStore())
+    wanted = await rows_of(source)
+    writes = 0
+    while True:
+        target = MemoryStore()
+        faulty = FaultyStore(target)
+        faulty.fail_next("write", applied=applied, after=writes)
+        try:
+            await copied(source, faulty)
+        except StoreError:
+            pass
+        else:
+            break
+        await refuses_to_serve_what_is_not_complete(target, wanted)
+        await copied(source, target)
+        assert await rows_of(target) == wanted
+        await refuse_unfinished(target)
+        writes += 1
+    assert writes > 20
+
+
+async def refuses_to_serve_what_is_not_complete(target, wanted):
+    rows = await rows_of(target)
+    try:
+        await refuse_unfinished(target)
+    except StoreUnusable:
+        return
+    assert rows in ([], wanted)
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+async def test_a_target_with_topics_of_the_same_names_is_refused_and_named(target):
+    await filled(target)
+    before = await rows_of(target)
+    with pytest.raises(StoreUnusable, match="shop:gone, shop:orders"):
+        await copied(await filled(MemoryStore()), target)
+    assert await rows_of(target) == before
+
+
+async def test_another_copy_that_is_not_complete_is_refused(target):
+    claim = await target.claim(ORDERS)
+    row = CopyRow("elsewhere", None)
+    await target.write([put_one(Table.METADATA, COPY_KEY, row.encode())], claim=claim)
+    with pytest.raises(StoreUnusable, match="a copy of elsewhere"):
+        await copied(await filled(MemoryStore()), target)
+
+
+async def test_a_row_larger_than_the_target_takes_is_named_before_anything_is_copied():
+    target = MemoryStore()
+    target.traits = replace(target.traits, max_row_bytes=1000)
+    source = await filled(MemoryStore(), message(ORDERS, 2, NOW_MS + 7, 0, MessageRow(bytes(2000))))
+    with pytest.raises(StoreUnusable, match=r"shop:orders: row [0-9a-f]{40} of the message table has 2003 bytes"):
+        await copied(source, target)
+    assert await rows_of(target) == []
+
+
+async def test_messages_of_transactions_do_not_come_under_another_service(target):
+    claim = await target.claim(ORDERS)
+    await target.write([put_one(Table.METADATA, service_key(HEAD), Head(9, 9, 1).encode())], claim=claim)
+    with pytest.raises(StoreUnusable, match="a transaction service of its own"):
+        await copied(await filled(MemoryStore()), target)
+
+
+async def test_a_service_that_was_only_chosen_is_nothing_yet(target):
+    claim = await target.claim(ORDERS)
+    await target.write([put_one(Table.METADATA, service_key(AUTHORITY), pack_record({"a": "none"}))], claim=claim)
+    source = await filled(MemoryStore())
+    await copied(source, target)
+    assert await rows_of(target) == await rows_of(source)
+
+
+async def test_a_namespace_with_other_properties_is_refused(target):
+    claim = await target.claim(ORDERS)
+    row = NamespaceProperties("disabled", 5).encode()
+    await target.write([put_one(Table.METADATA, namespace_key("shop"), row)], claim=claim)
+    with pytest.raises(StoreUnusable, match="namespace shop has other properties"):
+        await copied(await filled(MemoryStore()), target)
+
+
+async def test_a_topic_that_is_not_there_is_named(target):
+    with pytest.raises(StoreUnusable, match="no topic shop:nothing"):
+        await copied(await filled(MemoryStore()), target, Asked("here", (TopicName("shop", "nothing"),)))
+
+
+# --- who writes meanwhile --------------------------------------------------------------------------
+
+
+async def test_an_owner_that_claims_a_topic_of_the_source_meanwhile_ends_the_copy():
+    shared = SharedMemory()
+    source = await filled(shared.store())
+
+    class Overtaken(MemoryStore):
+        async def write(self, commit, *, claim, expect=()):
+            if claim.name == ORDERS:
+                await shared.store().claim(ORDERS)
+            await super().write(commit, claim=claim, expect=expect)
+
+    with pytest.raises(Deposed, match="shop:orders was taken over by a daemon"):
+        await copied(source, Overtaken())
+
+
+async def test_a_source_that_was_written_after_it_was_copied_is_found_to_differ(target):
+    source = await filled(MemoryStore())
+    await copied(source, target)
+    late = message(ORDERS, 2, NOW_MS + 9, 0, MessageRow(b"late"))
+    await source.write([late], claim=await source.claim(ORDERS))
+    different = [each.part.label for each in await Copying(source, target, EVERYTHING).verify() if not each.is_same]
+    assert different == ["shop:orders"]
+
+
+async def test_what_was_written_while_it_was_copied_is_never_called_complete(target):
+    source = await filled(MemoryStore())
+    looked = await Copying(source, target, EVERYTHING).look()
+    pointer = put_one(Table.METADATA, pointer_key(ORDERS, 2, INVALID + 5), b"\x01\x80")
+    await source.write([pointer], claim=await source.claim(ORDERS))
+    copying = Copying(source, target, EVERYTHING)
+
+    async def before():
+        return looked
+
+    copying.look = before
+    with pytest.raises(NotTheSame, match="shop:orders"):
+        await copying.run(now_ms)
+    with pytest.raises(StoreUnusable, match="not complete"):
+        await refuse_unfinished(target)
