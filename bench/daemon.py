@@ -84,9 +84,14 @@ class Daemon:
 
     def cpu_s(self) -> float:
         """Processor time used so far."""
-        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return cpu_s(self.process.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used so far."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def resident_mb(pid: int) -> float:

@@ -49,6 +49,8 @@ class Profile:
     """Rows of 100 B that Spark reads and writes at a time; of larger ones as many as take the same bytes."""
     partitions: tuple[int, ...]
     """Of Spark's tables."""
+    hbase_connections: tuple[int, ...]
+    """Of publishers to a daemon on HBase."""
 
 
 FULL = Profile(
@@ -75,6 +77,7 @@ FULL = Profile(
     producers=10_000,
     spark_rows=1_000_000,
     partitions=(1, 2),
+    hbase_connections=(1, 4),
 )
 
 QUICK = Profile(
@@ -101,4 +104,5 @@ QUICK = Profile(
     producers=320,
     spark_rows=20_000,
     partitions=(1,),
+    hbase_connections=(1,),
 )

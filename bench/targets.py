@@ -194,6 +194,30 @@ TARGETS = (
         lambda what: what["what"] == "archive",
     ),
     Target(
+        "on HBase: requests of 1000 messages of 100 B ÷ raw mutateRows of the same",
+        "hbase",
+        "÷ mutateRows",
+        ">=",
+        0.5,
+        lambda what: what["what"] == "groups",
+    ),
+    Target(
+        "on HBase: polls of 10 000 messages ÷ a raw scan of the rows that mutateRows put",
+        "hbase",
+        "÷ scan of rows",
+        ">=",
+        0.5,
+        lambda what: what["what"] == "poll frames",
+    ),
+    Target(
+        "on HBase: p50 of a single publish, in the round trips that its commit needs",
+        "hbase",
+        "÷ round trips",
+        "<=",
+        2.5,
+        lambda what: what["what"] == "single",
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(

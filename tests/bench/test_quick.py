@@ -13,16 +13,19 @@ from bench.profiles import QUICK
 from bench.report import verdict_line
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.targets import TARGETS, judge
-from tests.spark_session import why_not
+from tests import hbase_server, spark_session
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark")
+SECTIONS = (
+    *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark"),
+    "hbase",
+)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The report of one quick run of everything."""
-    lacking = why_not()
+    lacking = spark_session.why_not() or hbase_server.why_not()
     if lacking is not None:
         pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("bench")
@@ -80,6 +83,16 @@ def test_spark_is_measured_beside_its_own_sources_and_sinks(report):
         "visible": [],
         "archive": ["÷ Parquet"],
     }
+
+
+def test_hbase_is_measured_beside_raw_calls_for_the_same_messages(report):
+    rows = {row["what"]["what"]: row["values"] for row in results(report)["sections"]["hbase"]["rows"]}
+    ratios = {name: {column for column in values if column.startswith("÷")} for name, values in rows.items()}
+    assert ratios["groups"] == ratios["store"] == {"÷ mutateRows"}
+    assert ratios["single"] == {"÷ round trips"}
+    assert ratios["poll frames"] == {"÷ scan", "÷ scan of rows"}
+    assert rows["cost of a compare-and-set"]["log B"]["median"] > 100
+    assert rows["cost of opening a topic"]["ms"]["median"] > 0
 
 
 def test_every_target_that_was_measured_has_a_verdict(report):
