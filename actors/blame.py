@@ -13,8 +13,8 @@ from protocol.topic.pointer_asks import ListPointers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from actors.pointer_index import PointerIndex
     from actors.settling import AskTopic
+    from actors.whereabouts import Whereabouts
     from protocol.names import TopicName
     from protocol.transactions.manager.answers import TransactionStatus
 
@@ -26,7 +26,7 @@ _AT_ONCE = 16
 
 
 async def with_topics(
-    statuses: Sequence[TransactionStatus], index: PointerIndex, ask: AskTopic
+    statuses: Sequence[TransactionStatus], index: Whereabouts, ask: AskTopic
 ) -> list[TransactionStatus]:
     """The same, with topics; and with what is hidden by those in progress."""
     topics = {status.transaction_id: sorted(index.topics_of(status.pointers)) for status in statuses}

@@ -66,7 +66,12 @@ class PointerIndex:
         return self._waiters
 
     async def load(self, store: Store) -> None:
-        """Learn every pointer row of the store. Raises StoreError."""
+        """Learn every pointer row of the store; of one that others write too, each topic's when it is opened.
+
+        Raises StoreError.
+        """
+        if store.traits.shared:
+            return
         start = SYSTEM + POINTER
 
         def take(rows: list[Row]) -> bool:
@@ -127,6 +132,11 @@ class PointerIndex:
                 if not topics:
                     del self._topics[pointer]
 
+    def leave(self, name: TopicName) -> None:
+        """A topic is not open here any more: who owns it next knows what it has."""
+        self._decided.pop(name, None)
+        self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
+
     def take_decided(self, name: TopicName) -> list[int]:
         """Pointers decided since the last call that the topic may have rows about."""
         return self._decided.pop(name, [])
@@ -143,6 +153,10 @@ class PointerIndex:
     def undecided(self) -> list[int]:
         """Every pointer that some topic has rows of, as far as is known here."""
         return list(self._topics)
+
+    def watched(self) -> list[int]:
+        """These, and those that somebody waits for."""
+        return [*self._topics, *self._waiting]
 
     def oldest_by_topic(self) -> dict[TopicName, int]:
         """The oldest such pointer of each topic that has one."""

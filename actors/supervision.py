@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.errors import PlainsongError, ShuttingDown, TransactionsUnavailable
+from protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,6 +31,8 @@ class Supervision:
         self._closing = trio.Event()
         self._failures = 0
         self._begun_s = 0.0
+        #: Another instance has, or is to have, the service.
+        self.elsewhere = False
         mailbox.closed_for = not_loaded
 
     async def run(self, actor: Callable[[Callable[[], None]], Awaitable[None]], on_loaded: Callable[[], None]) -> None:
@@ -37,7 +40,8 @@ class Supervision:
 
         def loaded() -> None:
             self._failures = 0
-            self._mailbox.closed_for = None
+            if not self._closing.is_set():
+                self._mailbox.closed_for = None
             self._observer.loaded(trio.current_time() - self._begun_s)
             on_loaded()
 
@@ -47,6 +51,10 @@ class Supervision:
                 try:
                     await actor(loaded)
                     return
+                except Deposed as error:
+                    self.elsewhere = True
+                    log.warning("transaction service taken over", extra={"why": str(error)})
+                    return
                 except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
                     self._fell(error)
                 if self._failures > 1:
@@ -55,13 +63,19 @@ class Supervision:
                 if self._closing.is_set():
                     return
         finally:
+            self._mailbox.closed_for = self._gone
             self._mailbox.close()
-            self._mailbox.drain(lambda: ShuttingDown("the daemon is shutting down"))
+            self._mailbox.drain(self._gone)
 
-    def close(self) -> None:
-        """Take no more; the actor serves what is in, and ends."""
+    def close(self, *, elsewhere: bool = False) -> None:
+        """Take no more; the actor serves what is in, and ends. ``elsewhere``: another instance is to have the service."""
+        self.elsewhere |= elsewhere
         self._closing.set()
+        self._mailbox.closed_for = self._gone
         self._mailbox.close()
+
+    def _gone(self) -> PlainsongError:
+        return moved() if self.elsewhere else ShuttingDown("the daemon is shutting down")
 
     def _fell(self, error: Exception) -> None:
         self._failures += 1
@@ -73,6 +87,11 @@ class Supervision:
             exc_info=None if isinstance(error, PlainsongError) else error,
         )
         self._observer.fell(error)
+
+
+def moved() -> NoOwner:
+    """What everybody hears once another instance has it."""
+    return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
 
 
 def not_loaded() -> TransactionsUnavailable:

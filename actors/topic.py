@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from actors.clock import Clock
+    from actors.enlistments import Enlistments
     from actors.mailbox import Mailbox, Ticket
     from actors.observe import Observer
     from actors.ownership import Ownership
@@ -87,6 +88,8 @@ class Surroundings:
     """What a namespace says about producers: ``Namespaces.policy``."""
     ownership: Ownership = field(default_factory=Alone)
     """Which topics are ours."""
+    enlistments: Enlistments | None = None
+    """What topics are enlisted for, where transactions may be decided at another instance; None: they need not be."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, CLOSING_AT_ONCE))
     """Who waits its turn while many topics are let go."""
 
@@ -126,10 +129,13 @@ class TopicActor:
         around = self._around
         core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
         self._core = core
-        # Most are there from their rows; what a commit that was cut off left behind is known only now.
-        changed = write_pointers_among(core.state.changed)
+        # Most are there from their rows; what a commit that was cut off left behind is known only now. Where others
+        # write too, nothing is known of a topic that is not open.
+        changed = write_pointers_among(core.state.pending if self._shared else core.state.changed)
         around.pointers.begin(self.name, changed)
         around.pointers.end(changed)
+        term = None if around.enlistments is None else around.enlistments.begin(self.name)
+        core.state.enlistment = term
         self._mailbox.on_leave = core.leave
         on_loaded()
         try:
@@ -146,6 +152,10 @@ class TopicActor:
         finally:
             self._core = None
             self._cache.clear()
+            if self._shared:
+                around.pointers.leave(self.name)
+            if around.enlistments is not None and term is not None:
+                around.enlistments.end(self.name, term)
             _, waiting = core.close()
             for ticket, _ in waiting:
                 _as_ticket(ticket).settle(told())

@@ -4,28 +4,41 @@
       ▲                          │
       └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
 
-Two kinds of request take a way round. A commit under whose pointers a topic is writing waits until it is not. An
-abort of what has rows goes to the topics first, and comes back when they are rolled back, or could not be in time;
-one that a crash interrupted goes on after the load.
+Two kinds of request take a way round. A commit under whose pointers a topic is writing waits until it is not; where
+topics may be other instances', each that is enlisted is asked to close them. An abort of what has rows goes to the
+topics first, and comes back when they are rolled back, or could not be in time; one that a crash interrupted goes on
+after the load.
 """
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from actors.mailbox import Ticket
-from actors.settling import roll_back
+from actors.settling import close_pointers, roll_back
+from actors.supervision import moved
 from protocol.effects import Table
 from protocol.errors import OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from protocol.names import TopicName
-from protocol.transactions.manager.asks import Abort, Commit, FinishAbort, InvalidBefore, ListAll, LookAt, RollFirst
+from protocol.transactions.manager.asks import (
+    Abort,
+    Commit,
+    FinishAbort,
+    InvalidBefore,
+    ListAll,
+    LookAt,
+    Nothing,
+    RollFirst,
+)
 from protocol.transactions.manager.loading import Loading
 from protocol.transactions.manager.rows import SERVICE_RANGE
 from protocol.transactions.manager.step import Now
-from storage.base import NothingWritten
+from protocol.transactions.mirrored import Changes
+from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +47,21 @@ if TYPE_CHECKING:
     from actors.mailbox import Mailbox
     from actors.pointer_index import PointerIndex
     from actors.settling import AskTopic
+    from actors.whereabouts import Everywhere
+    from protocol.names import TopicName as Topic
     from protocol.transactions.manager.core import ManagerCore
     from protocol.transactions.manager.settings import TransactionSettings
     from protocol.transactions.manager.step import Step
     from storage.base import Claim, Row, Store
 
+log = logging.getLogger(__name__)
+
+#: Topics named when a commit could not reach them.
+MAX_NAMED = 5
 #: What the service's rows are claimed and written as: no topic has an empty namespace.
 SERVICE_NAME = TopicName("", "transactions")
 #: Asks that change nothing, so that a failure cannot leave their outcome open.
-READS = (InvalidBefore, ListAll, LookAt)
+READS = (InvalidBefore, ListAll, LookAt, Nothing)
 
 
 class TransactionActor:
@@ -57,8 +76,12 @@ class TransactionActor:
         settings: TransactionSettings,
         mailbox: Mailbox,
         on_settled: Callable[[Step], object],
+        everywhere: Everywhere | None = None,
     ) -> None:
+        """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
         self._store = store
+        self._everywhere = everywhere
+        self._where = index if everywhere is None else everywhere
         self._clock = clock
         self._index = index
         self._ask = ask
@@ -66,10 +89,17 @@ class TransactionActor:
         self._mailbox = mailbox
         self._on_settled = on_settled
         self.core: ManagerCore | None = None
+        self.claim: Claim | None = None
+        #: What became of pointers since this owner began, and who waits for more.
+        self.changes = Changes(-1)
+        self.changed = trio.Event()
         #: Tickets that come from inside, and jump the queue.
         self._returning: list[Ticket[Any]] = []
         self._pause = trio.CancelScope()
         self._frozen: set[Ticket[Any]] = set()
+        #: By transaction and freezing: commits that wait for topics; and those that have waited, with their freezing.
+        self._closing: dict[tuple[int, int], list[Ticket[Any]]] = {}
+        self._closed: dict[Ticket[Any], int] = {}
         self._aborting: dict[int, list[Ticket[Any]]] = {}
 
     async def run(self, on_loaded: Callable[[], None], nursery: trio.Nursery) -> None:
@@ -78,7 +108,10 @@ class TransactionActor:
         Raises what the store raises, after everybody whose request was under way has been told.
         """
         claim = await self._store.claim(SERVICE_NAME)
-        core = self.core = await self._load()
+        core = await self._load()
+        if self._everywhere is not None:
+            await self._everywhere.load(self._store, core)
+        self.core, self.claim, self.changes = core, claim, Changes(claim.epoch)
         on_loaded()
         try:
             for unfinished in core.being_aborted():
@@ -89,9 +122,13 @@ class TransactionActor:
                 except trio.EndOfChannel:
                     return
                 await self._commit(core, claim, tickets, nursery)
+        except Deposed:
+            self._forsake(elsewhere=True)
+            raise
         finally:
             self.core = None
             self._forsake()
+            self.wake_mirrors()
 
     async def _load(self) -> ManagerCore:
         loading = Loading()
@@ -132,10 +169,15 @@ class TransactionActor:
             operations = core.operations(step)
             if operations:
                 await self._store.write(operations, claim=claim)
+            elif ready and self._everywhere is not None:
+                await self._store.check(claim)
             answers = core.settled(step)
         except BaseException as error:
-            _fail(ready, step, error)
+            _fail(ready, step, error, shared=self._everywhere is not None)
             raise
+        if self._everywhere is not None:
+            self._everywhere.dropped(step.decided)
+        self._tell_mirrors([each for change in step.changes for part in change for each in part] + step.forgotten)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
             self._index.wake(pointer)
@@ -150,14 +192,68 @@ class TransactionActor:
         """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
         ask = ticket.ask
         if isinstance(ask, Abort):
-            ask.has_rows = bool(self._index.topics_of(core.pointers(ask.transaction_id)))
+            ask.has_rows = bool(self._where.topics_of(core.pointers(ask.transaction_id)))
         elif isinstance(ask, Commit):
             pointers = core.pointers(ask.transaction_id)
+            if self._everywhere is not None:
+                return self._set_aside_to_close(core, ticket, ask.transaction_id, nursery)
             if self._index.busy(pointers) and core.freeze(ask.transaction_id):
                 self._frozen.add(ticket)
                 nursery.start_soon(self._wait_for_quiet, ticket, pointers)
                 return True
         return False
+
+    def _set_aside_to_close(
+        self, core: ManagerCore, ticket: Ticket[Any], transaction_id: int, nursery: trio.Nursery
+    ) -> bool:
+        """Whether a commit waits for topics to close its pointers; nobody enlists one more from here to the step."""
+        freezing = self._closed.pop(ticket, 0)
+        if freezing and core.is_frozen(transaction_id, freezing):
+            return False
+        pointers = core.pointers(transaction_id)
+        topics = self._where.topics_of(pointers)
+        freezing = core.freeze(transaction_id) if topics else 0
+        if not freezing:
+            return False
+        waiting = self._closing.setdefault((transaction_id, freezing), [])
+        waiting.append(ticket)
+        if len(waiting) == 1:
+            nursery.start_soon(self._close, core, (transaction_id, freezing), topics, pointers)
+        return True
+
+    async def _close(
+        self, core: ManagerCore, frozen: tuple[int, int], topics: Iterable[Topic], pointers: Sequence[int]
+    ) -> None:
+        deadline_s = trio.current_time() + self._settings.commit_deadline_s
+        missing = await close_pointers(self._ask, topics, pointers, deadline_s)
+        if self.core is not core:
+            return  # it fell: those who waited know
+        waiting = self._closing.pop(frozen)
+        if not missing:
+            for ticket in waiting:
+                self._closed[ticket] = frozen[1]
+                self._return(ticket)
+            return
+        core.thaw(*frozen)
+        self._pause.cancel()  # its time may be over by now
+        named = ", ".join(map(str, sorted(missing)[:MAX_NAMED]))
+        log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
+        for ticket in waiting:
+            ticket.settle(
+                TransactionsUnavailable(
+                    f"{len(missing)} topics do not answer: {named}", hint="nothing happened; commit again"
+                )
+            )
+
+    def wake_mirrors(self) -> None:
+        """Whoever waits for changes looks."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _tell_mirrors(self, pointers: Sequence[int]) -> None:
+        if pointers:
+            self.changes.took(pointers)
+            self.wake_mirrors()
 
     async def _wait_for_quiet(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
@@ -180,7 +276,7 @@ class TransactionActor:
 
     async def _round(self, core: ManagerCore, first: RollFirst) -> None:
         deadline_s = trio.current_time() + self._settings.abort_deadline_s
-        reached = await roll_back(self._index, self._ask, first.pointers, deadline_s)
+        reached = await roll_back(self._where, self._ask, first.pointers, deadline_s)
         if self.core is not core:
             return  # it fell: those who waited know, and the next one goes round again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
@@ -196,11 +292,15 @@ class TransactionActor:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _forsake(self) -> None:
+    def _forsake(self, *, elsewhere: bool = False) -> None:
         """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
-        for ticket in self._frozen:
-            ticket.settle(TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again"))
+        waiting = [*self._frozen, *self._closed, *(each for tickets in self._closing.values() for each in tickets)]
+        for ticket in waiting:
+            down = TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
+            ticket.settle(moved() if elsewhere else down)
         self._frozen.clear()
+        self._closing.clear()
+        self._closed.clear()
         unknown = [ticket for waiting in self._aborting.values() for ticket in waiting]
         self._aborting.clear()
         for ticket in (*unknown, *self._returning):
@@ -219,15 +319,22 @@ def _unknown(why: str) -> OutcomeUnknown:
     return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
 
 
-def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException) -> None:
-    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was."""
-    for ticket, answer in step.answers if step else ():
+def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException, *, shared: bool) -> None:
+    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
+
+    ``shared``: unless another instance has the service, whose word may be another one.
+    """
+    refused = [ticket for ticket, answer in step.answers if isinstance(answer, PlainsongError)] if step else []
+    for ticket, answer in step.answers if step and not shared else ():
         if isinstance(answer, PlainsongError):
             _as_ticket(ticket).settle(answer)
     why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
-    nothing_happened = step is None or isinstance(error, NothingWritten)
+    nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
+    nothing_happened |= isinstance(error, Deposed) and getattr(error, "happened", None) is False
     for ticket in tickets:
-        if nothing_happened or isinstance(ticket.ask, READS):
-            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))
-        else:
+        if not (nothing_happened or isinstance(ticket.ask, READS) or ticket in refused):
             ticket.settle(_unknown(why))
+        elif isinstance(error, Deposed):
+            ticket.settle(moved())
+        else:
+            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))

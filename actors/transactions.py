@@ -14,22 +14,28 @@ import trio
 from actors.blame import with_topics
 from actors.mailbox import Mailbox
 from actors.settling import roll_back
-from actors.supervision import Supervision, not_loaded
+from actors.supervision import Supervision, moved, not_loaded
+from actors.together import Together
 from actors.transaction_actor import TransactionActor
 from actors.transaction_observer import TransactionObserver as TransactionObserver
 from actors.transaction_observer import Unwatched
+from actors.whereabouts import Everywhere
 from protocol.errors import (
+    Overloaded,
     PlainsongError,
     TransactionNotFound,
     TransactionNotInProgress,
+    TransactionsUnavailable,
 )
 from protocol.transactions.manager import asks
 from protocol.transactions.manager.answers import CompletePass
 from protocol.transactions.manager.invalid_list import pruning_figures
 from protocol.transactions.manager.looking import manager_state
 from protocol.transactions.manager.settings import TransactionSettings
+from protocol.transactions.mirrored import synced
 from protocol.transactions.tephra_state import encode_snapshot
 from protocol.transactions.transaction import TransactionType
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.pointer_index import PointerIndex
     from actors.settling import AskTopic as AskTopic
+    from actors.whereabouts import Whereabouts
+    from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from protocol.transactions.authority import Standing
     from protocol.transactions.manager.answers import (
@@ -49,12 +57,15 @@ if TYPE_CHECKING:
     )
     from protocol.transactions.manager.core import ManagerCore
     from protocol.transactions.manager.step import Step
+    from protocol.transactions.mirrored import Synced, Version
     from protocol.transactions.transaction import Transaction
     from protocol.transactions.view import View
     from storage.base import Store
 
 A = TypeVar("A")
 
+#: Instances that wait for changes at the same time.
+MAX_MIRRORS = 1_000
 #: Aborts of a reset that are under way at the same time.
 _RESET_AT_ONCE = 256
 
@@ -71,14 +82,21 @@ class TransactionService:
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
     ) -> None:
+        """``ask``: asks a topic wherever its owner is. On a store that others may claim, topics have to be enlisted."""
         self.settings = settings or TransactionSettings()
         self._clock = clock
-        self._index = pointers
+        everywhere = Everywhere() if store.traits.shared else None
+        self._where: Whereabouts = pointers if everywhere is None else everywhere
+        self._store = store
+        self._checking = Together(self._check)
+        self._syncing = 0
         self._ask_topic = ask
         self._observer = observer or Unwatched()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = Supervision(self._mailbox, self._observer)
-        self._actor = TransactionActor(store, clock, pointers, ask, self.settings, self._mailbox, self._settled)
+        self._actor = TransactionActor(
+            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
+        )
 
     def __repr__(self) -> str:
         return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
@@ -91,12 +109,23 @@ class TransactionService:
             await self._supervision.run(lambda loaded: self._actor.run(loaded, nursery), on_loaded)
             nursery.cancel_scope.cancel()
 
-    def close(self) -> None:
-        """Take no more; what was asked is served, then ``run`` returns.
+    def close(self, *, elsewhere: bool = False) -> None:
+        """Take no more; what was asked is served, then ``run`` returns. ``elsewhere``: another instance is to own it.
 
         An abort that is on its way through the topics goes on after the next start.
         """
-        self._supervision.close()
+        self._supervision.close(elsewhere=elsewhere)
+        self._actor.wake_mirrors()
+
+    @property
+    def deposed(self) -> bool:
+        """Whether another instance has the service, or is to have it."""
+        return self._supervision.elsewhere
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """Where undecided transactions have rows."""
+        return self._where
 
     def _settled(self, step: Step) -> None:
         for state in set(step.outcomes):
@@ -105,6 +134,52 @@ class TransactionService:
             self._observer.timed_out(step.timed_out)
         for _ in range(step.conflicts):
             self._observer.conflicted()
+
+    # --- for those who read, here and at other instances ------------------------------------------
+
+    async def fresh(self) -> None:
+        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+
+        Raises:
+          TransactionsUnavailable: nobody can say just now. NoOwner: another instance has the service.
+        """
+        self._core()
+        if self._store.traits.shared:
+            await self._checking()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def _check(self) -> None:
+        core, claim = self._core(), self._actor.claim
+        assert claim is not None  # there is a core
+        try:
+            await self._store.check(claim)
+        except Deposed:
+            self.close(elsewhere=True)
+            raise moved() from None
+        except PlainsongError as error:
+            raise TransactionsUnavailable(error.detail, hint="ask again") from error
+        if self._actor.core is not core:
+            raise not_loaded()
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
+
+        Raises:
+          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many wait.
+        """
+        self._core()
+        if wait_ms and known == self._actor.changes.version:
+            if self._syncing >= MAX_MIRRORS:
+                raise Overloaded(f"{self._syncing} instances wait for the transaction service")
+            self._syncing += 1
+            try:
+                with trio.move_on_after(wait_ms / 1000):
+                    await self._actor.changed.wait()
+            finally:
+                self._syncing -= 1
+        await self.fresh()
+        return synced(self._core(), self._actor.changes, known)
 
     # --- at once ----------------------------------------------------------------------------------
 
@@ -131,7 +206,7 @@ class TransactionService:
 
     def pruning(self) -> PruningFigures:
         """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
-        return pruning_figures(self._core(), self._index.oldest_by_topic())
+        return pruning_figures(self._core(), self._where.oldest_by_topic())
 
     def snapshot(self) -> bytes:
         """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
@@ -210,7 +285,7 @@ class TransactionService:
         """
         invalid = set(self.invalids()).intersection(pointers)
         deadline_s = trio.current_time() + self.settings.abort_deadline_s
-        reached = await roll_back(self._index, self._ask_topic, invalid, deadline_s)
+        reached = await roll_back(self._where, self._ask_topic, invalid, deadline_s)
         return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
@@ -241,6 +316,14 @@ class TransactionService:
         await self.truncate(self.invalids())
         await self._ask(asks.ForgetChanges())
 
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """A topic is about to write under a pointer; False: it was not issued here, and is nobody's to decide.
+
+        Raises:
+          TransactionNotInProgress: it is decided, or being decided. Overloaded: too many topics.
+        """
+        return await self._ask(asks.Enlist(pointer, name))
+
     async def complete(self, passed: CompletePass) -> int:
         """The janitor has passed every topic without a failure: keep that, and prune what may go; how many went."""
         return await self._ask(asks.KeepPass(passed))
@@ -250,12 +333,12 @@ class TransactionService:
     async def look(self, transaction_id: int) -> TransactionStatus:
         """What is known of one, by its id or a checkpoint's pointer; state ``unknown`` when nothing is."""
         status = await self._ask(asks.LookAt(transaction_id))
-        return (await with_topics([status], self._index, self._ask_topic))[0]
+        return (await with_topics([status], self._where, self._ask_topic))[0]
 
     async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
         """Transactions, oldest first: of one state, or (None) those in progress and invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
-        return await with_topics(statuses, self._index, self._ask_topic)
+        return await with_topics(statuses, self._where, self._ask_topic)
 
     async def _ask(self, ask: Ask[A]) -> A:
         return await self._mailbox.ask(ask)

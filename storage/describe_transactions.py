@@ -13,12 +13,14 @@ from protocol.transactions.manager.record import Record
 from protocol.transactions.manager.rows import (
     AUTHORITY,
     CHANGES,
+    ENLISTED,
     HEAD,
     PASS,
     TRANSACTION,
     ChangeSet,
     Head,
     LastPass,
+    enlisted_topic,
     parse_service_key,
 )
 
@@ -98,8 +100,11 @@ def is_service_key(key: bytes) -> bool:
 def service_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
     """Kind and words of a row of the transaction service. Raises DamagedRow."""
     letter, pointer = parse_service_key(key)
-    if letter not in _KINDS:
+    if letter not in _KINDS and letter != ENLISTED:
         raise DamagedRow(f"rows {letter!r} of the transaction service are not known to this version")
+    if letter == ENLISTED:
+        since_ms = unpack_record(value, "enlisted topic").get("m")
+        return "enlisted", {"transaction": pointer, "topic": str(enlisted_topic(key)), "since_ms": since_ms}
     kind, fields = _KINDS[letter]
     return kind, fields(pointer, value)
 

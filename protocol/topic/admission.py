@@ -18,6 +18,7 @@ from protocol.errors import (
     TransactionRequired,
 )
 from protocol.keys import DamagedRow
+from protocol.topic.enlisted import standing_to_write
 from protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
     """The write pointer, if something may be written under it.
 
     Raises:
-      TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
+      TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
       TransactionNotInProgress, DamagedRow: nothing happened.
     """
     if pointer is None:
@@ -46,7 +47,7 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
         )
     if pending is not None and pending.rolled_back:
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
-    standing = state.authority.standing(pointer)
+    standing = standing_to_write(state, pointer)
     if standing not in ("in_progress", "unknown"):
         what = "being committed" if standing == "deciding" else standing
         raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")

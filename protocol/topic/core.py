@@ -17,6 +17,7 @@ from protocol.topic import asks, pointer_asks
 from protocol.topic.bookkeeping import MAX_FORGOTTEN, write_mark, write_pointers
 from protocol.topic.cleaning import cleaned, plan_cleaning
 from protocol.topic.each import publish_each
+from protocol.topic.enlisted import close_pointers
 from protocol.topic.lifecycle import create, describe, remove, set_properties, undelete
 from protocol.topic.parking import Parking
 from protocol.topic.producers import asks as producer_asks
@@ -62,6 +63,7 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     PublishStaged: publish_staged,
     StoreStaged: store_staged,
     pointer_asks.RollBackPointer: roll_back,
+    pointer_asks.ClosePointers: close_pointers,
     pointer_asks.ListPointers: list_pointers,
     producer_asks.OpenProducer: open_producer,
     producer_asks.GetProducer: get_producer,

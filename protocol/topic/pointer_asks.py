@@ -9,6 +9,8 @@ from protocol.requests import PublishResponse
 from protocol.topic.asks import Ask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from protocol.requests import PublishRequest
 
 
@@ -38,6 +40,13 @@ class RollBackPointer(Ask[None]):
     whatever comes later under this pointer is refused."""
     by_client: bool = True
     """A client's is refused when the topic does not exist; the service's and the janitor's never are."""
+
+
+@dataclass(slots=True)
+class ClosePointers(Ask[None]):
+    """Once this is answered, nothing more is written under these pointers unless they are enlisted again."""
+
+    pointers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

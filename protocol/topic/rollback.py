@@ -13,6 +13,7 @@ from protocol.errors import TransactionNotInProgress
 from protocol.ids import pack_position
 from protocol.topic.admission import check_pointer, too_old
 from protocol.topic.bookkeeping import touch, write_pointers
+from protocol.topic.enlisted import close, standing_to_roll_back
 
 if TYPE_CHECKING:
     from protocol.topic.pointer_asks import RollBackPointer
@@ -24,7 +25,8 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
     """Roll back rows of the pointer: those within the range, or all there are, and then none may follow.
 
     Raises:
-      TopicNotFound, InvalidParameter, TransactionNotInProgress (it was committed), Overloaded: nothing happened.
+      TopicNotFound, InvalidParameter, TransactionNotInProgress (it was committed), NotEnlisted, Overloaded: nothing
+      happened.
     """
     del now
     if ask.by_client:
@@ -32,7 +34,9 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
     elif state.metadata is None:
         return
     check_pointer(ask.pointer)
-    if ask.by_client and state.authority.standing(ask.pointer) in ("deciding", "committed"):
+    if not ask.by_client:
+        close(state, (ask.pointer,))
+    elif standing_to_roll_back(state, ask.pointer) in ("deciding", "committed"):
         raise TransactionNotInProgress(
             f"write pointer {ask.pointer} is committed, or about to be", hint="what was committed cannot be rolled back"
         )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from protocol.effects import Put
     from protocol.names import TopicName
+    from protocol.topic.enlisted import Enlistment
     from protocol.topic.producers.policy import NamespacePolicy
     from protocol.transactions.authority import Authority
 
@@ -102,6 +103,8 @@ class TopicState:
     readers: dict[str, Reader] = field(default_factory=dict)
     authority: Authority = field(default_factory=Nobody)
     """Who is asked what became of a write pointer."""
+    enlistment: Enlistment | None = None
+    """Which pointers may be written under, where their authority is another instance's; None: it says so itself."""
     pending: dict[int, Pending] = field(default_factory=dict)
     """Every write pointer that has rows in the last generation and was not seen decided; below 0: what is staged."""
     staged: dict[str, int] = field(default_factory=dict)

@@ -126,7 +126,9 @@ def test_the_example_is_read_as_the_page_says():
 def test_the_service_writes_its_rows_as_the_page_shows_them():
     assert documented("service") == [(bytes([Table.METADATA]) + key, value) for key, value in transactions()]
     letters = re.findall(r"^\| `(\w)` \|", SECTION.split("**Head**")[0], re.MULTILINE)
-    in_code = {getattr(rows, name).decode() for name in ("HEAD", "TRANSACTION", "CHANGES", "PASS", "AUTHORITY")}
+    in_code = {
+        getattr(rows, name).decode() for name in ("HEAD", "TRANSACTION", "CHANGES", "ENLISTED", "PASS", "AUTHORITY")
+    }
     assert set(letters) == in_code
 
 
@@ -134,6 +136,7 @@ FULL = {
     "Head": Head(1, 2, 3, 4, 5).encode(),
     "Transaction": Record(1, TransactionType.LONG, "c", 1, 2, 3, 4, (5,), True, True, "invalid", 6, 7, (1, 5)).encode(),
     "Change set": ChangeSet(1, "c", frozenset((b"k",)), 2).encode(),
+    "Enlisted topic": pack_record({"m": 1}),
     "Last complete pass": LastPass(1, 2).encode(),
     "Authority": pack_record({"a": "off"}),
 }

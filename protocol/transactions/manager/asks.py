@@ -12,6 +12,7 @@ from protocol.transactions.transaction import TransactionType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from protocol.names import TopicName
     from protocol.transactions.manager.answers import CompletePass, State
     from protocol.transactions.transaction import Transaction
 
@@ -104,6 +105,19 @@ class KeepPass(Ask[int]):
     """A pass reached every topic; how many pointers were pruned for it."""
 
     passed: CompletePass
+
+
+@dataclass(slots=True)
+class Enlist(Ask[bool]):
+    """A topic is about to write rows of a pointer; False: nobody here has issued it."""
+
+    pointer: int
+    name: TopicName
+
+
+@dataclass(slots=True)
+class Nothing(Ask[None]):
+    """Whoever is answered knows that this is the service, and that it is up to date."""
 
 
 @dataclass(slots=True)

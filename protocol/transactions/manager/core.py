@@ -24,6 +24,7 @@ from protocol.transactions.manager.deciding import (
     invalidate,
     prepare,
 )
+from protocol.transactions.manager.enlisting import enlist, nothing
 from protocol.transactions.manager.invalid_list import invalid_before, keep_pass, unlist
 from protocol.transactions.manager.looking import list_transactions, look_at
 from protocol.transactions.manager.rows import TRANSACTION
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from protocol.effects import Operation
+    from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from protocol.transactions.authority import Standing
     from protocol.transactions.manager.ledger import Ledger
     from protocol.transactions.manager.step import Now
+    from protocol.transactions.mirrored import Durable
     from protocol.transactions.view import View
 
 #: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
@@ -53,6 +56,8 @@ RULES: dict[type[Ask[Any]], Callable[[Ledger, Step, Any, Now], object]] = {
     asks.InvalidBefore: invalid_before,
     asks.ForgetChanges: forget_changes,
     asks.KeepPass: keep_pass,
+    asks.Enlist: enlist,
+    asks.Nothing: nothing,
     asks.LookAt: look_at,
     asks.ListAll: list_transactions,
 }
@@ -65,6 +70,7 @@ class ManagerCore:
         """``leftovers``: rows that a crash left and nothing speaks of; removed with the first commit."""
         self.ledger = ledger
         self._leftovers = leftovers
+        self._freezings = 0
         self.visible = Visible(ledger.head.read_pointer, ledger.in_progress, ledger.invalid)
 
     def __repr__(self) -> str:
@@ -85,7 +91,9 @@ class ManagerCore:
         if step.writes:
             step.remove(self._leftovers)
             self._leftovers = ()
-            step.drop(TRANSACTION, [record.transaction_id for record in self.ledger.forget(now.wall_ms)])
+            forgotten = self.ledger.forget(now.wall_ms)
+            step.drop(TRANSACTION, [record.transaction_id for record in forgotten])
+            step.forgotten += [pointer for record in forgotten for pointer in record.pointers]
         step.read_pointer = self.ledger.head.read_pointer
         return step
 
@@ -119,6 +127,19 @@ class ManagerCore:
             return "invalid"
         return "in_progress" if record.state == "unknown" else record.state
 
+    def durable(self, pointer: int) -> Durable:
+        """What a pointer is, as the disk has it: what is being decided is still what it was."""
+        if self.visible.is_in_progress(pointer):
+            return "in_progress"
+        if self.visible.is_invalid(pointer):
+            return "invalid"
+        record = self.ledger.by_pointer.get(pointer)
+        if record is None or record.settling or record.state == "in_progress":
+            return "forgotten"  # or not there yet
+        if record.state == "invalid":
+            return "pruned"
+        return record.state if record.state in ("committed", "aborted") else "forgotten"
+
     def view(self) -> View:
         """What is visible of committed transactions; the same object until that changes."""
         return self.visible.view()
@@ -130,13 +151,41 @@ class ManagerCore:
             return ()
         return record.pointers
 
-    def freeze(self, transaction_id: int) -> bool:
-        """Let nothing more be written under an open transaction: its commit waits for what is. False: it is not open."""
+    def freeze(self, transaction_id: int) -> int:
+        """Let nothing more be written under an open transaction: its commit waits for what is. 0: it is not open.
+
+        The number tells this freezing from those before and after it.
+        """
         record = self.ledger.open.get(transaction_id)
         if record is None or record.aborting:
-            return False
-        record.frozen = True
-        return True
+            return 0
+        if not record.frozen:
+            self._freezings += 1
+            record.frozen = self._freezings
+        return record.frozen
+
+    def is_frozen(self, transaction_id: int, freezing: int) -> bool:
+        """Whether nothing can have been written under it since that freezing."""
+        record = self.ledger.open.get(transaction_id)
+        return record is not None and record.frozen == freezing
+
+    def thaw(self, transaction_id: int, freezing: int) -> None:
+        """The commit that waited has given up: the transaction is in progress as it was."""
+        if self.is_frozen(transaction_id, freezing):
+            self.ledger.open[transaction_id].frozen = 0
+
+    def enlisted(self, pointer: int) -> frozenset[TopicName]:
+        """Topics that have, or may have, rows of the pointer's transaction, while it is open or invalid."""
+        record = self.ledger.by_pointer.get(pointer)
+        return frozenset() if record is None else frozenset(record.topics)
+
+    def is_unsettled(self, pointer: int) -> bool:
+        """Whether a pointer is in progress, or on the invalid list."""
+        return self.visible.is_in_progress(pointer) or self.visible.is_invalid(pointer)
+
+    def unsettled(self) -> list[int]:
+        """All of these."""
+        return [*self.visible.in_progress(), *self.visible.invalids()]
 
     def being_aborted(self) -> list[asks.RollFirst]:
         """Aborts that were begun, and not ended, before this was loaded."""

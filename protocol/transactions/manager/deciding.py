@@ -44,7 +44,7 @@ def commit(ledger: Ledger, step: Step, ask: Commit, now: Now) -> Decision:
     record = known(ledger, ask.transaction_id)
     if record.state == "committed":
         return Decision(record.transaction_id, "committed", changed=False)
-    record.frozen = False
+    record.frozen = 0
     record = in_progress(ledger, ask.transaction_id)
     if record.must_prepare:
         raise TransactionConflict(
@@ -164,7 +164,8 @@ def _aborted(ledger: Ledger, step: Step, record: Record, now: Now) -> Decision:
 
 def _close(ledger: Ledger, record: Record, now: Now) -> None:
     ledger.close(record)
-    record.aborting = record.must_prepare = record.frozen = False
+    record.aborting = record.must_prepare = False
+    record.frozen = 0
     record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
 
 

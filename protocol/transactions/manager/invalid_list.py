@@ -93,5 +93,6 @@ def _unlist(ledger: Ledger, step: Step, pointers: Iterable[int], now: Now) -> in
         if not record.listed:
             record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
             ledger.remember(record)
+            step.release(record)
         step.keep(record)
     return count

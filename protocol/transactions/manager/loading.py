@@ -12,12 +12,14 @@ from protocol.transactions.manager.record import Record
 from protocol.transactions.manager.rows import (
     AUTHORITY,
     CHANGES,
+    ENLISTED,
     HEAD,
     PASS,
     TRANSACTION,
     ChangeSet,
     Head,
     LastPass,
+    enlisted_topic,
     parse_service_key,
     service_key,
 )
@@ -38,6 +40,7 @@ class Loading:
     last_pass: LastPass | None = None
     records: dict[int, Record] = field(default_factory=dict)
     changes: list[ChangeSet] = field(default_factory=list)
+    enlisted: list[tuple[int, bytes]] = field(default_factory=list)
 
     def feed(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take rows of ``SERVICE_RANGE``. Raises DamagedRow."""
@@ -49,6 +52,8 @@ class Loading:
                 self.records[pointer] = Record.decode(pointer, value)
             elif kind == CHANGES:
                 self.changes.append(ChangeSet.decode(pointer, value))
+            elif kind == ENLISTED:
+                self.enlisted.append((pointer, key))
             elif kind == PASS:
                 self.last_pass = LastPass.decode(value)
             elif kind != AUTHORITY:
@@ -74,7 +79,18 @@ class Loading:
                 decided.append(record)
         for record in sorted(decided, key=lambda each: each.decided_at):
             ledger.remember(record)
-        return ManagerCore(ledger, self._take_changes(ledger))
+        return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
+
+    def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
+        """Give each open or invalid transaction its topics; returns the keys of rows that a crash left behind."""
+        leftovers: list[bytes] = []
+        for transaction_id, key in self.enlisted:
+            record = ledger.by_pointer.get(transaction_id)
+            if record is not None and (record.state == "in_progress" or record.listed):
+                record.topics.add(enlisted_topic(key))
+            else:
+                leftovers.append(key)
+        return leftovers
 
     def _take_changes(self, ledger: Ledger) -> list[bytes]:
         """Give each change set its place; returns the keys of those that a crash left behind."""

@@ -19,6 +19,7 @@ from protocol.transactions.transaction import TransactionType
 if TYPE_CHECKING:
     from typing import Any
 
+    from protocol.names import TopicName
     from protocol.transactions.manager.answers import State
 
 _MAX_POINTER = (1 << 63) - 1
@@ -51,10 +52,12 @@ class Record:
     """Those of its pointers that are on the invalid list."""
     deadline_s: float = field(default=0.0, repr=False)
     """When its time is over, on the service's monotonic clock; not kept."""
-    frozen: bool = False
-    """Its commit waits for what is being written under it; not kept."""
+    frozen: int = 0
+    """Its commit waits for what is being written under it: which freezing this is, 0 for none; not kept."""
     settling: bool = False
     """It is decided, but not durably yet; not kept."""
+    topics: set[TopicName] = field(default_factory=set)
+    """Enlisted: those that have, or may have, rows of it. Each is kept in a row of its own."""
 
     @property
     def pointers(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
                                  g up to here decisions may be forgotten  u, and change sets
     00 'x' 't' id     a transaction                  protocol/transactions/manager/record.py
     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
+    00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
     00 'x' 'p'        the last complete pass         m begun (ms)  b bound
     00 'x' 'a'        the authority                  a its name
 
@@ -16,7 +17,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from protocol.errors import InvalidName
 from protocol.keys import SERVICE, SYSTEM, DamagedRow, stop_after
+from protocol.names import TopicName, topic_name
 from protocol.records import pack_record, unpack_record
 from protocol.transactions.manager.record import number
 
@@ -26,6 +29,7 @@ _PREFIX = SYSTEM + SERVICE
 HEAD = b"h"
 TRANSACTION = b"t"
 CHANGES = b"s"
+ENLISTED = b"e"
 PASS = b"p"
 AUTHORITY = b"a"
 
@@ -40,10 +44,25 @@ def service_key(kind: bytes, pointer: int | None = None) -> bytes:
 
 def parse_service_key(key: bytes) -> tuple[bytes, int]:
     """Kind and pointer (0 when there is none). Raises DamagedRow."""
-    rest = key[len(_PREFIX) + 1 :]
+    kind, rest = key[len(_PREFIX) : len(_PREFIX) + 1], key[len(_PREFIX) + 1 :]
+    if kind == ENLISTED:
+        rest = rest[: _POINTER.size]
     if not key.startswith(_PREFIX) or len(rest) not in (0, _POINTER.size):
         raise DamagedRow(f"key {key.hex()} is none of the transaction service")
-    return key[len(_PREFIX) : len(_PREFIX) + 1], _POINTER.unpack(rest)[0] if rest else 0
+    return kind, _POINTER.unpack(rest)[0] if rest else 0
+
+
+def enlisted_key(transaction_id: int, name: TopicName) -> bytes:
+    """The key of the row that says that a topic may have rows of a transaction."""
+    return service_key(ENLISTED, transaction_id) + str(name).encode("ascii")
+
+
+def enlisted_topic(key: bytes) -> TopicName:
+    """Whom such a row enlists. Raises DamagedRow."""
+    try:
+        return topic_name(*key[len(_PREFIX) + 1 + _POINTER.size :].decode("ascii").split(":", 1))
+    except (InvalidName, TypeError, UnicodeDecodeError) as error:
+        raise DamagedRow(f"key {key.hex()} enlists no topic") from error
 
 
 @dataclass(slots=True)

@@ -20,6 +20,8 @@ class TransactionSettings:
     """Pointers in progress, those of checkpoints included."""
     max_checkpoints: int = 1_000
     """Checkpoints of one transaction."""
+    max_topics: int = 10_000
+    """Topics that one transaction may write to, where they are enlisted."""
     max_invalid: int = 100_000
     """Invalid pointers at which nothing begins any more."""
     max_outcomes: int = 200_000
@@ -36,6 +38,8 @@ class TransactionSettings:
     max_client_id_bytes: int = 256
     abort_deadline_s: float = 10.0
     """How long topics may take to roll back before an abort becomes an invalidation."""
+    commit_deadline_s: float = 5.0
+    """How long topics may take to close a transaction's pointers before its commit gives up for this time."""
     prune: bool = True
     """Whether a complete pass takes pointers past their lifetime from the invalid list."""
     mailbox_requests: int = 20_000

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.effects import Delete, Table, put_one
-from protocol.transactions.manager.rows import CHANGES, HEAD, PASS, TRANSACTION, service_key
+from protocol.records import pack_record
+from protocol.transactions.manager.rows import CHANGES, HEAD, PASS, TRANSACTION, enlisted_key, service_key
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from protocol.effects import Operation
     from protocol.errors import PlainsongError
+    from protocol.names import TopicName
     from protocol.transactions.manager.answers import State
     from protocol.transactions.manager.record import Record
     from protocol.transactions.manager.rows import ChangeSet, Head, LastPass
@@ -37,6 +39,7 @@ class Step:
         "changes",
         "conflicts",
         "decided",
+        "forgotten",
         "invalidated",
         "outcomes",
         "read_pointer",
@@ -51,6 +54,8 @@ class Step:
         self.changes: list[Change] = []
         #: Pointers of transactions that are committed or aborted with this; topics may forget them.
         self.decided: list[int] = []
+        #: Pointers of transactions of which nothing but that they were decided is known after this.
+        self.forgotten: list[int] = []
         #: Pointers that are invalid with this: whoever waits for them looks again.
         self.invalidated: list[int] = []
         #: What transactions became, for whoever counts.
@@ -81,6 +86,17 @@ class Step:
         """Write a change set's row; before the row of its transaction."""
         self._put(CHANGES, changes.transaction_id, changes.encode())
 
+    def enlist(self, record: Record, name: TopicName, now_ms: int) -> None:
+        """Write the row of one more topic of an open transaction."""
+        record.topics.add(name)
+        value = pack_record({"m": now_ms})
+        self._rows.append(put_one(Table.METADATA, enlisted_key(record.transaction_id, name), value))
+
+    def release(self, record: Record) -> None:
+        """None of its topics can have rows that matter any more: remove the rows of all of them."""
+        self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
+        record.topics = set()
+
     def keep_pass(self, last_pass: LastPass) -> None:
         """Write the row of the last complete pass."""
         self._put(PASS, None, last_pass.encode())
@@ -99,7 +115,11 @@ class Step:
         self.records.append(record)
         self.changes.append(change)
         self.outcomes.append(record.state)
-        (self.invalidated if record.state == "invalid" else self.decided).extend(record.pointers)
+        if record.state == "invalid":
+            self.invalidated.extend(record.pointers)
+        else:
+            self.decided.extend(record.pointers)
+            self.release(record)
         self.keep(record)
 
     def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:

@@ -1,0 +1,177 @@
+"""The transaction service, wherever it is: here while this instance owns it, and a mirror of it while another does.
+
+    ours            loaded from the store, under a claim of its own; serves until it is not ours
+    not ours        whoever asks it something hears NoOwner, and the mirror says what is committed
+    deposed         ends at once; claimed back only if the view still says that it is ours, after a pause
+
+Topics and readers of this instance hold this, and do not notice which it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.mirror import PATIENCE_S, PAUSES_S, Mirror, pass_on
+from actors.pausing import Pauses
+from actors.supervision import moved
+from actors.transaction_actor import SERVICE_NAME
+from protocol.errors import NoOwner, PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actors.mirror import Peer
+    from actors.ownership import Ownership
+    from actors.pointer_index import PointerIndex
+    from actors.transactions import TransactionService
+    from protocol.names import TopicName
+    from protocol.transactions.authority import Standing
+    from protocol.transactions.mirrored import Synced, Version
+    from protocol.transactions.view import View
+
+
+class NoPeer:
+    """There is no other instance; implements ``Peer``."""
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """Raises NoOwner."""
+        del known, wait_ms
+        await trio.lowlevel.checkpoint()
+        raise moved()
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """Raises NoOwner."""
+        del pointer, name
+        await trio.lowlevel.checkpoint()
+        raise moved()
+
+
+class TransactionsAnywhere:
+    """Implements ``Authority`` and ``Transactions``; ``home`` is the service while it is here."""
+
+    def __init__(
+        self,
+        build: Callable[[], TransactionService],
+        ownership: Ownership,
+        pointers: PointerIndex,
+        peer: Peer | None = None,
+    ) -> None:
+        """``build``: makes the service, not started; called for each time in which it is ours."""
+        self._build = build
+        self._ownership = ownership
+        self._pointers = pointers
+        self._peer = NoPeer() if peer is None else peer
+        self.mirror = Mirror(self._peer, pointers)
+        self.home: TransactionService | None = None
+        self._changed = trio.Event()
+        self._pauses = Pauses()
+        self._closing = False
+        ownership.on_change(self._view_changed)
+
+    def __repr__(self) -> str:
+        return f"<TransactionsAnywhere {self.home or self.mirror!r}>"
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self, on_known: Callable[[], None] = lambda: None) -> None:
+        """Serve, or mirror, until closed. ``on_known``: called whenever it can be said what is committed."""
+        while not self._closing:
+            if self._is_ours():
+                await self._serve(on_known)
+            else:
+                await self._mirror(on_known)
+
+    def close(self) -> None:
+        """Take no more; what was asked is served, then ``run`` returns."""
+        self._closing = True
+        if self.home is not None:
+            self.home.close()
+        self._look_again()
+
+    def _is_ours(self) -> bool:
+        return self._ownership.is_mine(SERVICE_NAME) and not self._pauses.holds(SERVICE_NAME, trio.current_time())
+
+    def _view_changed(self) -> None:
+        self._pauses.end()
+        if self.home is not None and not self._ownership.is_mine(SERVICE_NAME):
+            self.home.close(elsewhere=True)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _mirror(self, on_known: Callable[[], None]) -> None:
+        """Follow the service until it is ours."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.mirror.run)
+            nursery.start_soon(self._announce, on_known)
+            while not (self._is_ours() or self._closing):
+                with trio.move_on_after(PAUSES_S[-1]):  # a pause may be over without a change of the view
+                    await self._changed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _announce(self, on_known: Callable[[], None]) -> None:
+        try:
+            await self.mirror.fresh()
+        except PlainsongError:
+            return  # whoever started waits for a while, and goes on without
+        on_known()
+
+    async def _serve(self, on_known: Callable[[], None]) -> None:
+        """One time in which the service is ours."""
+        service = self.home = self._build()
+        self.mirror.forget()
+
+        def loaded() -> None:
+            pass_on(self._pointers, self._pointers.watched(), service.standing)
+            on_known()
+
+        try:
+            await service.run(loaded)
+        finally:
+            self.home = None
+        if service.deposed and self._ownership.is_mine(SERVICE_NAME):
+            self._ownership.deposed(SERVICE_NAME)
+            self._pauses.begin(SERVICE_NAME, trio.current_time())
+
+    # --- what topics and readers ask --------------------------------------------------------------
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, as far as is known here. Raises TransactionsUnavailable."""
+        return self.mirror.standing(pointer) if self.home is None else self.home.standing(pointer)
+
+    def view(self) -> View:
+        """What readers of committed messages may see; ``fresh`` first. Raises TransactionsUnavailable."""
+        return self.mirror.view() if self.home is None else self.home.view()
+
+    async def fresh(self) -> None:
+        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+
+        Raises TransactionsUnavailable.
+        """
+        if self.home is not None:
+            try:
+                await self.home.fresh()
+                return
+            except NoOwner:
+                pass  # it has moved just now
+        await self.mirror.fresh()
+        if self.home is not None:
+            await self.home.fresh()
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """See ``TransactionService.enlist``: at home, or where it is. Raises also TransactionsUnavailable."""
+        patience_s = trio.current_time() + PATIENCE_S
+        failures = 0
+        while True:
+            try:
+                return await (self._peer if self.home is None else self.home).enlist(pointer, name)
+            except NoOwner:
+                pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+                if trio.current_time() + pause_s >= patience_s:
+                    raise
+            await trio.sleep(pause_s)
+            failures += 1
