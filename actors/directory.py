@@ -11,6 +11,7 @@ one has claimed already ends at once, and is not claimed back until a pause is o
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from protocol.topic.state import TopicState
+
+log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
@@ -140,9 +143,19 @@ class Directory:
     def _view_changed(self) -> None:
         """Let all topics go at once that are not ours any more: what is in is served, who comes later hears NoOwner."""
         self._pauses.end()
-        for entry in self:
-            if not self.around.ownership.is_mine(entry.name):
-                self._let_go(entry, given_away=True)
+        gone = [entry for entry in self if not self.around.ownership.is_mine(entry.name)]
+        for entry in gone:
+            self._let_go(entry, given_away=True)
+        if gone and not self._closed:
+            self._nursery.start_soon(self._watch_hand_over, gone)
+
+    async def _watch_hand_over(self, gone: list[Entry]) -> None:
+        begun_s = trio.current_time()
+        for entry in gone:
+            await entry.done.wait()
+        took_s = trio.current_time() - begun_s
+        self.around.observer.handed_over(len(gone), took_s)
+        log.info("topics handed over", extra={"topics": len(gone), "seconds": round(took_s, 3)})
 
     def _let_go_one(self) -> bool:
         """Let the longest unused idle topic go, if there is one."""

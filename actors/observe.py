@@ -25,6 +25,9 @@ class Observer(Protocol):
     def deposed(self, name: TopicName) -> None:
         """The store said that another instance has claimed a topic that was open here."""
 
+    def handed_over(self, topics: int, seconds: float) -> None:
+        """So many topics that are other instances' now have been let go, ``seconds`` after that was known."""
+
     def loaded(self, name: TopicName, load_s: float) -> None:
         """A topic was loaded from disk in ``load_s`` seconds."""
 
@@ -45,6 +48,9 @@ class Unobserved:
         """Nothing."""
 
     def deposed(self, name: TopicName) -> None:
+        """Nothing."""
+
+    def handed_over(self, topics: int, seconds: float) -> None:
         """Nothing."""
 
     def loaded(self, name: TopicName, load_s: float) -> None:

@@ -62,6 +62,11 @@ class Metrics:
         self._falls = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
         )
+        self._deposed = Counter(
+            "plainsong_topics_deposed_total",
+            "Times another instance had claimed a topic that was open here.",
+            registry=registry,
+        )
         self._expired = Counter("plainsong_expired_rows_total", "Expired rows removed.", registry=registry)
         self._purged = Counter(
             "plainsong_purged_rows_total", "Rows of deleted topics and older generations removed.", registry=registry
@@ -85,6 +90,19 @@ class Metrics:
         )
         self._scrape_errors = Counter(
             "plainsong_metric_errors_total", "Metrics that could not be read at a scrape.", registry=registry
+        )
+
+        self._forwarded = Counter(
+            "plainsong_forwarded_requests_total",
+            "Requests passed between instances, by direction.",
+            ["direction"],
+            registry=registry,
+        )
+        self._forward_retries = Counter(
+            "plainsong_forward_retries_total", "Times an owner was looked for again.", registry=registry
+        )
+        self._no_owner = Counter(
+            "plainsong_no_owner_answers_total", "Requests whose owner was not found in time.", registry=registry
         )
 
     def _histograms(self) -> None:
@@ -111,6 +129,12 @@ class Metrics:
         self._load = Histogram(
             "plainsong_topic_load_duration_seconds",
             "Time to load one topic from disk.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._handed_over = Histogram(
+            "plainsong_handover_duration_seconds",
+            "Time from a change of who owns what until all topics that went to others were let go.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
@@ -144,6 +168,18 @@ class Metrics:
     def producer_refused(self, code: str) -> None:
         """A request of a producer was refused with this code."""
         self._told.labels(code).inc()
+
+    def forwarded(self, direction: str) -> None:
+        """A request left for its owner (``out``), or came from another instance (``in``)."""
+        self._forwarded.labels(direction).inc()
+
+    def forward_retried(self) -> None:
+        """The owner of something was looked for again."""
+        self._forward_retries.inc()
+
+    def no_owner_found(self) -> None:
+        """It was not found in time."""
+        self._no_owner.inc()
 
     # --- told of transactions (broker.decisions) -----------------------------------------------
 
@@ -181,6 +217,16 @@ class Metrics:
         """An actor fell."""
         del name, error
         self._falls.inc()
+
+    def deposed(self, name: TopicName) -> None:
+        """Another instance has claimed a topic."""
+        del name
+        self._deposed.inc()
+
+    def handed_over(self, topics: int, seconds: float) -> None:
+        """So many topics that are others' now have been let go, in so long."""
+        del topics
+        self._handed_over.observe(seconds)
 
     def loaded(self, name: TopicName, load_s: float) -> None:
         """A topic was loaded."""

@@ -378,6 +378,13 @@ class NoOwner(Unavailable):
     title = "The topic is changing its owner"
 
 
+class ClusterUnavailable(Unavailable):
+    """ZooKeeper does not answer: nothing can be changed about who owns what; topics are served all the same."""
+
+    code = "cluster_unavailable"
+    title = "The cluster cannot be changed just now"
+
+
 class LowSpace(Unavailable):
     """Free disk space is below ``storage.min_free_bytes``: publishes wait, polls go on."""
 

@@ -1,0 +1,242 @@
+"""This instance among the others: its node in ZooKeeper, its view of who is there, and from that who owns what.
+
+    noticed ──► our node is kept ──► all nodes are read ──► the view is another one ──► whoever asked for that is told
+       ▲                                                                                              │
+       └──────────────────────────────────────────────────────────────────────────────────────────────┘
+
+Whatever is noticed, all of it is read again. While ZooKeeper is away the last view stays in force, and owners go on; of
+what others have claimed by then, as the store says, nothing is claimed back before the view has been read again.
+Safety rests on the store alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.ownership import Instance
+from broker.cluster.nodes import NameTaken, Nodes
+from broker.cluster.zookeeper import Away, ZooKeeper
+from protocol.cluster.assignment import Assignment, Member
+from protocol.cluster.placement import Placement
+from protocol.errors import ClusterUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from actors.clock import Clock
+    from broker.config.clustering import Ensemble
+    from protocol.names import TopicName
+
+log = logging.getLogger(__name__)
+
+#: How long nothing may be noticed before all is read again: a watch that was lost costs this much.
+REREAD_S = 30.0
+#: The same after a failure, or while another instance has our name.
+RETRY_S = 0.5
+#: Topics that the store gave to others and that are remembered; beyond them the oldest is claimed again if asked for.
+MAX_LOST = 100_000
+#: What entering and leaving may take beyond the time of a session.
+PATIENCE_S = 2.0
+
+
+class Membership:
+    """Implements ``Ownership``; ``run`` it, and ``enter`` once connections are accepted."""
+
+    def __init__(self, ensemble: Ensemble, name: str, *, weight: int, session_timeout_s: float, clock: Clock) -> None:
+        self._zookeeper = ZooKeeper(ensemble.hosts, session_timeout_s=session_timeout_s, on_notice=self._notice)
+        self._nodes = Nodes(self._zookeeper, ensemble.path)
+        self._session_timeout_s = session_timeout_s
+        self._clock = clock
+        self._me = Member(name, "", weight)
+        self._instances: dict[str, Instance] = {}
+        self._assignment = Assignment((), Placement())
+        self._told: list[Callable[[], None]] = []
+        self._lost: OrderedDict[TopicName, None] = OrderedDict()
+        self._noticed = trio.Event()
+        self._read = trio.Event()
+        self._reading = trio.Lock()
+        self._wanted = False
+        #: Whether our node has been there in the life of this process.
+        self.entered = False
+        #: Where another instance of our name is; None: there is none.
+        self.taken_by: str | None = None
+        #: Since when ZooKeeper is what it is, connected or not; milliseconds since 1970.
+        self.since_ms = clock.now_ms()
+        self._was_connected = False
+        self.changes = 0
+
+    def __repr__(self) -> str:
+        return f"<Membership of {self._me.name} {self._zookeeper!r} {self._assignment!r}>"
+
+    # --- what is asked, at once -------------------------------------------------------------------
+
+    @property
+    def me(self) -> Instance:
+        """This instance; without an address until it has entered."""
+        return Instance(self._me.name, self._me.address)
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """See ``Ownership.instances``."""
+        return [self._instances[each.name] for each in self._assignment.members if not each.leaving]
+
+    @property
+    def assignment(self) -> Assignment:
+        """The view: members, those that are leaving too, and placement."""
+        return self._assignment
+
+    @property
+    def connected(self) -> bool:
+        """Whether ZooKeeper is."""
+        return self._zookeeper.connected
+
+    def owner(self, name: TopicName) -> Instance | None:
+        """See ``Ownership.owner``."""
+        owner = self._assignment.owner(name)
+        return None if owner is None or name in self._lost else self._instances[owner.name]
+
+    def is_mine(self, name: TopicName) -> bool:
+        """See ``Ownership.is_mine``."""
+        owner = self._assignment.owner(name)
+        return (
+            owner is not None
+            and owner.name == self._me.name
+            and self.entered
+            and self.taken_by is None
+            and name not in self._lost
+        )
+
+    def deposed(self, name: TopicName) -> None:
+        """See ``Ownership.deposed``: it is nobody's until the view has been read again."""
+        self._lost[name] = None
+        if len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
+        self._notice()
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        """See ``Ownership.on_change``."""
+        self._told.append(told)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow ZooKeeper until cancelled; then our node goes. Never raises."""
+        async with self._zookeeper:
+            task_status.started()
+            while True:
+                noticed = self._noticed
+                pause_s = REREAD_S if await self._look() else RETRY_S
+                with trio.move_on_after(pause_s):
+                    await noticed.wait()
+
+    async def enter(self, address: str) -> None:
+        """Be one of the instances from now on, reached at ``address``.
+
+        Returns when it is so, or after a while, when it will be as soon as ZooKeeper is there.
+
+        Raises:
+          NameTaken: another instance has our name, and keeps it.
+        """
+        self._me = Member(self._me.name, address, self._me.weight)
+        self._wanted = True
+        self._notice()
+        with trio.move_on_after(self._session_timeout_s + PATIENCE_S):
+            while not self.entered:
+                await self._read.wait()
+        if self.taken_by is not None:
+            raise NameTaken(self.taken_by)
+        if not self.entered:
+            log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
+
+    async def leave(self) -> None:
+        """Own nothing from now on, and tell the others; without ZooKeeper they learn it when our session ends."""
+        self._me = Member(self._me.name, self._me.address, self._me.weight, leaving=True)
+        members = [self._me if each.name == self._me.name else each for each in self._assignment.members]
+        self._see(Assignment(members, self._assignment.placement))
+        with trio.move_on_after(PATIENCE_S):
+            await self._look()
+
+    async def change_placement(self, edit: Callable[[Placement], Placement]) -> None:
+        """Have operators' words changed; in force here when this returns, elsewhere a moment later.
+
+        Raises:
+          ClusterUnavailable: ZooKeeper does not answer; asked again the same it is the same.
+        """
+        try:
+            await self._nodes.change_placement(edit)
+        except Away as error:
+            raise ClusterUnavailable(str(error), hint="ask again; topics are served meanwhile") from error
+        await self._look()
+
+    # --- reading it all ---------------------------------------------------------------------------
+
+    def _notice(self) -> None:
+        if self._zookeeper.connected != self._was_connected:
+            self._was_connected = self._zookeeper.connected
+            self.since_ms = self._clock.now_ms()
+            if self._was_connected:
+                log.info("zookeeper is there", extra={"session": f"{self._zookeeper.session:#x}"})
+            else:
+                log.warning("zookeeper is away, owners go on", extra={"session": f"{self._zookeeper.session:#x}"})
+        self._noticed.set()
+        self._noticed = trio.Event()
+
+    async def _look(self) -> bool:
+        """Read everything; whether that went well."""
+        async with self._reading:
+            lost, self._lost = self._lost, OrderedDict()
+            try:
+                well = self._wanted is False or await self._keep()
+                seen = Assignment(await self._nodes.members(), await self._nodes.placement())
+            except Away as error:
+                # What was lost before stays so: this look has not said anything else.
+                self._lost = OrderedDict([*lost.items(), *self._lost.items()])
+                log.debug("zookeeper not read", extra={"why": str(error)})
+                well = False
+            else:
+                self._see(seen)
+        self._read.set()
+        self._read = trio.Event()
+        return well
+
+    async def _keep(self) -> bool:
+        """Our node; False while another instance has our name."""
+        try:
+            await self._nodes.keep(self._me, first=not self.entered)
+        except NameTaken as error:
+            if self.taken_by is None:
+                log.error(
+                    "another instance has this name, nothing is owned",
+                    extra={"instance": self._me.name, "address": error.address},
+                )
+                self.taken_by = error.address
+                self._tell()
+            return False
+        came = not self.entered or self.taken_by is not None
+        self.entered, self.taken_by = True, None
+        if came:
+            log.info("joined the cluster", extra={"instance": self._me.name, "address": self._me.address})
+            self._tell()
+        return True
+
+    def _see(self, seen: Assignment) -> None:
+        if seen == self._assignment:
+            return
+        self._assignment = seen
+        self._instances = {each.name: Instance(each.name, each.address) for each in seen.members}
+        self.changes += 1
+        names = ", ".join(each.name + (" (leaving)" if each.leaving else "") for each in seen.members)
+        placement = seen.placement
+        log.info(
+            "the cluster changed",
+            extra={"instances": names, "pins": len(placement.pins), "drained": ", ".join(sorted(placement.drained))},
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        for told in self._told:
+            told()

@@ -1,0 +1,181 @@
+"""ZooKeeper, spoken to from the event loop: one session after another, small nodes, and word when something changes.
+
+    away ──► connected ──► away …        the library connects again by itself, in threads of its own
+                 │
+                 └── another session     the one before expired: its ephemeral nodes are gone, and so are watches
+
+Every call has a deadline and is only made while connected. Whatever is noticed, a connection, a changed node, is told
+by one call of ``on_notice``: whoever listens then reads again all there is to know.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import trio
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.retry import KazooRetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+#: The library tells of every attempt to connect; what an operator needs to know is told by us.
+_quiet = logging.getLogger(f"{__name__}.library")
+_quiet.setLevel(logging.CRITICAL)
+
+#: How long a call may take; a node of ours is read in a millisecond.
+CALL_TIMEOUT_S = 5.0
+#: How long a session may take to say goodbye; then the ensemble finds out by itself.
+STOP_TIMEOUT_S = 2.0
+
+
+class Away(Exception):
+    """There is no connection just now, or no answer in time; for a change: nobody knows whether it happened."""
+
+
+class Exists(Exception):
+    """A node of this path is there already."""
+
+
+class Changed(Exception):
+    """The node is not of the expected version any more, or gone."""
+
+
+class Node(NamedTuple):
+    """What is in a node."""
+
+    value: bytes
+    version: int
+    session: int
+    """Whose it is while it is ephemeral; 0 for others."""
+
+
+class ZooKeeper:
+    """One client of an ensemble; ``async with`` it."""
+
+    def __init__(self, hosts: str, *, session_timeout_s: float, on_notice: Callable[[], None]) -> None:
+        """``on_notice``: called on the event loop; from then on what was read may be old."""
+        self._on_notice = on_notice
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=session_timeout_s,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
+            logger=_quiet,
+        )
+        self._token: trio.lowlevel.TrioToken | None = None
+        self.connected = False
+        #: Of the present session; 0 before the first.
+        self.session = 0
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeper {'connected' if self.connected else 'away'} session={self.session:#x}>"
+
+    async def __aenter__(self) -> Self:
+        self._token = trio.lowlevel.current_trio_token()
+        self._client.add_listener(self._state_in_thread)
+        await trio.to_thread.run_sync(self._client.start_async)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Say goodbye, so that ephemeral nodes go at once."""
+        self._client.remove_listener(self._state_in_thread)
+        with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
+            await trio.to_thread.run_sync(self._stop, abandon_on_cancel=True)
+
+    def _stop(self) -> None:
+        with suppress(Exception):  # it would only say that the ensemble was not there
+            self._client.stop()
+            self._client.close()
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> Node | None:
+        """A node, watched; None: there is none, and that is watched too. Raises Away."""
+        while True:
+            try:
+                value, stat = await self._call(lambda: self._client.get_async(path, watch=self._event_in_thread))
+                return Node(value, stat.version, stat.ephemeralOwner)
+            except NoNodeError:
+                pass
+            if await self._call(lambda: self._client.exists_async(path, watch=self._event_in_thread)) is None:
+                return None
+
+    async def children(self, path: str) -> list[str]:
+        """The names of the nodes below one, watched; none where that is not there. Raises Away."""
+        try:
+            names: list[str] = await self._call(
+                lambda: self._client.get_children_async(path, watch=self._event_in_thread)
+            )
+        except NoNodeError:
+            await self._call(lambda: self._client.exists_async(path, watch=self._event_in_thread))
+            return []
+        return sorted(names)
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """A new node, with those above it. Raises Exists, Away."""
+        try:
+            await self._call(
+                lambda: self._client.create_async(path, value, ephemeral=ephemeral, makepath=True),
+            )
+        except NodeExistsError:
+            raise Exists(path) from None
+
+    async def set(self, path: str, value: bytes, version: int) -> None:
+        """Replace the value of a node that has not changed since ``version``. Raises Changed, Away."""
+        try:
+            await self._call(lambda: self._client.set_async(path, value, version=version))
+        except (BadVersionError, NoNodeError):
+            raise Changed(path) from None
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """Remove a node, if it is there and has not changed since ``version``. Raises Changed, Away."""
+        try:
+            await self._call(lambda: self._client.delete_async(path, version=version))
+        except NoNodeError:
+            pass
+        except BadVersionError:
+            raise Changed(path) from None
+
+    async def _call(self, begin: Callable[[], Any]) -> Any:
+        if not self.connected:
+            await trio.lowlevel.checkpoint()
+            raise Away("ZooKeeper is not connected")
+        answered = trio.Event()
+        result = begin()
+        result.rawlink(lambda _: self._run(answered.set))
+        with trio.move_on_after(CALL_TIMEOUT_S):
+            await answered.wait()
+        if not answered.is_set():
+            raise Away(f"ZooKeeper has not answered for {CALL_TIMEOUT_S:g} s")
+        try:
+            return result.get(block=False)
+        except (NoNodeError, NodeExistsError, BadVersionError):
+            raise
+        except KazooException as error:
+            raise Away(f"ZooKeeper: {str(error) or type(error).__name__}") from error
+
+    # --- told by threads of the library -----------------------------------------------------------
+
+    def _state_in_thread(self, state: str) -> None:
+        session = self._client.client_id
+        self._run(self._became, state == KazooState.CONNECTED, 0 if session is None else session[0])
+
+    def _event_in_thread(self, event: object) -> None:
+        del event
+        self._run(self._on_notice)
+
+    def _run(self, call: Callable[..., object], *args: object) -> None:
+        assert self._token is not None
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(call, *args)
+
+    def _became(self, connected: bool, session: int) -> None:
+        self.connected = connected
+        if connected:
+            self.session = session
+        self._on_notice()
