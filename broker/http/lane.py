@@ -20,6 +20,7 @@ from broker.http.request_ids import new_request_id
 from broker.http.respond import respond
 from broker.http.status import answer_for
 from protocol.errors import PlainsongError
+from protocol.peering.frames import PREFACE
 
 if TYPE_CHECKING:
     import socket
@@ -48,7 +49,17 @@ class LaneParts:
 class Lane:
     """A connection in the lane; ``run`` it once."""
 
-    __slots__ = ("_busy", "_connection", "_head", "_head_bytes", "_in_step", "_parts", "_resting", "_stopping")
+    __slots__ = (
+        "_busy",
+        "_connection",
+        "_head",
+        "_head_bytes",
+        "_in_step",
+        "_parts",
+        "_resting",
+        "_stopping",
+        "served",
+    )
 
     def __init__(self, sock: socket.socket, parts: LaneParts) -> None:
         self._parts = parts
@@ -61,6 +72,8 @@ class Lane:
         self._busy = False
         self._in_step = True
         self._stopping = False
+        #: Whether it has answered anything.
+        self.served = False
 
     async def run(self) -> bytes | None:
         """Serves until the connection is to be closed (None), or given to hypercorn with these bytes, already read."""
@@ -132,6 +145,7 @@ class Lane:
     async def _serve_one(self, head: Head) -> bool:
         """Answers one request; whether the connection is to be kept."""
         request_id = head.request_id or new_request_id()
+        self.served = True
         with self._parts.budget.hold() as held:
             try:
                 body = await self._read_body(head, held)
@@ -198,6 +212,6 @@ class Lane:
 
 def _is_foreign(data: bytes) -> bool:
     """Whether bytes without the end of a head can already be told not to be the lane's."""
-    if not any(data.startswith(prefix[: len(data)]) for prefix in PREFIXES):
+    if not any(data.startswith(prefix[: len(data)]) for prefix in (*PREFIXES, PREFACE)):
         return True
     return len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data

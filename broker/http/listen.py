@@ -18,10 +18,12 @@ from broker.http.sockets import listen_on, shown
 from broker.http.status import answer_for
 from broker.http.watch import Watch
 from protocol.errors import Overloaded
+from protocol.peering.frames import PREFACE
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import TypeAlias
 
     from hypercorn.typing import ASGIFramework
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from broker.http.conversation import Begin
     from broker.http.exchange import HotHandlers
     from broker.http.settings import HttpSettings
+
+    #: Serves a connection that begins as a link does: gets what was read of it, and what is set when the server stops.
+    PeerDoor: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
 
 log = logging.getLogger("plainsong.http")
 
@@ -51,12 +56,14 @@ async def serve_http(
     grace_s: float,
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
+    peers: PeerDoor | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
 
     ``task_status`` is given the addresses as ``host:port``. With ``tls`` all connections are hypercorn's.
-    ``begin`` begins what stands behind a WebSocket; None: there are none.
+    ``begin`` begins what stands behind a WebSocket; None: there are none. ``peers`` gets connections that begin as
+    links do, with the bytes that were read; None: they are refused like any other that is no HTTP.
 
     Raises:
       OSError: an address of ``binds`` cannot be listened on; nothing is left open.
@@ -66,7 +73,9 @@ async def serve_http(
         for bind in binds:
             listeners += await trio.to_thread.run_sync(listen_on, bind)
         door = HypercornDoor(app, settings, budget, begin)
-        server = _Server(settings, LaneParts(settings, handlers, budget, Watch()), door, tls)
+        # Without its handlers a lane only looks how a connection begins.
+        parts = LaneParts(settings, handlers if settings.lane else {}, budget, Watch())
+        server = _Server(settings, parts, door, tls, peers)
         async with door.opened():
             await server.run(listeners, stop, grace_s, task_status)
     finally:
@@ -76,12 +85,19 @@ async def serve_http(
 
 class _Server:
     def __init__(
-        self, settings: HttpSettings, parts: LaneParts, door: HypercornDoor, tls: ssl.SSLContext | None
+        self,
+        settings: HttpSettings,
+        parts: LaneParts,
+        door: HypercornDoor,
+        tls: ssl.SSLContext | None,
+        peers: PeerDoor | None,
     ) -> None:
         self._settings = settings
         self._parts = parts
         self._door = door
         self._tls = tls
+        self._peers = peers
+        self._stop = trio.Event()
         self._lanes: set[Lane] = set()
         self._open = 0
         self._refusing = 0
@@ -98,6 +114,7 @@ class _Server:
                     task_status.started([shown(listener) for listener in listeners])
                     await stop.wait()
                     accepting.cancel_scope.cancel()
+                self._stop.set()
                 for listener in listeners:
                     listener.close()
                 for lane in self._lanes:
@@ -149,18 +166,22 @@ class _Server:
 
     async def _serve_by_its_door(self, sock: socket.socket) -> None:
         already_read: bytes | None = b""
-        if self._settings.lane and self._tls is None:
+        is_link = False
+        if self._tls is None and (self._settings.lane or self._peers is not None):
             lane = Lane(sock, self._parts)
             self._lanes.add(lane)
             try:
                 already_read = await lane.run()
             finally:
                 self._lanes.discard(lane)
+            is_link = self._peers is not None and not lane.served and (already_read or b"").startswith(PREFACE)
         if already_read is None:
             return
         # From here on the descriptor is the stream's.
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach())))
-        if self._tls is None:
+        if is_link and self._peers is not None:
+            await self._peers(stream, already_read, self._stop)
+        elif self._tls is None:
             await self._door.serve(stream, already_read)
         else:
             await self._door.serve(

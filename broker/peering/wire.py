@@ -43,13 +43,13 @@ class Wire:
         #: Whether the other side has said its preface; whether anything came since that was last looked at.
         self.met = False
         self.received = False
+        self._meeting = trio.Event()
         self._stream = stream
         self._vocabulary = vocabulary
         self._queued = 0
-        self._out: list[bytes] = [PREFACE]
-        self._out_bytes = len(PREFACE)
+        self._out: list[bytes] = []
+        self._out_bytes = 0
         self._something = trio.Event()
-        self._something.set()
         self._emptied = trio.Event()
         self._finishing = False
         self._cancel = trio.CancelScope()
@@ -116,6 +116,8 @@ class Wire:
         return why
 
     async def _write(self) -> None:
+        await self._write_out(PREFACE)
+        await self._meeting.wait()  # what is no side of a link gets nothing, and did nothing
         while True:
             if not self._out:
                 if self._finishing:
@@ -126,13 +128,16 @@ class Wire:
                 continue
             batch, self._out = self._out, []
             self.written = self._queued
-            try:
-                await self._stream.send_all(batch[0] if len(batch) == 1 else b"".join(batch))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise _Broken("the connection broke") from error
+            await self._write_out(batch[0] if len(batch) == 1 else b"".join(batch))
             self._out_bytes = sum(map(len, self._out))
             self._emptied.set()
             self._emptied = trio.Event()
+
+    async def _write_out(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise _Broken("the connection broke") from error
 
     async def _read(self, side: Side, data: bytes) -> str:
         reader = FrameReader(self._vocabulary, self.bounds.frame_bytes)
@@ -167,6 +172,7 @@ class Wire:
         if not data.startswith(PREFACE):
             raise MalformedBody("it did not begin as a link does", hint=f"it began with {data[:20]!r}")
         self.met = True
+        self._meeting.set()
         return data[len(PREFACE) :]
 
     async def _watch(self) -> None:

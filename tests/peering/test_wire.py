@@ -1,0 +1,169 @@
+"""What ends a link: garbage, silence, what is no side of one; and what does not."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from linked import Caught, echo, linked
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from broker.peering.bounds import LinkBounds
+from broker.peering.link import Link, LinkBroken, Reply
+from broker.peering.serving import serve_link
+from protocol.peering.frames import PREFACE, Frame, encode
+from protocol.peering.vocabulary import VOCABULARY
+
+
+def frame(*parts) -> bytes:
+    return encode(VOCABULARY, *parts)
+
+
+async def served(data: bytes) -> bytes:
+    """All that the served side says to a peer that sends this and then listens."""
+    mine, theirs = memory_stream_pair()
+    said = b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_link, theirs, echo)
+        await mine.send_all(data)
+        await mine.send_stream.aclose()
+        with trio.move_on_after(1):
+            async for some in mine:
+                said += some
+        nursery.cancel_scope.cancel()
+    return said
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        PREFACE + b"GET / HTTP/1.1\r\n\r\n",
+        PREFACE + struct.pack(">I", 1 << 30),
+        PREFACE + b"\x00\x00\x00\x01\xc1",
+        PREFACE + frame(Frame.ANSWER, 1, None, b""),
+        PREFACE + frame(Frame.CALL, 1, 7, None, b"", None),
+        PREFACE + frame(Frame.CALL, 1, "x", None, "text", None),
+        PREFACE + frame(Frame.CALL, 1, "x", None, b"", "soon"),
+        PREFACE + frame(Frame.BEGIN, 1, "x", None, -1, None),
+        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) + frame(Frame.PIECE, 1, b"123456", True),
+        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) + frame(Frame.PIECE, 1, b"123", False),
+        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) * 2,
+    ],
+)
+async def test_garbage_ends_the_link_and_the_log_says_why(garbage, caplog):
+    await served(garbage)
+    assert "a link is ended for what it sent" in caplog.text
+
+
+async def test_more_than_there_was_credit_for_ends_the_link(caplog):
+    async def deaf(call):
+        await trio.sleep_forever()
+
+    mine, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_link, theirs, deaf)
+        flood = frame(Frame.PIECE, 1, bytes(100_000), False) * 20
+        await mine.send_all(PREFACE + frame(Frame.OPEN, 1, "talk", None) + flood)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert "credit" in str([record.__dict__ for record in caplog.records])
+
+
+@given(st.binary(max_size=400))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_whatever_is_sent_the_served_side_ends_in_good_order(data):
+    async def main() -> None:
+        await served(PREFACE + data)
+
+    trio.run(main)
+
+
+@given(st.lists(st.sampled_from([
+    (Frame.CALL, 1, "x", None, b"", None), (Frame.CALL, 2, "x", (1,), b"b", 0.0), (Frame.BEGIN, 3, "x", None, 4, 9.0),
+    (Frame.PIECE, 3, b"1234", False), (Frame.OPEN, 4, "x", None), (Frame.PIECE, 4, b"1", True), (Frame.END, 4),
+    (Frame.CANCEL, 3), (Frame.CANCEL, 4), (Frame.CREDIT, 4, 10), (Frame.PING, 0), (Frame.PONG, 0), (Frame.CANCEL, 99),
+    (Frame.LEAVING, 0), (Frame.ANSWER, 1, None, b""), (Frame.CREDIT, 4, "x"),
+]), max_size=12))  # fmt: skip
+@settings(max_examples=100)
+def test_whatever_order_frames_come_in_the_served_side_ends_in_good_order(frames):
+    async def main() -> None:
+        await served(PREFACE + b"".join(frame(*each) for each in frames))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"PLAINSONG/2\r\n\r\n", b""])
+async def test_what_is_no_side_of_a_link_gets_nothing(said):
+    mine, theirs = memory_stream_pair()
+    link = Link(mine, peer="a web server")
+    caught = Caught()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        nursery.start_soon(caught.run, link.call("publish", None, b"secret"))
+        await wait_all_tasks_blocked()
+        got = await theirs.receive_some()
+        await theirs.send_all(said or b"x")
+        await theirs.aclose()
+    assert got == PREFACE
+    assert isinstance(caught.error, LinkBroken)
+    assert not caught.error.sent
+
+
+async def test_a_side_that_says_nothing_at_first_is_given_up(autojump_clock):
+    mine, _theirs = memory_stream_pair()
+    link = Link(mine, LinkBounds(dial_s=2))
+    assert "did not begin" in await link.run()
+    assert trio.current_time() < 100
+
+
+async def test_a_frozen_or_cut_peer_is_noticed_within_the_bound(autojump_clock):
+    async with linked(echo, LinkBounds(silence_s=9)) as pair:
+        await pair.link.call("x", None)
+        begun_s = trio.current_time()
+        pair.theirs.send_stream.send_all_hook = trio.sleep_forever
+        with pytest.raises(LinkBroken, match="nothing was heard") as caught:
+            await pair.link.call("x", None)
+        assert caught.value.sent
+        assert trio.current_time() - begun_s <= 15
+
+
+async def test_who_serves_a_frozen_caller_notices_too(autojump_clock):
+    cancelled = trio.Event()
+
+    async def waits(call):
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    async with linked(waits, LinkBounds(silence_s=float("inf")), LinkBounds(silence_s=9)) as pair:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Caught().run, pair.link.call("x", None))
+            await wait_all_tasks_blocked()
+            pair.mine.send_stream.send_all_hook = trio.sleep_forever
+            await cancelled.wait()
+        assert trio.current_time() <= 20
+
+
+async def test_a_quiet_link_between_sides_that_live_lasts(autojump_clock):
+    gate = trio.Event()
+
+    async def held(call):
+        await gate.wait()
+        return Reply("late")
+
+    async with linked(held, LinkBounds(silence_s=9)) as pair:
+        got = []
+
+        async def one() -> None:
+            got.append((await pair.link.call("x", None)).value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one)
+            await trio.sleep(1000)
+            gate.set()
+        assert got == ["late"]
