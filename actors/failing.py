@@ -55,4 +55,4 @@ def _did_not_happen(step: Step | None, error: BaseException) -> bool:
     """Whether it is certain that nothing of a step was written."""
     if step is None or not step.operations or isinstance(error, NothingWritten):
         return True
-    return isinstance(error, Deposed) and getattr(error, "happened", None) is False
+    return isinstance(error, Deposed) and error.happened is False

@@ -11,7 +11,7 @@ each store really promises; ``tests/storage/contract.py`` holds all of them to t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from protocol.errors import PlainsongError, StorageFailed
 
@@ -50,6 +50,11 @@ class Deposed(PlainsongError):
 
     code = "storage_failed"
     title = "Another instance owns this topic now"
+
+    def __init__(self, detail: str = "", *, hint: str = "", happened: Literal[False] | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.happened = happened
+        """False: nothing of the commit took place, and nothing will; None: nobody can say."""
 
 
 class StoreUnusable(PlainsongError):
@@ -98,7 +103,8 @@ class StoreTraits:
     max_row_bytes: int | None
     """The largest value a row may have; None where memory is the bound."""
     whole_commits: bool = False
-    """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback."""
+    """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
+    and payloads, which nobody can see any more, may be missing."""
     shared: bool = False
     """Whether others may claim topics too: an owner that answers without having written asks ``check`` first."""
 
@@ -151,7 +157,8 @@ class Store(Protocol):
           expect: compared before anything is written.
         Raises:
           StoreConflict: an expectation did not hold; nothing happened.
-          Deposed: another owner claimed the topic; what was written is not to be acknowledged.
+          Deposed: another owner claimed the topic; what was written is not to be acknowledged. ``happened`` says
+            whether it is certain that it does not count.
           NothingWritten: it did not happen; claim the topic again before anything else.
           StoreError: any other one: outcome unknown; claim the topic again before anything else.
         """

@@ -72,4 +72,4 @@ class SharedMemoryStore(MemoryStore):
 
     def _refuse_if_deposed(self, claim: Claim) -> None:
         if self._shared.epochs.get(claim.name) != claim.epoch:
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
+            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)

@@ -14,7 +14,7 @@ never reached.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from protocol.effects import Table
 from protocol.keys import SYSTEM, metadata_key
@@ -90,15 +90,21 @@ class Owners:
         """Let everything that carries ``next_stamp`` count, if the claim still holds.
 
         Raises:
-          Deposed: another one came: nothing of it counts, or (after an answer that was lost) nobody is told.
+          Deposed: another one came; ``happened`` says what became of this commit.
           StoreError: nobody can say.
         """
         prefix = metadata_key(claim.name)
         head = self._own(claim)
         after = head.committed()
-        if not await self._swap(prefix, head.encode(), after.encode()):
-            self._heads.pop(prefix, None)
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
+        row, mutation = hashed(prefix), thrift.Mutation(column=HEAD, value=after.encode())
+        done, attempts = await self._pool.call_counting(
+            "checkAndPut", self._table, row, HEAD, head.encode(), mutation, {}
+        )
+        if not done:
+            now = await self._read(prefix)
+            if now.last != after.last:  # else an attempt whose answer was lost has done it
+                self._heads.pop(prefix, None)
+                raise _deposed(claim, happened=None if attempts > 1 and now.tells(after.last) is not False else False)
         self._heads[prefix] = after
 
     async def check(self, claim: Claim) -> None:
@@ -106,12 +112,12 @@ class Owners:
         prefix = metadata_key(claim.name)
         if await self._cell(prefix) != self._own(claim).encode():
             self._heads.pop(prefix, None)
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
+            raise _deposed(claim)
 
     def _own(self, claim: Claim) -> Head:
         head = self._heads.get(metadata_key(claim.name))
         if head is None or head.last.epoch != claim.epoch:
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more")
+            raise _deposed(claim)
         return head
 
     def forget(self, prefix: bytes) -> None:
@@ -148,6 +154,10 @@ class Owners:
     async def _read(self, prefix: bytes) -> Head:
         rows = await self._pool.call("getRow", self._table, hashed(prefix), {})
         return _head_in({column: cell.value for column, cell in rows[0].columns.items()} if rows else {})
+
+
+def _deposed(claim: Claim, *, happened: Literal[False] | None = False) -> Deposed:
+    return Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=happened)
 
 
 def _cell(head: Head) -> bytes | None:

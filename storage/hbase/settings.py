@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: What a cell's own head, and a key in it, may take of its bound.
+_CELL_MARGIN = 1 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class HBaseOptions:
@@ -19,3 +22,8 @@ class HBaseOptions:
     """The largest cell that HBase takes; its own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
     create_tables: bool = True
     """Whether missing tables are made; where that is not allowed, ``etc/hbase/tables.rb`` makes them."""
+
+    @property
+    def max_row_bytes(self) -> int:
+        """The largest row: a cell has a head of its own in front of it."""
+        return self.max_cell_bytes - _CELL_MARGIN

@@ -96,6 +96,16 @@ class Head:
                 return stamp.serial <= known.serial
         return stamp == NOBODYS or stamp.serial <= self.fences.get(stamp.epoch, 0)
 
+    def tells(self, stamp: Stamp) -> bool | None:
+        """What became of a commit of an earlier owner; None: it is too long ago to be told, or not over.
+
+        No later attempt of it can take place any more, once this is the head.
+        """
+        if stamp.epoch >= self.last.epoch:
+            return None
+        known = {self.before.epoch: self.before.serial, **self.fences}
+        return stamp.serial <= known[stamp.epoch] if stamp.epoch in known else None
+
     def is_void(self, stamp: Stamp) -> bool:
         """Whether it will never count: its owner was replaced before the commit took place."""
         return stamp.epoch < self.last.epoch and not self.counts(stamp)

@@ -4,41 +4,36 @@
     metadata             two cells a row, in turn; compare-and-set
     then                 the owner moves the topic's head by one: the commit takes place, if nobody else has come
 
-All puts of a commit up to a removal or a rollback of rows become visible in one moment; a crash leaves all or none.
+All puts of a commit, and its removals of metadata, become visible in one moment, up to a rollback; a crash leaves all of
+them or none. Removals of messages and payloads follow.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import trio
 
-from protocol.effects import Delete, RollBack, Table
-from protocol.keys import metadata_key
+from protocol.effects import Table
 from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits, StoreUnusable
-from storage.hbase.batch import Batch
 from storage.hbase.cells import Cells
+from storage.hbase.committing import Committing
 from storage.hbase.opening import examine
 from storage.hbase.owners import Owners
 from storage.hbase.pool import Pool
 from storage.hbase.putting import Putting
 from storage.hbase.reading import Reading
 from storage.hbase.removing import Removing
-from storage.hbase.slots import Slots, governor
+from storage.hbase.slots import Slots
 from storage.hbase.tables import Tables
-from storage.hbase.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from protocol.effects import Expect, Operation
     from protocol.names import TopicName
     from storage.base import Row
     from storage.hbase.settings import HBaseOptions
-
-#: What a cell's own head may take of its bound.
-_CELL_MARGIN = 1 << 10
 
 
 class HBaseStore:
@@ -49,16 +44,17 @@ class HBaseStore:
         self.traits = StoreTraits(
             kind="hbase",
             durability="acknowledged messages are in HBase's log: they survive what its file system survives",
-            max_row_bytes=options.max_cell_bytes - _CELL_MARGIN,
+            max_row_bytes=options.max_row_bytes,
+            whole_commits=True,
             shared=True,
         )
         self._pool = pool
-        self._cells = Cells(pool, tables[Table.METADATA])
-        self._slots = Slots(pool, tables[Table.METADATA])
-        self._owners = Owners(pool, tables, self._slots)
+        self._owners = Owners(pool, tables, Slots(pool, tables[Table.METADATA]))
         self._reading = Reading(pool, tables, self._owners, timeout_s=options.timeout_s)
-        self._putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
         self._removing = Removing(pool, tables, self._owners, timeout_s=options.timeout_s)
+        putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
+        cells = Cells(pool, tables[Table.METADATA])
+        self._committing = Committing(self._owners, cells, putting, self._removing, options.max_row_bytes)
         #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
@@ -119,44 +115,14 @@ class HBaseStore:
                 raise
 
     async def _write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
-        """The operations in their order: all puts up to the next removal or rollback take place in one moment."""
         for wanted in expect:
-            if await self.get(wanted.table, wanted.key) != wanted.value:
+            try:
+                found = await self.get(wanted.table, wanted.key)
+            except StoreError as error:
+                raise NothingWritten(error.detail, hint=error.hint) from error
+            if found != wanted.value:
                 raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
-        expected = {wanted.key: wanted for wanted in expect}
-        batch = Batch()
-        checked = False
-        for operation in commit:
-            if batch.take(operation):
-                continue
-            if not batch.is_empty:
-                await self._commit(batch, claim, expected)
-                batch = Batch()
-            elif not checked:
-                await self._owners.check(claim)
-            checked = True
-            if isinstance(operation, Delete):
-                await self._removing.remove(operation.table, operation.keys)
-            elif isinstance(operation, RollBack):
-                await self._removing.roll_back(operation)
-        await self._commit(batch, claim, expected)
-
-    async def _commit(self, batch: Batch, claim: Claim, expected: dict[bytes, Expect]) -> None:
-        await together(self._calls(batch, claim, expected))
-        await self._owners.commit(claim)
-
-    def _calls(
-        self, batch: Batch, claim: Claim, expected: dict[bytes, Expect]
-    ) -> Iterator[Callable[[], Awaitable[None]]]:
-        for put in batch.rows:
-            yield from self._putting.calls(put, claim)
-        for key, value in batch.metadata.items():
-            if governor(key) == metadata_key(claim.name):
-                yield partial(self._owners.put, key, value, claim)
-            elif (wanted := expected.get(key)) is not None:
-                yield partial(self._cells.put_expected, key, wanted.value, value, claim.epoch)
-            else:
-                yield partial(self._cells.put, key, value, claim.epoch)
+        await self._committing.write(commit, claim, expect)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``."""

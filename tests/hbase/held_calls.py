@@ -22,7 +22,7 @@ class Held:
         self.waiting = 0
         self._arrived = trio.Event()
         self._released = trio.Event()
-        call = store._pool.call
+        call = store._pool.call_counting
 
         async def held(name: str, *args: object) -> Any:
             if not self._released.is_set() and wanted(name, args):
@@ -31,7 +31,7 @@ class Held:
                 await self._released.wait()
             return await call(name, *args)
 
-        store._pool.call = held  # type: ignore[method-assign]  # what the test is about
+        store._pool.call_counting = held  # type: ignore[method-assign]  # what the test is about
 
     async def arrived(self) -> None:
         """Wait until a call is held."""
@@ -49,7 +49,7 @@ class Lost:
     def __init__(
         self, store: HBaseStore, wanted: Callable[[str, tuple[object, ...]], bool], *, happens: bool = True
     ) -> None:
-        self._call = store._pool.call
+        self._call = store._pool.call_counting
         self._args: tuple[Any, ...] | None = None
 
         async def lost(name: str, *args: object) -> Any:
@@ -60,7 +60,7 @@ class Lost:
                 raise StoreError("no answer")
             return await self._call(name, *args)
 
-        store._pool.call = lost  # type: ignore[method-assign]  # what the test is about
+        store._pool.call_counting = lost  # type: ignore[method-assign]  # what the test is about
 
     async def land(self) -> Any:
         """The call that was lost comes to HBase now."""

@@ -9,13 +9,14 @@ from tests.storage.rolling_contract import RollingContract
 
 class TestHBaseStore(StoreContract):
     def break_next_write(self, store: Store) -> None:
-        commit = store._owners.commit
+        owners = store._owners
+        commit, check = owners.commit, owners.check
 
         async def fail(claim: object) -> None:
-            store._owners.commit = commit
+            owners.commit, owners.check = commit, check
             raise StoreError("no gateway answers")
 
-        store._owners.commit = fail
+        owners.commit = owners.check = fail
 
 
 class TestRollingOnHBase(RollingContract):

@@ -1,0 +1,130 @@
+"""What a write that failed says of itself: that it certainly did not happen, or that nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.effects import Delete, RollBack, Table, put_one
+from protocol.keys import metadata_key
+from storage.base import Deposed, NothingWritten, StoreError
+from tests.hbase.held_calls import Lost, puts_to
+from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
+
+M = [rows(MESSAGE, b"m", 1)]
+FREE_KEY = b"\x00nspace:"
+
+
+def asked_twice(store, other, *, lands: bool) -> None:
+    """The next move of a head is attempted, its answer lost; ``other`` claims the topic; then it is attempted again."""
+    ask = store._pool.call_counting
+    wanted = puts_to("heads")
+
+    async def twice(name: str, *args: object):
+        if not wanted(name, args):
+            return await ask(name, *args)
+        store._pool.call_counting = ask
+        if lands:
+            await ask(name, *args)
+        await other.claim(NAME)
+        return (await ask(name, *args))[0], 2
+
+    store._pool.call_counting = twice
+
+
+async def test_an_owner_that_finds_another_head_knows_that_its_commit_did_not_happen(store, others):
+    claim = await store.claim(NAME)
+    await others[0].claim(NAME)
+    with pytest.raises(Deposed) as caught:
+        await store.write(M, claim=claim)
+    assert caught.value.happened is False
+    assert await values(others[0]) == []
+
+
+async def test_after_an_answer_that_was_lost_the_next_head_tells_that_a_commit_did_not_happen(store, others):
+    claim = await store.claim(NAME)
+    await store.write([rows(MESSAGE, b"before", 0)], claim=claim)
+    asked_twice(store, others[0], lands=False)
+    with pytest.raises(Deposed) as caught:
+        await store.write(M, claim=claim)
+    assert caught.value.happened is False
+    assert await values(others[0]) == [b"before"]
+
+
+async def test_a_commit_that_took_place_before_another_came_is_not_said_to_have_not_happened(store, others):
+    claim = await store.claim(NAME)
+    asked_twice(store, others[0], lands=True)
+    with pytest.raises(Deposed) as caught:
+        await store.write(M, claim=claim)
+    assert caught.value.happened is None
+    assert await values(others[0]) == [b"m"]
+
+
+@pytest.mark.parametrize("table", ["messages", "payloads", "metadata"])
+async def test_a_put_without_an_answer_is_no_unknown_outcome_since_the_head_was_not_moved(store, table):
+    claim = await store.claim(NAME)
+    lost = Lost(store, puts_to(table), happens=False)
+    commit = [*M, rows(PAYLOAD, b"p", 1), put_one(METADATA, POINTER_KEY, b"w")]
+    with pytest.raises(NothingWritten):
+        await store.write(commit, claim=claim)
+    await lost.land()
+    await store.claim(NAME)
+    assert [await values(store, each) for each in Table] == [[], [], []]
+
+
+async def test_a_head_without_an_answer_is_an_unknown_outcome(store):
+    claim = await store.claim(NAME)
+    Lost(store, puts_to("heads"), happens=False)
+    with pytest.raises(StoreError) as caught:
+        await store.write(M, claim=claim)
+    assert not isinstance(caught.value, NothingWritten)
+
+
+async def test_a_row_that_no_head_decides_about_makes_the_outcome_unknown(store):
+    claim = await store.claim(NAME)
+    Lost(store, puts_to("messages"), happens=False)
+    with pytest.raises(StoreError) as caught:
+        await store.write([*M, put_one(METADATA, FREE_KEY, b"said")], claim=claim)
+    assert not isinstance(caught.value, NothingWritten)
+    assert await store.get(METADATA, FREE_KEY) == b"said"
+
+
+async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_nothing_behind_it(store):
+    await store.write([put_one(METADATA, POINTER_KEY, b"there")], claim=await store.claim(NAME))
+    claim = await store.claim(NAME)
+    store._removing._each = _fails
+    commit = [*M, Delete(METADATA, [POINTER_KEY]), RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]
+    with pytest.raises(StoreError) as caught:
+        await store.write([*commit, put_one(METADATA, KEY, b"behind")], claim=claim)
+    assert not isinstance(caught.value, NothingWritten)
+    assert await values(store) == [b"m"]
+    assert await values(store, METADATA) == []
+
+
+async def test_puts_and_removals_of_metadata_take_place_in_one_moment_whatever_their_order(store, others):
+    claim = await store.claim(NAME)
+    await store.write([put_one(METADATA, POINTER_KEY, b"there"), *M], claim=claim)
+    Lost(store, puts_to("heads"), happens=False)
+    key = M[0].prefix + M[0].suffixes[0]
+    commit = [Delete(METADATA, [POINTER_KEY]), Delete(MESSAGE, [key]), put_one(METADATA, KEY, b"new")]
+    with pytest.raises(StoreError):
+        await store.write(commit, claim=claim)
+    claim = await others[0].claim(NAME)
+    assert [await values(others[0], each) for each in (METADATA, MESSAGE)] == [[b"there"], [b"m"]]
+    await others[0].write(commit, claim=claim)
+    assert [await values(others[0], each) for each in (METADATA, MESSAGE)] == [[b"new"], []]
+
+
+async def test_a_row_over_the_bound_is_refused_before_anything_is_put(store):
+    claim = await store.claim(NAME)
+    large = bytes(store.traits.max_row_bytes + 1)
+    with pytest.raises(NothingWritten, match="max_cell_bytes"):
+        await store.write([*M, put_one(METADATA, metadata_key(NAME), large)], claim=claim)
+    claim = await store.claim(NAME)
+    most = bytes(store.traits.max_row_bytes)
+    await store.write([put_one(METADATA, KEY, most), rows(MESSAGE, most, 1)], claim=claim)
+    assert await values(store) == [most]
+    assert await store.get(METADATA, KEY) == most
+
+
+async def _fails(*_: object) -> None:
+    raise StoreError("no gateway answers")
