@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
+from broker.http.exchange import OWNER_HEADER
 from broker.logs import request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 log = logging.getLogger("plainsong.access")
 
@@ -19,8 +24,18 @@ class AccessLog:
         """From here on, lines of this task are about the request of this id."""
         request_id.set(identity)
 
-    def answered(self, route: str, target: str, status: int, seconds: float) -> None:
-        """The request was answered; ``target`` is the topic or path it was about."""
+    def answered(
+        self, route: str, target: str, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """The request was answered; ``target`` is the topic or path it was about. ``headers`` name the owner, if any."""
         if self._enabled:
-            fields = {"route": route, "target": target, "status": status, "ms": round(seconds * 1000, 3)}
+            fields: dict[str, object] = {
+                "route": route,
+                "target": target,
+                "status": status,
+                "ms": round(seconds * 1000, 3),
+            }
+            for name, value in headers:
+                if name == OWNER_HEADER:
+                    fields["owner"] = value
             log.info("answered", extra=fields)

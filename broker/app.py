@@ -18,4 +18,5 @@ def create_app(service: Service, settings: HttpSettings, handlers: HotHandlers) 
 
     The hot ones are those the lane serves itself; here they are for HTTP/2, and for ``http.lane = false``.
     """
-    return build_application(service, ROUTES, handlers, settings)
+    routes = ROUTES if service.cluster is None else service.cluster.routes()
+    return build_application(service, routes, handlers, settings)

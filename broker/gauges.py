@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from actors.space import SpaceGuard
     from broker.http.bodies import BodyBudget
     from broker.metrics import Metrics
+    from broker.peering.links import Links
     from protocol.topic.producers.book import Book
     from storage.base import Store
 
@@ -73,6 +74,16 @@ def add_gauges(
         ("plainsong_log_lines_failed_total", "Log lines that could not be written.", lambda: log_counters().failed),
     ):
         metrics.reads(name, text, read)
+
+
+def add_link_gauges(metrics: Metrics, links: Links) -> None:
+    """Register what is read of the links to other instances."""
+    metrics.reads("plainsong_links_open", "Links to other instances that are open.", lambda: sum(1 for _ in links))
+    metrics.reads(
+        "plainsong_forwards_under_way",
+        "Requests of this instance's clients that others are answering.",
+        lambda: sum(link.under_way for _, link in links),
+    )
 
 
 def _parked(directory: Directory) -> int:

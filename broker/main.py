@@ -30,6 +30,7 @@ from actors.invalid_pass import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
 from actors.namespaces import Namespaces
 from actors.one_authority import keep_authority
+from actors.ownership import Alone
 from actors.pointer_index import PointerIndex
 from actors.scan_cache import CacheBudget
 from actors.space import SpaceGuard
@@ -37,14 +38,11 @@ from actors.topic import Surroundings
 from broker.access import AccessLog
 from broker.app import create_app
 from broker.authorities import build_authority, told
+from broker.cluster.cluster import Cluster
 from broker.decisions import Decisions, add_transaction_gauges
-from broker.gauges import add_gauges
-from broker.handlers.measured import measured
-from broker.handlers.poll import poll
-from broker.handlers.publish import publish
-from broker.handlers.store import rollback, store
+from broker.gauges import add_gauges, add_link_gauges
 from broker.handlers.stream import PublishStream
-from broker.handlers.transactions import abort, begin, commit, prepare
+from broker.handlers.table import hot_handlers, local_handlers
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
 from broker.http.settings import HttpSettings
@@ -58,10 +56,10 @@ from protocol.topic.state import TopicLimits
 from storage.copying.progress import refuse_unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
+    from actors.ownership import Ownership
     from broker.config import Config
-    from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer, Verb
     from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from storage.base import Store
@@ -111,15 +109,17 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     log.info("stopped")
 
 
-async def build_service(config: Config, store: Store, metrics: Metrics, actors: trio.Nursery) -> Service:
-    """The actors and what serves them, started in ``actors``. Raises StoreError."""
+async def build_service(
+    config: Config, store: Store, metrics: Metrics, actors: trio.Nursery, ownership: Ownership | None = None
+) -> Service:
+    """The actors and what serves them, started in ``actors``; with ``ownership``, as one of several. Raises StoreError."""
     clock = SystemClock()
     space = SpaceGuard(store, config.storage.min_free_bytes)
     pointers = PointerIndex(config.transactions.max_held_polls)
     await pointers.load(store)
 
     async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
-        return await directory.ask(name, ask)
+        return await (directory if cluster is None else cluster.asking).ask(name, ask)
 
     namespaces = Namespaces(store, default=config.deduplication.default)
     await namespaces.load()
@@ -135,6 +135,7 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
         pointers=pointers,
         authority=decider.transactions,
         policy=namespaces.policy,
+        ownership=ownership or Alone(),
     )
     directory = Directory(
         actors,
@@ -145,10 +146,15 @@ async def build_service(config: Config, store: Store, metrics: Metrics, actors: 
         max_open=config.topic.max_open,
         idle_s=config.topic.idle_s,
     )
+    cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
     access = AccessLog(enabled=config.log.access)
     service = Service(
         config, store, directory, clock, space, metrics, access, version("plainsong"), decider, namespaces, pointers
     )
+    if cluster is not None:
+        service.cluster = cluster
+        cluster.answer_with(service, local_handlers(service))
+        add_link_gauges(metrics, cluster.links)
     await decider.start(actors)
     invalids = decider.invalids
     invalid_pass = None if invalids is None else InvalidPass(directory, invalids)
@@ -163,21 +169,6 @@ def janitor_settings(config: Config) -> JanitorSettings:
     """The janitor's part of the settings."""
     retention = config.retention
     return JanitorSettings(retention.interval_s, retention.delete_grace_s, retention.step_rows)
-
-
-def hot_handlers(service: Service) -> HotHandlers:
-    """The functions behind both doors."""
-    handlers: dict[Verb, Callable[[Service, HotRequest], Awaitable[HttpAnswer]]] = {
-        "publish": publish,
-        "poll": poll,
-        "store": store,
-        "rollback": rollback,
-        "begin": begin,
-        "prepare": prepare,
-        "commit": commit,
-        "abort": abort,
-    }
-    return {verb: measured(verb, service, partial(handler, service)) for verb, handler in handlers.items()}
 
 
 def http_settings(config: Config) -> HttpSettings:
@@ -200,7 +191,7 @@ async def _serve(
     service: Service, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
     settings = http_settings(service.config)
-    handlers = hot_handlers(service)
+    handlers, cluster = hot_handlers(service), service.cluster
     try:
         await serve_http(
             settings,
@@ -210,7 +201,8 @@ async def _serve(
             budget=budget,
             stop=stop,
             grace_s=service.config.shutdown.drain_s,
-            begin=partial(PublishStream, service),
+            begin=partial(PublishStream if cluster is None else cluster.begin, service),
+            peers=None if cluster is None else cluster.door(),
             task_status=task_status,
         )
     finally:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from actors.transactions import TransactionService
     from broker.access import AccessLog
     from broker.authorities import Authority, Transactions
+    from broker.cluster.cluster import Cluster
     from broker.config import Config
     from broker.metrics import Metrics
     from protocol.names import TopicName
@@ -50,6 +51,8 @@ class Service:
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
     rates: Rates = field(default_factory=Rates)
     """How much each topic was published to and read lately."""
+    cluster: Cluster | None = None
+    """The way to other instances; None: there are none."""
     served: trio.Event = field(default_factory=trio.Event)
     """Set once the server has stopped and its last answers have left."""
 

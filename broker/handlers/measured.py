@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 from broker.http.status import only_plain, status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
     from broker.service import Service
+
+    Headers = Sequence[tuple[str, str]]
 
 
 def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
     """``handler``, with each answer's status and time counted under ``verb``."""
     requested, access = service.metrics.requested, service.access
 
-    def account(request: HotRequest, status: int, seconds: float) -> None:
+    def account(request: HotRequest, status: int, seconds: float, headers: Headers = ()) -> None:
         requested(verb, status, seconds)
-        access.answered(verb, _target(request), status, seconds)
+        access.answered(verb, _target(request), status, seconds, headers)
 
     async def counted(request: HotRequest) -> HttpAnswer:
         begun_s = perf_counter()
@@ -29,7 +33,7 @@ def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
             plain = only_plain(error)
             account(request, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
             raise
-        account(request, answer.status, perf_counter() - begun_s)
+        account(request, answer.status, perf_counter() - begun_s, answer.headers)
         return answer
 
     return counted

@@ -86,11 +86,18 @@ class PublishStream:
         self._reader = codec.RequestReader()
         self._taken: deque[_Taken] = deque()
         self._requests = 0
+        #: Requests that have been answered.
+        self.answered = 0
         self._finished = False
         self._begun_s = perf_counter()
         #: Something was taken, or the end has come; something was answered.
         self._arrived = trio.Event()
         self._settled = trio.Event()
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """See ``Conversation.headers``."""
+        return []
 
     @property
     def waiting(self) -> bool:
@@ -206,6 +213,7 @@ class PublishStream:
                 outcome = self._plain(error)
         self._taken.popleft()
         self._requests -= len(taken.numbers)
+        self.answered += len(taken.numbers)
         self._held.shrink(taken.size)
         self._settled.set()
         return self._told(taken, outcome)
@@ -224,7 +232,7 @@ class PublishStream:
                     self._count(status_of(one), 1, 0, seconds)
                 else:
                     self._count(200, 1, taken.messages // len(numbers), seconds)
-        return b"".join([_encoded(number, one) for number, one in zip(numbers, each, strict=True)])
+        return b"".join([encoded_answer(number, one) for number, one in zip(numbers, each, strict=True)])
 
     def _count(self, status: int, requests: int, messages: int, seconds: float) -> None:
         self._service.metrics.requested("stream", status, seconds, requests)
@@ -247,7 +255,8 @@ def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
     return Publish(request, size) if request.segments is None else PublishStaged(request, size)
 
 
-def _encoded(number: int, outcome: Any) -> bytes:
+def encoded_answer(number: int, outcome: Any) -> bytes:
+    """One answer: a receipt, a response, or the problem that it met."""
     if isinstance(outcome, PlainsongError):
         problem = problem_of(outcome)
         if outcome.retry_after_s is not None:

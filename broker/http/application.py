@@ -72,7 +72,7 @@ def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s
         service.metrics.requested(route.name, answer.status, seconds)
-        service.access.answered(route.name, request.path, answer.status, seconds)
+        service.access.answered(route.name, request.path, answer.status, seconds, answer.headers)
         return as_response(answer)
 
     return view

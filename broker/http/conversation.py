@@ -15,6 +15,11 @@ class Conversation(Protocol):
     """Requests of one connection that are answered in their order. One task takes, another one answers."""
 
     @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """What its handshake is answered with besides."""
+        ...
+
+    @property
     def waiting(self) -> bool:
         """Whether there are requests that are not answered yet."""
         ...

@@ -26,6 +26,10 @@ HOT_PATHS: Mapping[Verb, str] = {
 }
 
 
+#: Says on an answer that was forwarded where the owner is.
+OWNER_HEADER = "Plainsong-Owner"
+
+
 class BodyStream(Protocol):
     """A body that is made while it is sent, such as an async generator of bytes. Whoever holds one closes it."""
 

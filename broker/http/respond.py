@@ -27,7 +27,7 @@ async def respond(handler: HotHandler, request: HotRequest, gzip_min_bytes: int)
         if answer.headers:
             _check_headers(answer.headers)
         if not isinstance(answer.body, bytes):
-            answer.body = await _begun(answer.body)
+            answer.body = await begun(answer.body)
         elif len(answer.body) < gzip_min_bytes:
             return answer
     except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
@@ -71,6 +71,6 @@ class _Begun:
         await self._rest.aclose()
 
 
-async def _begun(chunks: BodyStream) -> BodyStream:
+async def begun(chunks: BodyStream) -> BodyStream:
     """``chunks`` with the first one already made."""
     return _Begun(await anext(aiter(chunks), None), chunks)

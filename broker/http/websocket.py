@@ -105,6 +105,7 @@ class StreamSocket:
             (b"connection", b"Upgrade"),
             (b"sec-websocket-accept", generate_accept_token(key)),
             (b"x-request-id", request_id.encode()),
+            *((name.lower().encode(), value.encode()) for name, value in self._conversation.headers),
         ]
         await self._send(Response(stream_id=self._stream_id, status_code=101, headers=accepted))
         self._tasks.spawn(self._serve)

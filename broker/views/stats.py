@@ -57,7 +57,7 @@ async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
         "openTransactions": sum(not each.rolled_back for each in undecided),
         "producers": producers.total,
         "enabledFrom": bound(producers.enabled_from),
-        "owner": None,  # there is one instance
+        "owner": None if service.cluster is None else service.cluster.ownership.me.address,
         "parkedPolls": _parked(service, name),
         "generation": span.generation,
         "createdMs": described.metadata.created_ms,

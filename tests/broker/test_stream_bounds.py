@@ -22,6 +22,8 @@ from protocol.codec import stream as codec
 class Echo:
     """A conversation that says back what it is told, once it is released."""
 
+    headers = ()
+
     def __init__(self, namespace, topic, request_id, held) -> None:
         self.said: list[bytes] = []
         self.finished = False

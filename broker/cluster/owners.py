@@ -1,0 +1,175 @@
+"""Has something done at a name's owner: here, or over a link; and again, as long as it is known not to have happened."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from weakref import WeakSet
+
+import trio
+
+from broker.peering.link import LinkBroken
+from protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from actors.ownership import Instance, Ownership
+    from broker.peering.link import Link
+    from broker.peering.links import Links
+    from protocol.errors import PlainsongError
+    from protocol.names import TopicName
+
+A = TypeVar("A")
+
+#: How long an owner is looked for, unless the request itself has longer to wait.
+PATIENCE_S = 2.0
+#: Between two looks, unless the view changes sooner; they double.
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 0.25
+
+Direction = Literal["in", "out"]
+
+
+class Counted(Protocol):
+    """Who is told of what is forwarded: ``broker.metrics``."""
+
+    def forwarded(self, direction: Direction) -> None:
+        """A request left for its owner, or came from another instance."""
+
+    def forward_retried(self) -> None:
+        """An owner was looked for again."""
+
+    def no_owner_found(self) -> None:
+        """None was found in time."""
+
+
+class Watcher(Protocol):
+    """Who is to look again when the view has changed."""
+
+    def look(self) -> None:
+        """The view has changed."""
+
+
+class Owners:
+    """The way to the owner of any name; one for an instance."""
+
+    def __init__(self, ownership: Ownership, links: Links, counted: Counted) -> None:
+        self.ownership = ownership
+        self.links = links
+        self.counted = counted
+        self.changed = trio.Event()
+        self._watchers: WeakSet[Watcher] = WeakSet()
+        ownership.on_change(self._has_changed)
+
+    def _has_changed(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+        for watcher in list(self._watchers):
+            watcher.look()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have ``watcher.look`` called after every change of the view, for as long as somebody else holds it."""
+        self._watchers.add(watcher)
+
+    def elsewhere(self, name: TopicName) -> Instance | None:
+        """The other instance that owns a name; None: this one does, or nobody."""
+        owner = None if self.ownership.is_mine(name) else self.ownership.owner(name)
+        return None if owner is None or owner.name == self.ownership.me.name else owner
+
+    async def do(
+        self,
+        name: TopicName,
+        here: Callable[[int], Awaitable[A]],
+        there: Callable[[Link, Instance, int], Awaitable[A]],
+        *,
+        only_looks: bool,
+        patience_s: Callable[[], float] = lambda: PATIENCE_S,
+    ) -> A:
+        """What ``here`` or ``there`` gives, whichever is at the owner; each is told for how many ms was waited already.
+
+        Args:
+          only_looks: nothing happens by it, so that it may be done again after a doubt.
+          patience_s: how long an owner is looked for; asked once one was not found.
+        Raises:
+          NoOwner: none was found in time; nothing happened.
+          OutcomeUnknown: the link broke before its answer came.
+          PlainsongError: whatever ``here`` and ``there`` raise.
+        """
+        begun_s = trio.current_time()
+        waited_ms = 0
+        search = self.search()
+        while True:
+            search.look()
+            try:
+                return await self._once(name, here, there, waited_ms)
+            except NoOwner as error:
+                refusal = error
+            except LinkBroken as broken:
+                refusal = _after_break(name, broken, only_looks=only_looks)
+            if search.until_s is None:
+                search.until_s = begun_s + max(PATIENCE_S, patience_s())
+            if not await search.goes_on():
+                self.counted.no_owner_found()
+                raise refusal
+            waited_ms = round((trio.current_time() - begun_s) * 1000)
+
+    def search(self, until_s: float | None = None) -> Search:
+        """A search for somebody who is not there, until then on trio's clock."""
+        return Search(self, until_s)
+
+    async def _once(
+        self,
+        name: TopicName,
+        here: Callable[[int], Awaitable[A]],
+        there: Callable[[Link, Instance, int], Awaitable[A]],
+        waited_ms: int,
+    ) -> A:
+        if self.ownership.is_mine(name):
+            return await here(waited_ms)
+        owner = self.elsewhere(name)
+        if owner is None:
+            raise NoOwner(f"nobody owns {name} just now")
+        link = await self.links.to(owner.address)
+        self.counted.forwarded("out")
+        try:
+            return await there(link, owner, waited_ms)
+        except ShuttingDown as error:  # its own: somebody else takes over
+            raise NoOwner(error.detail) from error
+
+
+class Search:
+    """Looks, and pauses between them: until the view changes, and never for long, since it may be late."""
+
+    def __init__(self, owners: Owners, until_s: float | None) -> None:
+        self.until_s = until_s
+        self._owners = owners
+        self._pause_s = FIRST_PAUSE_S
+        self._changed = owners.changed
+
+    def look(self) -> None:
+        """To be called before each look: a change that comes after it ends the pause behind it."""
+        self._changed = self._owners.changed
+
+    async def goes_on(self) -> bool:
+        """Pauses; False at once when the time is over."""
+        now_s = trio.current_time()
+        if self.until_s is not None and now_s >= self.until_s:
+            return False
+        with trio.move_on_at(min(self.until_s or inf, now_s + self._pause_s)):
+            await self._changed.wait()
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        self._owners.counted.forward_retried()
+        return True
+
+
+def _after_break(name: TopicName, broken: LinkBroken, *, only_looks: bool) -> NoOwner:
+    """What a broken link leaves to say: that nothing happened. Raises OutcomeUnknown where nobody knows that."""
+    if broken.sent and not only_looks:
+        unknown: PlainsongError = OutcomeUnknown(
+            f"the owner of {name} was lost before it answered", hint="read to see whether it happened"
+        )
+        raise unknown from broken
+    refusal = NoOwner(f"the owner of {name} cannot be reached")
+    refusal.__cause__ = broken
+    return refusal

@@ -1,0 +1,82 @@
+"""Requests and answers as they travel between instances: what of them counts, as plain values; bodies as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from broker.http.exchange import OWNER_HEADER, HotRequest, HttpAnswer
+from broker.http.respond import begun
+from broker.peering.link import Reply
+from broker.views.route import ViewRequest
+from protocol.errors import MalformedBody
+from protocol.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from actors.ownership import Instance
+
+#: What any handler reads. Bodies travel decompressed, and answers are compressed where the client is.
+_HEADERS = ("content-type", "accept", "prefer")
+
+
+def told_hot(request: HotRequest, waited_ms: int) -> list[Any]:
+    """A request of a hot route, without its body."""
+    where = [request.verb, request.namespace, request.topic, request.transaction, request.query]
+    return [*where, _kept(request.headers), request.request_id, request.waited_ms + waited_ms]
+
+
+def heard_hot(value: list[Any], body: bytes) -> HotRequest:
+    """The request that ``told_hot`` told. Raises ValueError."""
+    verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
+    return HotRequest(verb, namespace, topic, query, headers, body, request_id, transaction, waited_ms)
+
+
+def told_view(route: str, request: ViewRequest, waited_ms: int) -> list[Any]:
+    """A request of any other route, without its body."""
+    waited_ms += request.waited_ms
+    return [route, dict(request.path), request.query, _kept(request.headers), request.request_id, waited_ms]
+
+
+def heard_view(value: list[Any], body: bytes) -> tuple[str, ViewRequest]:
+    """The route's name and the request that ``told_view`` told. Raises ValueError."""
+    route, path, query, headers, request_id, waited_ms = value
+    return route, ViewRequest(path, query, headers, body, request_id, waited_ms)
+
+
+def told_answer(answer: HttpAnswer) -> Reply:
+    """An answer, whole or as a stream."""
+    return Reply([answer.status, answer.content_type, [list(each) for each in answer.headers]], answer.body)
+
+
+async def heard_answer(reply: Reply, owner: Instance) -> HttpAnswer:
+    """The answer that ``told_answer`` told, with its owner's name on it; a stream's first piece has come.
+
+    Raises:
+      ValueError: it is none. LinkBroken: before the first piece.
+    """
+    status, content_type, headers = reply.value
+    told = [(name, value) for name, value in headers]
+    body = reply.body if isinstance(reply.body, bytes) else await begun(reply.body)
+    return HttpAnswer(status, body, content_type, [*told, (OWNER_HEADER, owner.address)])
+
+
+def told_page(page: Page) -> Reply:
+    """A page, whose messages are the body."""
+    return Reply([replace(page, parts=()), [len(part) for part in page.parts]], b"".join(page.parts))
+
+
+def heard_page(reply: Reply) -> Page:
+    """The page that ``told_page`` told. Raises MalformedBody."""
+    page, sizes = reply.value
+    if not isinstance(page, Page) or not isinstance(reply.body, bytes) or sum(sizes) != len(reply.body):
+        raise MalformedBody("this is no page")
+    ends = list(accumulate(sizes))
+    page.parts = [reply.body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return page
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _HEADERS if name in headers}

@@ -1,0 +1,146 @@
+"""A poll of many topics that several instances own: forwarded whole to the one that has them all, else read at each."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.cluster.owners import PATIENCE_S
+from broker.cluster.passing import heard_answer, heard_page, told_view
+from broker.peering.link import LinkBroken
+from broker.views.many import poll_many
+from broker.views.reach import Here
+from protocol.errors import NoOwner, PlainsongError, ShuttingDown
+from protocol.names import TopicName, topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actors.ownership import Instance
+    from broker.cluster.owners import Owners
+    from broker.http.exchange import HttpAnswer
+    from broker.service import Service
+    from broker.views.reach import Since
+    from broker.views.route import ViewRequest
+    from protocol.page import Page
+    from protocol.topic.asks import Span
+    from protocol.transactions.view import View
+
+log = logging.getLogger(__name__)
+
+
+class Spreading:
+    """Polls of many."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+
+    async def poll_many(self, service: Service, request: ViewRequest) -> HttpAnswer:
+        """See ``many.poll_many``. It goes whole to the one instance that owns all topics, if there is one."""
+        begun_s = trio.current_time()
+        names = topics_in(request)
+        owners = {self._owners.elsewhere(name) for name in names}
+        if len(owners) == 1 and (owner := owners.pop()) is not None:
+            try:
+                return await self._forwarded(owner, request)
+            except (NoOwner, ShuttingDown, LinkBroken):
+                waited_ms = round((trio.current_time() - begun_s) * 1000)
+                request = replace(request, waited_ms=request.waited_ms + waited_ms)
+        return await poll_many(service, request, _Anywhere(service, self._owners))
+
+    async def _forwarded(self, owner: Instance, request: ViewRequest) -> HttpAnswer:
+        link = await self._owners.links.to(owner.address)
+        self._owners.counted.forwarded("out")
+        return await heard_answer(await link.call("view", told_view("poll_many", request, 0), request.body), owner)
+
+
+def topics_in(request: ViewRequest) -> list[TopicName]:
+    """The topics a poll of many names; none where it cannot be read, which whoever serves it says better."""
+    try:
+        given: Any = request.json()
+        topics = given.get("topics") if isinstance(given, dict) else None
+        return [topic_name(request.namespace, topic) for topic in topics] if isinstance(topics, dict) else []
+    except PlainsongError:
+        return []
+
+
+class _Anywhere:
+    """Topics wherever they are, those of one owner asked about at once; a ``Reach``."""
+
+    def __init__(self, service: Service, owners: Owners) -> None:
+        self._service = service
+        self._here = Here(service)
+        self._owners = owners
+
+    async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
+        """See ``Reach.look``. An owner that is not there is looked for as long as for a request about one topic."""
+        search = self._owners.search(trio.current_time() + PATIENCE_S)
+        found: dict[int, Span | PlainsongError | None] = {}
+        left = list(range(len(wanted)))
+        while left:
+            search.look()
+            found.update(await self._ask([(index, wanted[index]) for index in left], None))
+            left = [index for index in left if isinstance(found[index], NoOwner)]
+            if left and not await search.goes_on():
+                break
+        return [found[index] or NoOwner() for index in range(len(wanted))]
+
+    async def wait(self, wanted: Sequence[Since], deadline_s: float) -> list[Span | PlainsongError | None]:
+        """See ``Reach.wait``. A topic without an owner is waited for like one without messages."""
+        search = self._owners.search(deadline_s)
+        while True:
+            search.look()
+            found = await self._ask(list(enumerate(wanted)), deadline_s)
+            told = [None if isinstance(found.get(index), NoOwner) else found.get(index) for index in range(len(wanted))]
+            if any(each is not None for each in told) or not await search.goes_on():
+                return told
+
+    async def _ask(
+        self, wanted: list[tuple[int, Since]], deadline_s: float | None
+    ) -> dict[int, Span | PlainsongError | None]:
+        """What each owner says of its topics; with a deadline, what the first says who has something to say."""
+        by_owner: dict[Instance | None, list[tuple[int, Since]]] = {}
+        for index, one in wanted:
+            by_owner.setdefault(self._owners.elsewhere(one.name), []).append((index, one))
+        found: dict[int, Span | PlainsongError | None] = {}
+
+        async def ask(owner: Instance | None, some: list[tuple[int, Since]]) -> None:
+            told = await self._ask_owner(owner, [one for _, one in some], deadline_s)
+            found.update(zip([index for index, _ in some], told, strict=True))
+            if deadline_s is not None and any(each is not None for each in told):
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for owner, some in by_owner.items():
+                nursery.start_soon(ask, owner, some)
+        return found
+
+    async def _ask_owner(
+        self, owner: Instance | None, some: list[Since], deadline_s: float | None
+    ) -> Sequence[Span | PlainsongError | None]:
+        if owner is None:
+            return await (self._here.look(some) if deadline_s is None else self._here.wait(some, deadline_s))
+        given = [[*one.name, one.since] for one in some]
+        left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
+        try:
+            link = await self._owners.links.to(owner.address)
+            told: list[Span | PlainsongError | None] = (await link.call("look_many", [given, left_s])).value
+        except (LinkBroken, ShuttingDown, NoOwner):
+            return [NoOwner("its owner cannot be reached")] * len(some)
+        except PlainsongError as error:
+            return [error] * len(some)
+        return told
+
+    async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
+        """See ``Reach.page``. Its owner has it in memory, most likely; but what is stored, anybody can read."""
+        owner = self._owners.elsewhere(name)
+        if owner is not None:
+            try:
+                link = await self._owners.links.to(owner.address)
+                return heard_page(await link.call("page", [name, span, limit, max_bytes, view]))
+            except (LinkBroken, PlainsongError) as error:
+                log.debug("a page is read here, since its owner did not give it", exc_info=error)
+        return await self._service.read(name, span, limit=limit, max_bytes=max_bytes, view=view)

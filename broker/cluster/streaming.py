@@ -1,0 +1,200 @@
+"""Streams of publishes to topics owned elsewhere: the owner's end of one, and how a client's stream finds its owner.
+
+A stream is a row of *legs*, each a conversation with whoever owns the topic: the next one begins when the view has
+changed and all that the one before took is answered. So the order of answers is that of requests, as ever.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from broker.cluster.away import AwayLeg
+from broker.cluster.owners import PATIENCE_S
+from broker.handlers.stream import PublishStream
+from broker.http.exchange import OWNER_HEADER
+from broker.peering.link import LinkBroken
+from protocol.errors import MalformedBody, NoOwner, ShuttingDown
+from protocol.names import topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actors.ownership import Instance
+    from broker.cluster.owners import Owners, Search
+    from broker.http.bodies import Holding
+    from broker.peering.serving import ServedChannel
+    from broker.service import Service
+
+#: In front of answers that travel: how many requests of the conversation are answered with them.
+ANSWERED = struct.Struct(">Q")
+
+
+async def serve_stream(
+    service: Service,
+    owners: Owners,
+    channel: ServedChannel,
+    namespace: str,
+    topic: str,
+    request_id: str,
+    held: Holding,
+) -> None:
+    """The owner's end: what comes is put into the topic's mailbox, and answered.
+
+    Raises:
+      NoOwner: the topic is not this instance's; nothing was taken.
+    """
+    name = topic_name(namespace, topic)
+    if not owners.ownership.is_mine(name):
+        raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
+    stream = PublishStream(service, namespace, topic, request_id, held)
+
+    async def take() -> None:
+        try:
+            while (message := await channel.receive()) is not None:
+                await stream.take([message])
+        except MalformedBody:
+            pass  # whoever sent it has read it, too, and says so to the client
+        stream.finish()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            while (answers := await stream.answers()) is not None:
+                await channel.send(ANSWERED.pack(stream.answered) + answers)
+            nursery.cancel_scope.cancel()
+    finally:
+        stream.close()
+
+
+class _HereLeg(PublishStream):
+    """A leg at this instance; where nobody owns the topic, its directory refuses what is asked, request by request."""
+
+    owner: Instance | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes more."""
+        return not self._finished
+
+
+class RoutedStream:
+    """A client's stream; a ``Conversation``."""
+
+    def __init__(
+        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, held: Holding
+    ) -> None:
+        self._service = service
+        self._owners = owners
+        self._name = topic_name(namespace, topic)
+        self._request_id = request_id
+        self._held = held
+        self._legs: deque[_HereLeg | AwayLeg] = deque()
+        self._finished = False
+        self._taking = False
+        self._changed = trio.Event()
+        owners.watch(self)
+        self._begun_s = perf_counter()
+        self._first = owners.elsewhere(self._name)
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Where the owner is, for the client's next stream."""
+        return [] if self._first is None else [(OWNER_HEADER, self._first.address)]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return any(leg.waiting for leg in self._legs)
+
+    async def take(self, messages: Sequence[bytes]) -> None:
+        """As ``Conversation.take`` says."""
+        self._taking = True
+        try:
+            leg = await self._leg()
+            if leg is not None:
+                await leg.take(messages)
+        finally:
+            self._taking = False
+
+    def look(self) -> None:
+        """The view has changed: a leg to who does not own the topic any more ends, once all it took is answered."""
+        last = self._legs[-1] if self._legs else None
+        if last is not None and not self._taking and last.owner != self._owners.elsewhere(self._name):
+            last.finish()
+
+    async def _leg(self) -> _HereLeg | AwayLeg | None:
+        """Where requests go now; None: nowhere any more."""
+        search = self._owners.search(trio.current_time() + PATIENCE_S)
+        while not self._finished:
+            search.look()
+            is_mine, owner = self._owners.ownership.is_mine(self._name), self._owners.elsewhere(self._name)
+            last = self._legs[-1] if self._legs else None
+            if last is not None and last.is_usable and last.owner == owner and (is_mine or owner is not None):
+                return last
+            if last is not None:
+                await self._drained(last)
+            leg = await self._opened(is_mine, owner, search)
+            if leg is not None and not self._finished:
+                self._legs.append(leg)
+                self._wake()
+                return leg
+        return None
+
+    async def _opened(self, is_mine: bool, owner: Instance | None, search: Search) -> _HereLeg | AwayLeg | None:
+        """A leg to the owner; None: the view is to be looked at again."""
+        if owner is not None:
+            try:
+                link = await self._owners.links.to(owner.address)
+                channel = await link.converse("stream", [*self._name, self._request_id])
+                self._owners.counted.forwarded("out")
+                return AwayLeg(channel, owner, self._held)
+            except (LinkBroken, NoOwner, ShuttingDown):
+                pass  # nothing was sent
+        if not is_mine and await search.goes_on():
+            return None
+        return _HereLeg(self._service, *self._name, self._request_id, self._held)
+
+    async def _drained(self, leg: _HereLeg | AwayLeg) -> None:
+        leg.finish()
+        while leg in self._legs:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def answers(self) -> bytes | None:
+        """As ``Conversation.answers`` says."""
+        while True:
+            while not self._legs:
+                if self._finished:
+                    return None
+                await self._changed.wait()
+            answers = await self._legs[0].answers()
+            if answers is not None:
+                return answers
+            self._legs.popleft().close()
+            self._wake()
+
+    def finish(self) -> None:
+        """As ``Conversation.finish`` says."""
+        self._finished = True
+        for leg in self._legs:
+            leg.finish()
+        self._wake()
+
+    def close(self) -> None:
+        """As ``Conversation.close`` says."""
+        self.finish()
+        while self._legs:
+            self._legs.popleft().close()
+        self._held.release()
+        if self._first is not None:
+            seconds = perf_counter() - self._begun_s
+            self._service.access.begin(self._request_id)
+            self._service.access.answered("stream", str(self._name), 101, seconds, self.headers)
