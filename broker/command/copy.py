@@ -1,0 +1,220 @@
+"""``plainsong copy``: takes a deployment from one store into another, while no daemon serves either."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from broker.command.settings import load_settings
+from broker.command.store_urls import StoreUrl, is_there, open_named
+from plainsong.cli import tables
+from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.say import echo_json
+from plainsong.cli.tables import show_bytes, show_count
+from plainsong.cli.verb import Verb, json_option
+from protocol.errors import InvalidName, PlainsongError
+from protocol.names import TopicName, topic_name
+from storage.base import Deposed, StoreUnusable
+from storage.copying.copying import Asked, Copying, NotTheSame, refuse_differences
+from storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from broker.config.hbase import HBaseConfig
+    from storage.base import Store
+    from storage.copying.copying import Compared
+    from storage.copying.parts import Part
+    from storage.copying.surveying import Figures
+
+#: The line that says how far it has come is written again this often at most.
+EVERY_S = 0.25
+_STAGES = {"look": "looking", "write": "copying", "compare": "comparing"}
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "plainsong copy --from leveldb:data --to hbase:localhost:9090",
+        "plainsong copy --from hbase:h1:9090,h2:9090?prefix=prod_ \\",
+        "    --to leveldb:/var/lib/plainsong shop:orders shop:bills",
+        "plainsong copy --dry-run --from leveldb:data --to hbase:localhost:9090",
+    ],
+)
+@click.argument("topics", nargs=-1, metavar="[NS:TOPIC]...")
+@click.option("--from", "source", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
+@click.option("--to", "target", required=True, metavar="STORE", help="The same. Made where it is not there.")
+@click.option("--dry-run", is_flag=True, help="Look, say what would be copied, and change nothing.")
+@click.option("--verify-only", is_flag=True, help="Compare both sides, and change nothing.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
+@click.option("--progress/--no-progress", "shown", default=None, help="By default when a terminal is there.")
+@json_option
+def copy(
+    topics: tuple[str, ...],
+    source: str,
+    target: str,
+    dry_run: bool,
+    verify_only: bool,
+    file: Path | None,
+    shown: bool | None,
+    as_json: bool,
+) -> None:
+    """Copy a deployment from one store to another, byte for byte.
+
+    Everything, or the topics named, with the transaction service and their
+    namespaces. Stop the daemons of both stores first. Killed, it goes on when
+    it is run again with the same words; a daemon refuses a store that is
+    copied in part. At the end both sides are read and compared.
+    """
+    config = load_settings(file, None, None, ()).config
+    settings = config.storage.hbase
+    try:
+        urls = [StoreUrl.parse(each, settings.table_prefix) for each in (source, target)]
+        asked = Asked(str(urls[0]), tuple(sorted({_topic(each) for each in topics})) or None)
+    except (ValueError, InvalidName) as error:
+        raise CommandFailed(str(error), code=Exit.USAGE) from error
+    if urls[0] == urls[1]:
+        raise CommandFailed("source and target are the same store", code=Exit.USAGE)
+    told = Told(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
+    try:
+        trio.run(_copy, urls[0], urls[1], asked, settings, told, "dry-run" if dry_run else "verify" * verify_only)
+    except* PlainsongError as group:
+        told.clear()
+        raise _failed(_first(group)) from None
+
+
+def _topic(text: str) -> TopicName:
+    namespace, colon, topic = text.partition(":")
+    return topic_name(namespace, topic) if colon else topic_name("default", text)
+
+
+async def _copy(
+    source_url: StoreUrl, target_url: StoreUrl, asked: Asked, settings: HBaseConfig, told: Told, instead: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(open_named(source_url, settings, make=False))
+        target: Store
+        if instead == "dry-run" and target_url.kind == "leveldb" and not is_there(target_url):
+            target = MemoryStore()  # an empty one
+        else:
+            target = await stack.enter_async_context(open_named(target_url, settings, make=not instead))
+        copying = Copying(source, target, asked, tell=told.step)
+        if instead == "dry-run":
+            found = await copying.look()
+            await copying.refuse(found)
+            told.looked(found)
+        elif instead:
+            told.compared(compared := await copying.verify(), "compared")
+            refuse_differences(compared)
+        else:
+            done = await copying.run(lambda: time.time_ns() // 1_000_000)
+            told.compared(done or [], "copied") if done is not None else told.done_before()
+
+
+def _first(error: BaseException) -> PlainsongError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, PlainsongError)
+    return error
+
+
+def _failed(error: PlainsongError) -> CommandFailed:
+    code = Exit.UNAVAILABLE
+    if isinstance(error, StoreUnusable):
+        code = Exit.STORE
+    elif isinstance(error, NotTheSame | Deposed):
+        code = Exit.FAILED
+    hint = error.hint or ("run it again: it goes on where it ended" if code is Exit.UNAVAILABLE else "")
+    failed = CommandFailed(error.detail, hint=hint, code=code)
+    failed.word = error.code
+    return failed
+
+
+class Told:
+    """What people and programs are told of a copy."""
+
+    def __init__(self, *, as_json: bool, shown: bool) -> None:
+        self._as_json = as_json
+        self._shown = shown and not as_json
+        self._rows: dict[str, int] = dict.fromkeys(_STAGES, 0)
+        self._stage = ""
+        self._told_s = 0.0
+        self._is_shown = False
+        self._lock = threading.Lock()
+
+    def step(self, stage: str, rows: int) -> None:
+        """So many rows more; from any thread."""
+        with self._lock:
+            self._rows[stage] += rows
+            now_s = time.monotonic()
+            if not self._shown or (stage == self._stage and now_s - self._told_s < EVERY_S):
+                return
+            self._stage, self._told_s, self._is_shown = stage, now_s, True
+            of = f" of {show_count(self._rows['look'])}" if stage != "look" else ""
+            click.echo(f"\r{_STAGES[stage]}: {show_count(self._rows[stage])}{of} rows\x1b[K", err=True, nl=False)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_shown:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+            self._is_shown = False
+
+    def looked(self, found: Mapping[Part, Figures]) -> None:
+        """What would be copied."""
+        self.clear()
+        rows = [(part.label, figures, None) for part, figures in found.items()]
+        self._table(rows)
+        self._end("would copy", "dry-run", [figures for _, figures, _ in rows], same=None)
+
+    def compared(self, compared: Sequence[Compared], verb: str) -> None:
+        """What was copied, or compared, with the digests of both sides."""
+        self.clear()
+        self._table([(each.part.label, each.source, each.target) for each in compared])
+        self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
+
+    def done_before(self) -> None:
+        """Nothing was changed."""
+        self.clear()
+        if self._as_json:
+            echo_json({"event": "done-before"})
+        else:
+            click.echo("this copy was done before; nothing was changed (--verify-only compares)")
+
+    def _table(self, rows: Sequence[tuple[str, Figures, Figures | None]]) -> None:
+        if self._as_json:
+            for label, source, target in rows:
+                sides = {"target": _json(target), "same": source.digest == target.digest} if target is not None else {}
+                echo_json({"event": "part", "part": label, "source": _json(source), **sides})
+            return
+        head = ("PART", ">ROWS", ">BYTES", "DIGEST", *(("TARGET",) if rows and rows[0][2] is not None else ()))
+        cells = [
+            (label, show_count(source.rows), show_bytes(source.size), source.digest, *_side(source, target))
+            for label, source, target in rows
+        ]
+        tables.echo_lines(tables.table(head, cells, columns=200))
+
+    def _end(self, says: str, event: str, figures: Sequence[Figures], *, same: bool | None) -> None:
+        rows, size = sum(each.rows for each in figures), sum(each.size for each in figures)
+        if self._as_json:
+            told = {"event": event, "parts": len(figures), "rows": rows, "bytes": size}
+            echo_json(told if same is None else {**told, "same": same})
+        else:
+            verdict = {None: "", True: ": both sides are the same", False: ": the two sides DIFFER"}[same]
+            click.echo(f"{says} {show_count(rows)} rows, {show_bytes(size)}, in {len(figures)} parts{verdict}")
+
+
+def _json(figures: Figures) -> dict[str, object]:
+    return {"rows": figures.rows, "bytes": figures.size, "digest": figures.digest}
+
+
+def _side(source: Figures, target: Figures | None) -> tuple[str, ...]:
+    if target is None:
+        return ()
+    return ("same" if source.digest == target.digest else f"DIFFERS: {target.rows} rows, {target.digest}",)

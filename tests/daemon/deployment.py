@@ -1,0 +1,103 @@
+"""A deployment with something of everything that a store keeps, and what has to be true of it wherever it has moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plainsong import Client, Outgoing
+from plainsong.errors import TopicNotFound
+from plainsong.transactions.values import Transaction
+
+#: Sent by the producer, so many in each request.
+REQUESTS, EACH = 40, 500
+#: So that a copy takes many steps.
+PADDING = bytes(1000)
+SHORT_TTL_S = 2
+
+
+@dataclass
+class Deployment:
+    """What was told to those who made it."""
+
+    ids: list[bytes]
+    reader: bytes
+    open: Transaction
+    first: bytes
+    """The id of the first message, which a duplicate is told."""
+
+
+def fill(client: Client) -> Deployment:
+    """Make it, on an empty store."""
+    client.create_topic("orders", ttl_s=86_400, deduplication="enabled")
+    with client.producer("orders", "till") as producer:
+        receipts = [producer.publish([b"%d" % n + PADDING for n in range(EACH)]) for _ in range(REQUESTS)]
+    client.create_topic("twice")
+    client.publish("twice", b"of the first generation")
+    client.delete_topic("twice")
+    client.create_topic("twice")
+    client.publish("twice", b"of the second generation")
+    client.create_topic("short", ttl_s=86_400)
+    client.publish("short", [Outgoing(b"soon gone", ttl_s=SHORT_TTL_S), Outgoing(b"stays")])
+    open_ = client.transactions.begin(timeout_s=600, client_id="mover")
+    client.store("orders", [b"stored"], transaction=open_)
+    client.publish("orders", [b"undecided"], transaction=open_)
+    undone = client.transactions.begin(client_id="mover")
+    client.publish("orders", [b"undone"], transaction=undone)
+    client.transactions.invalidate(undone)
+    client.publish("orders", [b"behind"])
+    reader = receipts[1].last_id
+    assert reader is not None
+    client.set_reader("orders", "ana", reader)
+    client.namespaces.set(deduplication="enabled")
+    ids = [bytes(message.id) for message in client.read("orders")]
+    first = receipts[0].first_id
+    assert first is not None
+    return Deployment(ids, bytes(reader), open_, bytes(first))
+
+
+def is_all_there(client: Client, made: Deployment) -> None:
+    """The same ids in the same order; generations, readers, producers, transactions and expiry as they were."""
+    assert [bytes(message.id) for message in client.read("orders")] == made.ids
+    assert client.properties("twice")["generation"] == "2"
+    assert [message.value for message in client.read("twice")] == [b"of the second generation"]
+    assert [message.value for message in client.read("short")] == [b"stays"]
+    assert client.reader("orders", "ana")["position"] == made.reader.hex()
+    assert client.namespaces.show()["properties"]["deduplication"] == "enabled"
+    committed = client.poll("orders", made.ids[-8], isolation="committed")
+    assert [message.value for message in committed][-1:] == [b"%d" % (EACH - 1) + PADDING]
+    assert committed.held is not None
+    assert committed.held.write_pointer == made.open.write_pointer
+
+
+def duplicates_are_told(client: Client, made: Deployment) -> None:
+    """What was sent once is not stored again, and the producer goes on behind it."""
+    with client.producer("orders", "till") as producer:
+        assert producer.last_sequence_id == REQUESTS * EACH - 1
+        receipt = producer.publish([b"again"], sequence_ids=[producer.last_sequence_id])
+        assert receipt.duplicate
+    assert [bytes(message.id) for message in client.read("orders")] == made.ids
+
+
+def new_messages_come_behind(client: Client, made: Deployment) -> None:
+    """Ids go on growing, also when the clock says otherwise."""
+    receipt = client.publish("orders", [b"new"])
+    assert receipt.first_id is not None
+    assert bytes(receipt.first_id) > made.ids[-1]
+    made.ids.append(bytes(receipt.first_id))
+
+
+def open_transactions_can_be_committed(client: Client, made: Deployment) -> None:
+    """And what was undone stays undone."""
+    client.transactions.commit(made.open)
+    values = [message.value for message in client.poll("orders", made.ids[-8], isolation="committed")]
+    assert {b"undecided", b"behind"} <= set(values)
+    assert b"undone" not in values
+
+
+def is_no_topic(client: Client, name: str) -> bool:
+    """Whether there is none of that name."""
+    try:
+        client.properties(name)
+    except TopicNotFound:
+        return True
+    return False

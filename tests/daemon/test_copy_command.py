@@ -1,0 +1,98 @@
+"""``plainsong copy`` of a real deployment, killed on the way: what daemons serve afterwards is what they served before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from plainsong import Client
+from tests.daemon.deployment import (
+    duplicates_are_told,
+    fill,
+    is_all_there,
+    new_messages_come_behind,
+    open_transactions_can_be_committed,
+)
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ
+
+
+def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(PLAINSONG), "copy", *words], capture_output=True, text=True, env=clean_environ(), timeout=120, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def killed_while(stage: str, *words: str) -> None:
+    """SIGKILL as soon as it says that it is at ``stage``."""
+    line = [str(PLAINSONG), "copy", "--progress", *words]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=clean_environ()) as process:
+        assert process.stderr is not None
+        said = b""
+        while stage.encode() not in said:
+            more = process.stderr.read1(4096)
+            assert more, said
+            said += more
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A stopped LevelDB store, and what is in it."""
+    directory = tmp_path_factory.mktemp("moved") / "data"
+    with Daemon(directory, "retention.interval_s=3600") as daemon:
+        with Client("http://{}:{}".format(*daemon.address)) as client:
+            made = fill(client)
+        daemon.stop()
+    return directory, made
+
+
+def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(filled, tmp_path):
+    directory, made = filled
+    words = ("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'other'}")
+    killed_while("copying", *words)
+    with pytest.raises(DaemonEnded, match="not complete"), Daemon(tmp_path / "other"):
+        pass
+    killed_while("comparing", *words)
+    told = [json.loads(line) for line in copy(*words, "--json").stdout.splitlines()]
+    assert told[-1] == told[-1] | {"event": "copied", "same": True}
+    assert all(part["same"] for part in told[:-1])
+    assert "done before" in copy(*words).stdout
+    assert "both sides are the same" in copy(*words, "--verify-only").stdout
+    with Daemon(tmp_path / "other") as daemon, Client("http://{}:{}".format(*daemon.address)) as client:
+        is_all_there(client, made)
+        duplicates_are_told(client, made)
+        open_transactions_can_be_committed(client, made)
+        new_messages_come_behind(client, made)
+    assert "orders" in copy(*words, "--verify-only", code=1).stderr
+
+
+def test_a_dry_run_says_what_would_be_copied_and_makes_nothing(filled, tmp_path):
+    directory, _ = filled
+    done = copy("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'none'}", "--dry-run")
+    assert "default:orders" in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_store_that_a_daemon_holds_is_refused_with_its_process(tmp_path):
+    with Daemon(tmp_path / "data"):
+        done = copy("--from", f"leveldb:{tmp_path / 'data'}", "--to", f"leveldb:{tmp_path / 'new'}", code=3)
+    assert "is in use by process" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "says", "code"),
+    [
+        ("leveldb:nowhere", "leveldb:new", "is no store", 3),
+        ("redis:x", "leveldb:new", "is not like leveldb:PATH", 2),
+        ("hbase:h:9090?prefiks=x", "leveldb:new", "is not like prefix=NAME", 2),
+        ("leveldb:same", "leveldb:same", "the same store", 2),
+    ],
+)
+def test_stores_that_cannot_be_meant_are_refused(source, target, says, code):
+    assert says in copy("--from", source, "--to", target, code=code).stderr

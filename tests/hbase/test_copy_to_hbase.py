@@ -1,0 +1,67 @@
+"""A deployment moves to a real HBase and back, killed on the way, and goes on where it stood each time."""
+
+from __future__ import annotations
+
+from plainsong import Client
+from tests.daemon.deployment import (
+    Deployment,
+    duplicates_are_told,
+    fill,
+    is_all_there,
+    new_messages_come_behind,
+    open_transactions_can_be_committed,
+)
+from tests.daemon.harness import Daemon
+from tests.daemon.test_copy_command import copy, killed_while
+
+
+def served(daemon: Daemon) -> Client:
+    return Client("http://{}:{}".format(*daemon.address))
+
+
+def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, tmp_path):
+    address = "{}:{}".format(*hbase.address)
+    leveldb, tables = f"leveldb:{tmp_path / 'data'}", f"hbase:{address}?prefix=moved_"
+    settings = ("storage.kind=hbase", f"storage.hbase.thrift={address}", "storage.hbase.table_prefix=moved_")
+    made: Deployment
+    with Daemon(tmp_path / "data", "retention.interval_s=3600") as daemon, served(daemon) as client:
+        made = fill(client)
+        daemon.stop()
+    killed_while("copying", "--from", leveldb, "--to", tables)
+    killed_while("comparing", "--from", leveldb, "--to", tables)
+    assert "both sides are the same" in copy("--from", leveldb, "--to", tables).stdout
+    with Daemon(tmp_path / "unused", *settings) as daemon, served(daemon) as client:
+        is_all_there(client, made)
+        duplicates_are_told(client, made)
+        new_messages_come_behind(client, made)
+        daemon.stop()
+    back = f"leveldb:{tmp_path / 'back'}"
+    killed_while("copying", "--from", tables, "--to", back)
+    assert "both sides are the same" in copy("--from", tables, "--to", back).stdout
+    with Daemon(tmp_path / "back") as daemon, served(daemon) as client:
+        is_all_there(client, made)
+        duplicates_are_told(client, made)
+        open_transactions_can_be_committed(client, made)
+        new_messages_come_behind(client, made)
+
+
+def test_an_hbase_that_already_has_topics_of_the_same_names_is_refused_and_another_prefix_is_not(hbase, tmp_path):
+    address = "{}:{}".format(*hbase.address)
+    with Daemon(tmp_path / "data") as daemon, served(daemon) as client:
+        client.publish(client.create_topic("orders").name, b"here")
+        daemon.stop()
+    leveldb = f"leveldb:{tmp_path / 'data'}"
+    with (
+        Daemon(
+            tmp_path / "unused",
+            "storage.kind=hbase",
+            f"storage.hbase.thrift={address}",
+            "storage.hbase.table_prefix=taken_",
+        ) as daemon,
+        served(daemon) as client,
+    ):
+        client.create_topic("orders")
+        daemon.stop()
+    done = copy("--from", leveldb, "--to", f"hbase:{address}?prefix=taken_", code=3)
+    assert "topics of the same names: default:orders" in done.stderr
+    copy("--from", leveldb, "--to", f"hbase:{address}?prefix=free_")
