@@ -92,7 +92,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         add_transaction_gauges(metrics, service)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
-            addresses = await servers.start(partial(_serve, service, budget, stop))
+            addresses = await servers.start(partial(serve, service, budget, stop))
             thrift = await start_thrift(service, stop, servers)
             announce(_running(config, store, addresses, thrift, service.version))
             notifier.ready()
@@ -187,9 +187,10 @@ def http_settings(config: Config) -> HttpSettings:
     )
 
 
-async def _serve(
+async def serve(
     service: Service, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
+    """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     settings = http_settings(service.config)
     handlers, cluster = hot_handlers(service), service.cluster
     try:

@@ -1,0 +1,196 @@
+"""Several instances in one process: whole daemons on memory that they share, linked over loopback, with set views.
+
+async with cluster("a", "b", "c") as nodes:
+    nodes.move("ns:t", "b")                      all see at once that b owns it
+    nodes.move("ns:t", "c", seen_by="ab")        c does not know yet
+    await nodes["a"].publish("t", "hello")
+    nodes["b"].cut_links()                       or kill(), or nodes["b"].store.reachable
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from zlib import crc32
+
+import httpx
+import trio
+
+from actors.one_authority import keep_authority
+from actors.ownership import Instance
+from broker.config.config import config_of
+from broker.http.bodies import BodyBudget
+from broker.main import build_service, serve
+from broker.metrics import Metrics
+from protocol.names import TopicName
+from storage.shared import SharedMemory
+
+TOPICS = "/v1/namespaces/ns/topics"
+
+
+def named(text):
+    """``"ns:t"`` as a name; names pass."""
+    return TopicName(*text.split(":")) if isinstance(text, str) else text
+
+
+class SetView:
+    """``Ownership`` of one instance: what the test lets it see, which may be late, and contradict what others see."""
+
+    def __init__(self, name, nodes):
+        self._name = name
+        self._nodes = nodes
+        self._owners = {}
+        self._told = []
+        #: Names that the store said others have claimed; given up until the view of them changes.
+        self.lost = set()
+
+    @property
+    def me(self):
+        return self._instance(self._name)
+
+    @property
+    def instances(self):
+        return tuple(self._instance(name) for name in sorted(self._nodes.there))
+
+    def _instance(self, name):
+        return Instance(name, self._nodes.addresses.get(name, ""))
+
+    def owner(self, name):
+        there = sorted(self._nodes.there)
+        found = self._owners.get(name, there[crc32(str(name).encode()) % len(there)])
+        return None if found is None else self._instance(found)
+
+    def is_mine(self, name):
+        owner = self.owner(name)
+        return owner is not None and owner.name == self._name and name not in self.lost
+
+    def deposed(self, name):
+        self.lost.add(name)
+
+    def on_change(self, told):
+        self._told.append(told)
+
+    def set(self, name, owner):
+        """From now on ``owner`` (None: nobody) owns ``name``, as this instance sees it."""
+        self._owners[name] = owner
+        self.lost.discard(name)
+        for told in list(self._told):
+            told()
+
+
+class Node:
+    """One instance."""
+
+    def __init__(self, name, nodes, store):
+        self.name = name
+        self.store = store
+        self.view = SetView(name, nodes)
+        self.stop = trio.Event()
+        self.life = trio.CancelScope()
+        self.ended = trio.Event()
+        self.service = self.http = self.address = None
+
+    async def call(self, method, path, *, status=200, code=None, **more):
+        """The answer, which has this status and, if it is a problem, this code."""
+        answer = await self.http.request(method, path, **more)
+        assert answer.status_code == status, (answer.status_code, answer.text)
+        if code is not None:
+            assert answer.json()["code"] == code, answer.text
+        return answer
+
+    async def create(self, topic="t", **properties):
+        return await self.call("PUT", f"{TOPICS}/{topic}", json=properties)
+
+    async def publish(self, topic, *payloads, **more):
+        """The ids of the first and the last message."""
+        prefer = {"Prefer": "return=representation"}
+        body = {"messages": list(payloads), **more}
+        answer = await self.call("POST", f"{TOPICS}/{topic}/publish", json=body, headers=prefer)
+        return answer.json()["firstId"], answer.json()["lastId"]
+
+    async def poll(self, topic="t", **body):
+        """The payloads."""
+        answer = await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)
+        return [message["payload"] for message in answer.json()]
+
+    @property
+    def cluster(self):
+        return self.service.cluster
+
+    def cut_links(self):
+        """Breaks the links that this one has made."""
+        for _, link in self.cluster.links:
+            link.cut()
+
+    def kill(self):
+        """Ends it at once: whatever it had under way is not finished, and its connections break."""
+        self.life.cancel()
+
+    def metric(self, name, **labels):
+        """What a counter says."""
+        return self.service.metrics.registry.get_sample_value(name, labels) or 0
+
+
+class Nodes(dict):
+    """All instances by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = SharedMemory()
+        self.addresses = {}
+        #: Who takes part in the placement that views begin with.
+        self.there = []
+
+    def move(self, name, owner, *, seen_by=None):
+        """Lets instances (all, unless some are named) see that ``owner`` owns a name from now on; None: nobody."""
+        for node in [self[each] for each in seen_by] if seen_by is not None else list(self.values()):
+            node.view.set(named(name), owner)
+
+    async def run(self, name, config, task_status=trio.TASK_STATUS_IGNORED):
+        """Runs one more instance until it is stopped, or killed."""
+        node = self[name] = Node(name, self, self.shared.store())
+        try:
+            with node.life:
+                await self._run(node, config, task_status)
+        finally:
+            node.ended.set()
+
+    async def _run(self, node, config, task_status):
+        await keep_authority(node.store, config.transactions.service)
+        async with trio.open_nursery() as actors:
+            service = node.service = await build_service(config, node.store, Metrics("0"), actors, node.view)
+            budget = BodyBudget(config.http.max_inflight_bytes)
+            async with trio.open_nursery() as servers:
+                (node.address,) = await servers.start(serve, service, budget, node.stop)
+                self.addresses[node.name] = node.address
+                async with httpx.AsyncClient(base_url=f"http://{node.address}", timeout=30) as node.http:
+                    task_status.started()
+                    await node.stop.wait()
+                service.stop()
+                await service.served.wait()
+                servers.cancel_scope.cancel()
+            await service.drained()
+            actors.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def cluster(*names, **values):
+    """Instances with these names and settings (``section__key``), stopped at the end."""
+    nodes = Nodes()
+    nodes.there = list(names)
+    given = {
+        "storage.kind": "memory",
+        "http.bind": "127.0.0.1:0",
+        "transactions.service": "off",
+        "shutdown.drain_s": 1.0,
+    }
+    config = config_of({**given, **{name.replace("__", ".", 1): value for name, value in values.items()}})
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            await nursery.start(nodes.run, name, config)
+        yield nodes
+        for node in nodes.values():
+            node.stop.set()
+        with trio.move_on_after(5):
+            for node in nodes.values():
+                await node.ended.wait()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,336 @@
+"""Instances and a real ZooKeeper: who is there, who owns what, and what happens when sessions and servers end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+
+import pytest
+import trio
+from kazoo.client import KazooClient
+
+from actors.clock import SystemClock
+from broker.cluster import membership as membership_module
+from broker.cluster.membership import Membership
+from broker.cluster.nodes import NameTaken
+from broker.config.clustering import Ensemble
+from protocol.errors import ClusterUnavailable
+from protocol.names import TopicName
+from tests.zookeeper_server import ZooKeeperServer
+
+TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
+SESSION_S = 1.0
+PATIENCE_S = 20.0
+
+paths = count()
+
+
+@pytest.fixture
+def ensemble(zookeeper):
+    """A path that nobody used before."""
+    return Ensemble(zookeeper.address, f"/of-a-test/{next(paths)}")
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A ZooKeeper to do harm to."""
+    with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        yield server
+
+
+def member(ensemble, name, *, weight=100, session_s=SESSION_S):
+    return Membership(ensemble, name, weight=weight, session_timeout_s=session_s, clock=SystemClock())
+
+
+@asynccontextmanager
+async def running(ensemble, name, *, address=None, enter=True, **options):
+    """An instance that has entered."""
+    me = member(ensemble, name, **options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(me.run)
+        if enter:
+            await me.enter(address or f"{name}:7420")
+        yield me
+        nursery.cancel_scope.cancel()
+
+
+async def until(true, *memberships):
+    """Wait until it is so; memberships tell when to look again."""
+    with trio.fail_after(PATIENCE_S):
+        while not true():
+            waited = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for each in memberships:
+                    nursery.start_soon(_any, each, waited)
+                with trio.move_on_after(0.2):
+                    await waited.wait()
+                nursery.cancel_scope.cancel()
+
+
+async def _any(membership, waited):
+    await membership._noticed.wait()
+    waited.set()
+
+
+def owned(membership):
+    return {topic for topic in TOPICS if membership.is_mine(topic)}
+
+
+async def test_an_instance_that_is_alone_owns_everything_once_it_has_entered(ensemble):
+    async with running(ensemble, "a", enter=False) as a:
+        assert not owned(a)
+        await a.enter("a:7420")
+        assert owned(a) == set(TOPICS)
+        assert a.me.address == "a:7420"
+        assert a.connected
+        assert a.owner(TopicName("", "transactions")) == a.me
+
+
+async def test_each_topic_is_owned_by_one_of_three_and_all_say_so(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b, running(ensemble, "c", weight=200) as c:
+        all_ = (a, b, c)
+        await until(lambda: all(len(each.instances) == 3 for each in all_), *all_)
+        assert not owned(a) & owned(b)
+        assert owned(a) | owned(b) | owned(c) == set(TOPICS)
+        assert len(owned(c)) > len(owned(a)) > 30
+        for topic in TOPICS:
+            assert len({each.owner(topic) for each in all_}) == 1
+
+
+async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        told = []
+        a.on_change(lambda: told.append(len(owned(a))))
+        await a.leave()
+        assert told[0] == 0
+        assert not owned(a)
+        assert {a.owner(topic).name for topic in TOPICS} == {"b"}
+        await until(lambda: owned(b) == set(TOPICS), a, b)
+        assert [each.name for each in b.instances] == ["b"]
+        assert [each.leaving for each in b.assignment.members] == [True, False]
+
+
+async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_over(ensemble):
+    async with running(ensemble, "b") as b:
+        async with running(ensemble, "a", session_s=60.0):
+            await until(lambda: len(b.instances) == 2, b)
+        with trio.fail_after(PATIENCE_S):
+            await until(lambda: owned(b) == set(TOPICS), b)
+
+
+async def test_pins_and_drains_hold_everywhere_and_are_in_force_here_when_the_call_returns(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        topic = next(iter(owned(a)))
+        await a.change_placement(lambda placement: placement.pinned(topic, "b"))
+        assert not a.is_mine(topic)
+        await until(lambda: b.is_mine(topic), b)
+        await b.change_placement(lambda placement: placement.with_drained("a", drained=True))
+        assert owned(b) == set(TOPICS)
+        await until(lambda: not owned(a), a)
+        await b.change_placement(lambda placement: placement.with_drained("a", drained=False).unpinned(topic))
+        await until(lambda: a.is_mine(topic), a)
+
+
+async def test_changes_of_placement_at_the_same_time_are_all_there(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        async with trio.open_nursery() as nursery:
+            for number, topic in enumerate(TOPICS[:8]):
+                me, to = (a, "b") if number % 2 else (b, "a")
+                nursery.start_soon(
+                    me.change_placement, partial(lambda to, topic, old: old.pinned(topic, to), to, topic)
+                )
+        await until(lambda: len(a.assignment.placement.pins) == len(b.assignment.placement.pins) == 8, a, b)
+
+
+async def test_another_instance_of_the_same_name_is_refused(ensemble):
+    async with running(ensemble, "a", address="one:7420") as a:
+        other = member(ensemble, "a", session_s=0.5)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(other.run)
+            with pytest.raises(NameTaken) as taken:
+                await other.enter("two:7420")
+            assert taken.value.address == "one:7420"
+            assert not owned(other)
+            nursery.cancel_scope.cancel()
+        assert owned(a) == set(TOPICS)
+
+
+async def test_one_that_starts_again_after_a_crash_takes_its_own_place_before_its_old_session_is_over(ensemble):
+    died = KazooClient(hosts=ensemble.hosts, timeout=30.0)
+    died.start()
+    node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
+    died.create(f"{ensemble.path}/instances/a", node, ephemeral=True, makepath=True)
+    try:
+        with trio.fail_after(5):
+            async with running(ensemble, "a") as a:
+                assert owned(a) == set(TOPICS)
+    finally:
+        died.stop()
+        died.close()
+
+
+async def test_a_session_that_expires_is_followed_by_another_with_our_node_in_it(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: len(b.instances) == 2, b)
+        first = a._zookeeper.session
+        await expire(a)
+        await until(lambda: a._zookeeper.session not in (0, first) and a.connected, a)
+        await until(lambda: len(a.instances) == len(b.instances) == 2 and owned(a) | owned(b) == set(TOPICS), a, b)
+        node = await b._zookeeper.get(f"{ensemble.path}/instances/a")
+        assert node.session == a._zookeeper.session
+
+
+async def expire(membership):
+    """End its session behind its back: another client that takes it over, and says goodbye."""
+    client = membership._zookeeper._client
+    thief = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in client.hosts), client_id=client.client_id)
+    await trio.to_thread.run_sync(thief.start)
+    await trio.to_thread.run_sync(thief.stop)
+    thief.close()
+
+
+async def test_one_whose_name_was_taken_while_its_session_was_over_owns_nothing_until_the_name_is_free(
+    ensemble, caplog
+):
+    async with running(ensemble, "a", address="one:7420") as a:
+        path = f"{ensemble.path}/instances/a"
+        node = await a._zookeeper.get(path)
+        await a._reading.acquire()  # it does not notice for a moment
+        await a._zookeeper.delete(path, node.version)
+        async with running(ensemble, "a", address="two:7420") as other:
+            a._reading.release()
+            await until(lambda: a.taken_by == "two:7420", a)
+            assert not owned(a)
+            assert owned(other) == set(TOPICS)
+        await until(lambda: owned(a) == set(TOPICS), a)
+    assert caplog.text.count("another instance has this name") == 1
+
+
+async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_claimed(own_server):
+    ensemble = Ensemble(own_server.address, "/plainsong")
+    async with running(ensemble, "a", session_s=2.0) as a:
+        told = []
+        a.on_change(lambda: told.append(True))
+        own_server.kill()
+        await until(lambda: not a.connected, a)
+        assert owned(a) == set(TOPICS)
+        a.deposed(TOPICS[0])
+        assert not a.is_mine(TOPICS[0])
+        assert a.owner(TOPICS[0]) is None
+        await trio.sleep(1.5)  # the view is not read again by itself
+        assert owned(a) == set(TOPICS[1:])
+        with pytest.raises(ClusterUnavailable):
+            await a.change_placement(lambda placement: placement.with_drained("a", drained=True))
+        since_ms = a.since_ms
+        await trio.to_thread.run_sync(own_server.start)
+        await until(lambda: a.connected and owned(a) == set(TOPICS), a)
+        assert a.since_ms > since_ms
+
+
+async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, monkeypatch):
+    monkeypatch.setattr("broker.cluster.zookeeper.CALL_TIMEOUT_S", 0.3)
+    ensemble = Ensemble(own_server.address, "/plainsong")
+    async with running(ensemble, "a", session_s=2.0) as a:
+        own_server.freeze()
+        with trio.fail_after(5), pytest.raises(ClusterUnavailable):
+            await a.change_placement(lambda placement: placement.with_drained("b", drained=True))
+        assert owned(a) == set(TOPICS)
+        await until(lambda: not a.connected, a)
+        assert owned(a) == set(TOPICS)
+        own_server.thaw()
+        await until(lambda: a.connected and owned(a) == set(TOPICS), a)
+        own_server.freeze()
+        begun_s = trio.current_time()
+        await a.leave()
+        assert not owned(a)
+        assert trio.current_time() - begun_s < 3
+    own_server.thaw()
+
+
+async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_enters_when_it_is_there(
+    own_server, monkeypatch
+):
+    monkeypatch.setattr(membership_module, "PATIENCE_S", 0.2)
+    own_server.kill()
+    async with running(Ensemble(own_server.address, "/plainsong"), "a", session_s=1.0) as a:
+        assert not owned(a)
+        await trio.to_thread.run_sync(own_server.start)
+        await until(lambda: owned(a) == set(TOPICS), a)
+
+
+async def test_the_topics_that_were_lost_and_are_remembered_have_a_bound(ensemble, monkeypatch):
+    monkeypatch.setattr(membership_module, "MAX_LOST", 10)
+    a = member(ensemble, "a")
+    for topic in TOPICS:
+        a.deposed(topic)
+    assert len(a._lost) == 10
+
+
+async def test_nodes_that_are_none_of_ours_are_left_out_and_told(ensemble, caplog):
+    async with running(ensemble, "a") as a:
+        foreign = f"{ensemble.path}/instances/foreign"
+        await a._zookeeper.create(foreign, b"not ours")
+        await a._zookeeper.create(f"{ensemble.path}/placement", b"[]")
+        await until(lambda: "placement unreadable" in caplog.text, a)
+        assert owned(a) == set(TOPICS)
+        assert "node of an instance unreadable" in caplog.text
+
+
+async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with running(ensemble, "a"):
+        pass
+    assert {record.name for record in caplog.records} <= {"broker.cluster.membership", "broker.cluster.nodes"}
+
+
+FROZEN = """
+import sys, trio
+from actors.clock import SystemClock
+from broker.cluster.membership import Membership
+from broker.config.clustering import Ensemble
+from protocol.names import TopicName
+async def main():
+    a = Membership(Ensemble(sys.argv[1], sys.argv[2]), "frozen", weight=100, session_timeout_s=1.0, clock=SystemClock())
+    mine = TopicName("ns", "t0")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        await a.enter("frozen:7420")
+        session = a._zookeeper.session
+        print("entered", flush=True)
+        while a._zookeeper.session == session or not a.connected or len(a.instances) < 2:
+            await trio.sleep(0.02)
+        print("again", a._zookeeper.session != session, flush=True)
+        nursery.cancel_scope.cancel()
+trio.run(main)
+"""
+
+
+async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(ensemble):
+    async with running(ensemble, "b") as b:
+        frozen = subprocess.Popen(
+            [sys.executable, "-c", FROZEN, ensemble.hosts, ensemble.path],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=os.getcwd(),
+        )
+        try:
+            assert await trio.to_thread.run_sync(frozen.stdout.readline) == "entered\n"
+            await until(lambda: len(b.instances) == 2, b)
+            frozen.send_signal(signal.SIGSTOP)
+            begun_s = trio.current_time()
+            await until(lambda: owned(b) == set(TOPICS), b)
+            assert trio.current_time() - begun_s < 3
+            frozen.send_signal(signal.SIGCONT)
+            assert await trio.to_thread.run_sync(frozen.stdout.readline) == "again True\n"
+        finally:
+            frozen.kill()
+            frozen.wait()
+            frozen.stdout.close()
