@@ -69,6 +69,18 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory):
+    """A ZooKeeper that serves; who needs one to kill starts one."""
+    from tests.zookeeper_server import ZooKeeperServer, why_not  # here, so that the inner rings need no HBase
+
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """The package as it is distributed."""
     return build_wheel(tmp_path_factory.mktemp("wheel"))

@@ -12,8 +12,6 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from broker.cluster.zookeeper import Away, Changed, Exists
 from protocol.cluster.assignment import Member
 from protocol.cluster.placement import Placement, UnreadablePlacement
@@ -51,16 +49,11 @@ class Nodes:
     async def members(self) -> list[Member]:
         """All instances that are there."""
         found: list[Member] = []
-
-        async def read(name: str) -> None:
+        for name in await self._zookeeper.children(self._instances):
             node = await self._zookeeper.get(f"{self._instances}/{name}")
             member = None if node is None else decode_member(name, node.value)
             if member is not None:
                 found.append(member)
-
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
-            for name in await self._zookeeper.children(self._instances):
-                nursery.start_soon(read, name)
         return found
 
     async def placement(self) -> Placement:

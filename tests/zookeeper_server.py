@@ -1,0 +1,104 @@
+"""A real ZooKeeper as a process: started on a free port, frozen, killed and started again on the same data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.hbase_server import QUICK_JVM, ROOT, SMALL, free_ports
+from tests.hbase_server import why_not as why_not
+
+JARS = ROOT / ".cache/hbase/2.6.1/*"
+PATIENCE_S = 60.0
+#: Sessions may be as short as two ticks.
+TICK_MS = 250
+
+
+class ZooKeeperServer:
+    """One server without others; ``with`` it, and it is gone at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        subprocess.run([SMALL, "fetch"], check=True, stdout=subprocess.DEVNULL)
+        self.directory = directory
+        (self.port,) = free_ports(1)
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "tickTime": TICK_MS,
+            "dataDir": directory / "data",
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "admin.enableServer": "false",
+            "maxSessionTimeout": 60_000,
+            "4lw.commands.whitelist": "ruok",
+        }
+        self.file = directory / "zoo.cfg"
+        self.file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        (directory / "log4j.properties").write_text(
+            "log4j.rootLogger=WARN,err\nlog4j.appender.err=org.apache.log4j.ConsoleAppender\n"
+            "log4j.appender.err.target=System.err\nlog4j.appender.err.layout=org.apache.log4j.SimpleLayout\n"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> ZooKeeperServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        command = ["java", QUICK_JVM, "-Xmx64m", "-Dzookeeper.sasl.client=false", "-cp", f"{self.directory}:{JARS}"]
+        with (self.directory / "zookeeper.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.file)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ,
+            )
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until it answers. Raises TimeoutError with what it said last."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._says() != b"imok":
+            assert self.process is not None
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                said = (self.directory / "zookeeper.log").read_text()[-2000:]
+                self.kill()
+                raise TimeoutError(f"ZooKeeper is not ready:\n{said}")
+            time.sleep(0.02)
+
+    def _says(self) -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                connection.sendall(b"ruok")
+                return connection.recv(16)
+        except OSError:
+            return b""
+
+    def kill(self) -> None:
+        """SIGKILL, also when it is frozen, and wait for it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
