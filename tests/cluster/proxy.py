@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import trio
 
-Fault = Literal["none", "lost answer", "late answer", "cut request", "cut answer"]
-FAULTS: tuple[Fault, ...] = ("lost answer", "late answer", "cut request", "cut answer")
+Fault = Literal["none", "lost request", "late request", "cut request", "lost answer", "late answer", "cut answer"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Fate:
 
     fault: Fault = "none"
     delay_s: float = 0.0
-    """How late a late answer is."""
+    """How late a late request or answer is. A late request arrives also when its sender has given it up by then."""
 
 
 GOOD = Fate()
@@ -75,11 +75,16 @@ class _Pair:
 class Proxy:
     """Listens on a port of its own, which stays the same; ``open_proxy`` makes one."""
 
-    def __init__(self, target: tuple[str, int], listener: trio.SocketListener, *, framed: bool) -> None:
+    def __init__(
+        self, target: tuple[str, int], listener: trio.SocketListener, nursery: trio.Nursery, *, framed: bool
+    ) -> None:
         self.target = target
+        self._nursery = nursery
         self.choose: Choose = calm
         self.faults: Counter[str] = Counter()
         """Those that were made."""
+        self.landed = trio.Event()
+        """Set when a late request has arrived and was answered."""
         self.requests = 0
         self._framed = framed
         self._listener = listener
@@ -162,8 +167,22 @@ class Proxy:
             await pair.far.send_all(data[: len(data) // 2])
             pair.cut.cancel()
             await trio.lowlevel.checkpoint()
+        if fate.fault == "lost request":
+            return
+        if fate.fault == "late request":
+            self._nursery.start_soon(self._deliver, data, fate.delay_s)
+            return
         pair.fates.append(fate)
         await pair.far.send_all(data)
+
+    async def _deliver(self, data: bytes, delay_s: float) -> None:
+        """A request that arrives by itself, and whose answer nobody waits for."""
+        await trio.sleep(delay_s)
+        with suppress(OSError, trio.BrokenResourceError):
+            async with await trio.open_tcp_stream(*self.target) as far:
+                await far.send_all(data)
+                await _Pieces(far, framed=self._framed).next()
+        self.landed.set()
 
     async def _answer(self, pair: _Pair, data: bytes) -> None:
         fate = self._fate_of_answer(pair.fates)
@@ -212,8 +231,8 @@ class _Pieces:
 async def open_proxy(target: tuple[str, int], *, framed: bool = False) -> AsyncIterator[Proxy]:
     """A proxy before ``target`` until the block is left."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    proxy = Proxy(target, listener, framed=framed)
     async with trio.open_nursery() as nursery:
+        proxy = Proxy(target, listener, nursery, framed=framed)
         nursery.start_soon(trio.serve_listeners, proxy.serve, [listener])
         yield proxy
         nursery.cancel_scope.cancel()

@@ -93,6 +93,27 @@ async def test_a_lost_answer_never_comes_and_its_request_did(proxy, echo, talk):
     assert proxy.faults == {"lost answer": 1}
 
 
+async def test_a_lost_request_never_arrives(proxy, echo, talk):
+    proxy.choose = Once(b"please", Fate("lost request"))
+    stream = await talk(proxy)
+    await stream.send_all(REQUEST)
+    await nothing_comes(stream)
+    assert echo.got == b""
+    assert await ask(stream) == REQUEST
+
+
+async def test_a_late_request_arrives_though_its_sender_has_gone(proxy, echo, talk):
+    proxy.choose = Once(b"please", Fate("late request", 0.1))
+    stream = await talk(proxy)
+    await stream.send_all(REQUEST)
+    await nothing_comes(stream)
+    await stream.aclose()
+    assert echo.got == b""
+    with trio.fail_after(10):
+        await proxy.landed.wait()
+    assert echo.got == REQUEST
+
+
 async def test_a_late_answer_comes_late(proxy, talk):
     proxy.choose = Once(b"please", Fate("late answer", 0.2))
     stream, begun_s = await talk(proxy), trio.current_time()

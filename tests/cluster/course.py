@@ -1,0 +1,158 @@
+"""A whole run: clients at work, faults one after the other, quiet, everything read at every instance, and a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import trio
+
+from tests.cluster.harness import Cluster
+from tests.cluster.history.checker import check
+from tests.cluster.history.records import Anomaly, Transaction
+from tests.cluster.nemesis import Attack, Fault
+from tests.cluster.readers import log_of, read_whole, reader
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.writers import TX, decide, plain_writer, producing_writer, transactional_writer
+from tests.daemon.talk import topic_path
+
+T = TypeVar("T")
+TOPICS = [f"topic-{number}" for number in range(6)]
+#: How long everything may take to come right once nothing is wrong any more.
+QUIET_S = 90.0
+PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done, what came of it, and what is wrong."""
+
+    seed: int
+    made: list[str]
+    proxied: Counter[str]
+    answers: Counter[str]
+    summary: str
+    anomalies: list[Anomaly]
+    surprises: list[str]
+    took_s: float
+    states: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.anomalies and not self.surprises
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}, {self.took_s:.0f} s: {'GOOD' if self.is_good else 'BAD'}", "faults:"]
+        lines += [f"  {each}" for each in self.made]
+        lines += [
+            f"calls and connections that proxies disturbed: {_said(self.proxied)}",
+            f"answers: {_said(self.answers)}",
+        ]
+        kinds = Counter[str](kind for kind, _ in self.anomalies)
+        lines += [f"history: {self.summary}", f"anomalies: {_said(kinds)}", *self._some_anomalies()]
+        lines += [
+            f"answers that nothing explains: {len(self.surprises)}",
+            *(f"  {each}" for each in self.surprises[:20]),
+        ]
+        return "\n".join(lines)
+
+    def _some_anomalies(self) -> Iterator[str]:
+        """A few of each kind."""
+        for kind, found in groupby(sorted(self.anomalies), itemgetter(0)):
+            yield from (f"  {kind}: {text}" for _, text in islice(found, 8))
+
+    def append_to(self, path: Path) -> None:
+        """Write it behind what the file has."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{self}\n\n")
+
+
+def _said(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
+
+
+async def run(cluster: Cluster, faults: Sequence[Fault], seed: int, *, clients: int = 2, between: int = 40) -> Report:
+    """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged."""
+    begun_s = time.monotonic()
+    stage, rng = Stage(cluster, TOPICS, seed), Random(seed)
+    attack = Attack(stage, Random(rng.random()))
+    await create_topics(stage)
+    async with trio.open_nursery() as readers:
+        async with trio.open_nursery() as writers:
+            _start(stage, writers, readers, rng, clients)
+            await stage.more(between)
+            for fault in faults:
+                await fault(attack)
+                await stage.more(between, patience_s=QUIET_S)
+            await cluster.heal()
+            await stage.more(between, patience_s=QUIET_S)
+            stage.over = True
+        readers.cancel_scope.cancel()
+    await settle(stage)
+    anomalies = await trio.to_thread.run_sync(check, stage.history)
+    proxied: Counter[str] = Counter()
+    for proxy in (proxy for each in cluster.instances for proxy in each.proxies):
+        proxied.update(proxy.faults)
+    summary = stage.history.summary()
+    took_s = time.monotonic() - begun_s
+    return Report(seed, attack.made, proxied, stage.answers, summary, anomalies, stage.surprises, took_s)
+
+
+def _start(stage: Stage, writers: trio.Nursery, readers: trio.Nursery, rng: Random, clients: int) -> None:
+    for number in range(clients):
+        for work in (plain_writer, producing_writer, transactional_writer):
+            writers.start_soon(work, stage, f"{work.__name__[:2]}{number}", rng.randrange(1 << 30), PAUSE_S)
+    for _ in range(clients):
+        for committed in (True, False):
+            for waits in (True, False):
+                readers.start_soon(_read, stage, rng.randrange(1 << 30), committed, waits)
+
+
+async def _read(stage: Stage, seed: int, committed: bool, waits: bool) -> None:
+    await reader(stage, seed, committed=committed, waits=waits, pause_s=PAUSE_S)
+
+
+async def create_topics(stage: Stage) -> None:
+    """All of them, through whoever answers."""
+    async with Voice(stage, 0) as voice:
+        for topic in stage.topics:
+            await at_last(lambda topic=topic: voice.tell("PUT", topic_path(topic, "?ifNotExists=true"), {}))
+
+
+async def settle(stage: Stage) -> None:
+    """Decide what is open, and read everything at every instance: the history's end."""
+    async with Voice(stage, 1) as voice:
+        for transaction in stage.history.transactions:
+            await at_last(lambda each=transaction: _decided(voice, each))
+        for topic in stage.topics:
+            for instance in stage.cluster.instances:
+                for committed in (True, False):
+                    await at_last(lambda t=topic, i=instance, c=committed: read_whole(voice, t, i, committed=c))
+            rows = await at_last(lambda t=topic: log_of(voice, t, stage.cluster.instances[0]))
+            stage.history.logs[topic] = rows
+
+
+async def _decided(voice: Voice, transaction: Transaction) -> None:
+    told = await voice.tell("GET", f"{TX}/{transaction.id}")
+    while told["state"] not in ("committed", "aborted", "invalid"):
+        await decide(voice, transaction, "abort")
+        told = await voice.tell("GET", f"{TX}/{transaction.id}")
+    transaction.state = told["state"]
+
+
+async def at_last(ask: Callable[[], Awaitable[T]]) -> T:
+    """What it answers, once it does: nothing is wrong any more."""
+    with trio.fail_after(QUIET_S):
+        while True:
+            try:
+                return await ask()
+            except (NotSent, Doubt, Refused):
+                await trio.sleep(0.2)

@@ -1,0 +1,166 @@
+"""What is done to a cluster while clients are at work: each fault is made, lasts, and is over when its function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+
+from tests.cluster.harness import SESSION_TIMEOUT_S, Cluster
+from tests.cluster.proxy import Storm
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+
+HOUR_S = 3_600
+
+
+@dataclass(slots=True)
+class Attack:
+    """A cluster, a source of chance, and a record of what was done."""
+
+    stage: Stage
+    rng: Random
+    made: list[str] = field(default_factory=list)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.stage.cluster
+
+    def note(self, what: str) -> None:
+        """In the record, with what had been acknowledged by then."""
+        self.made.append(f"{self.stage.answers['acknowledged']:6} acknowledged: {what}")
+
+    async def lasts(self, least_s: float, most_s: float) -> None:
+        await trio.sleep(self.rng.uniform(least_s, most_s))
+
+
+Fault = Callable[[Attack], Awaitable[None]]
+
+
+async def kill(attack: Attack) -> None:
+    """An instance dies, and is started again."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"{instance.name} is killed")
+    await instance.kill()
+    await attack.lasts(0, SESSION_TIMEOUT_S + 2)
+    await instance.start()
+
+
+async def restart(attack: Attack) -> None:
+    """An instance is stopped as in an upgrade, and started again."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"{instance.name} is stopped")
+    await instance.stop()
+    await instance.start()
+
+
+async def pause(attack: Attack) -> None:
+    """An instance stands still for less than its session lasts."""
+    await _freeze(attack, 0.2, SESSION_TIMEOUT_S - 1)
+
+
+async def long_pause(attack: Attack) -> None:
+    """An instance stands still until others have taken over, and wakes."""
+    await _freeze(attack, SESSION_TIMEOUT_S + 2, SESSION_TIMEOUT_S + 5)
+
+
+async def _freeze(attack: Attack, least_s: float, most_s: float) -> None:
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"{instance.name} is frozen")
+    instance.freeze()
+    await attack.lasts(least_s, most_s)
+    instance.thaw()
+
+
+async def lossy_gateway(attack: Attack) -> None:
+    """Of an instance's calls to HBase some have no answer, a late one, or half of one."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    storm = Storm(attack.rng.randrange(1 << 30), share=0.05, delay_s=4.0)
+    attack.note(f"{instance.name} loses answers of HBase")
+    instance.thrift.choose = storm
+    await attack.lasts(2, 6)
+    instance.thrift.heal()
+
+
+async def no_gateway(attack: Attack) -> None:
+    """An instance reaches HBase no more."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    how = attack.rng.choice((instance.thrift.stall, instance.thrift.refuse))
+    attack.note(f"{instance.name} is cut off from HBase: {how.__name__}")
+    how()
+    await attack.lasts(1, 7)
+    instance.thrift.heal()
+
+
+async def no_zookeeper(attack: Attack) -> None:
+    """An instance, or all of them, reach ZooKeeper no more."""
+    everybody = attack.cluster.instances
+    chosen = everybody if attack.rng.random() < 0.4 else [attack.rng.choice(everybody)]
+    proxies = [each.zookeeper for each in chosen if each.zookeeper is not None]
+    stalls = attack.rng.random() < 0.5
+    names = ", ".join(each.name for each in chosen)
+    attack.note(f"{names} cut off from ZooKeeper: {'stall' if stalls else 'refuse'}")
+    for proxy in proxies:
+        (proxy.stall if stalls else proxy.refuse)()
+    await attack.lasts(1, SESSION_TIMEOUT_S + 3)
+    for proxy in proxies:
+        proxy.heal()
+
+
+async def gateway_dies(attack: Attack) -> None:
+    """The Thrift gateway is killed, and started again."""
+    attack.note("the Thrift gateway is killed")
+    await attack.cluster.kill_hbase("thrift")
+    await attack.lasts(0, 2)
+    await attack.cluster.start_hbase("thrift")
+
+
+async def hbase_dies(attack: Attack) -> None:
+    """Master, region server and ZooKeeper are killed, and started again."""
+    attack.note("HBase and ZooKeeper are killed")
+    await attack.cluster.kill_hbase("hbase")
+    await attack.lasts(0, 2)
+    await attack.cluster.start_hbase("hbase")
+
+
+async def wrong_clock(attack: Attack) -> None:
+    """An instance's clock jumps, and jumps back."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    ahead_s = attack.rng.choice((-HOUR_S, -5, 5, HOUR_S))
+    attack.note(f"the clock of {instance.name} jumps by {ahead_s} s")
+    instance.set_clock(ahead_s)
+    await attack.lasts(1.5, 5)
+    instance.set_clock(0)
+
+
+async def move(attack: Attack) -> None:
+    """A topic is pinned to an instance, and let go again."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    topic = attack.rng.choice(attack.stage.topics)
+    attack.note(f"{topic} is pinned to {instance.name}")
+    await _order(attack, "PUT", f"/v1/cluster/pins/ring/{topic}", {"instance": instance.name})
+    await attack.lasts(0.5, 3)
+    await _order(attack, "DELETE", f"/v1/cluster/pins/ring/{topic}")
+
+
+async def drain(attack: Attack) -> None:
+    """All topics leave an instance, and come back."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"{instance.name} is drained")
+    await _order(attack, "PUT", f"/v1/cluster/instances/{instance.name}/drain")
+    await attack.lasts(1, 4)
+    await _order(attack, "DELETE", f"/v1/cluster/instances/{instance.name}/drain")
+
+
+async def _order(attack: Attack, method: str, path: str, value: object = None) -> None:
+    """Ask until somebody does it."""
+    async with Voice(attack.stage, attack.rng.randrange(1 << 30)) as voice:
+        with trio.fail_after(60):
+            while True:
+                try:
+                    await voice.tell(method, path, value)
+                except (NotSent, Doubt, Refused):
+                    await trio.sleep(0.2)
+                else:
+                    return

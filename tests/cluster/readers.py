@@ -1,0 +1,99 @@
+"""Clients that read: from the start again and again, or waiting at the end; plain and committed; through any instance."""
+
+from __future__ import annotations
+
+import time
+
+import trio
+
+from protocol.codec import JSON
+from protocol.frames import FRAMES_TYPE, decode_frames
+from protocol.ids import FIRST_BOUND, after
+from protocol.requests import PollRequest
+from tests.cluster.harness import Instance
+from tests.cluster.history.records import Poll, Row
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.daemon.talk import JSON_HEADERS, topic_path
+
+FRAMES = {**JSON_HEADERS, "Accept": FRAMES_TYPE}
+
+
+async def read_page(
+    voice: Voice,
+    topic: str,
+    position: bytes | None,
+    *,
+    committed: bool,
+    limit: int | None = None,
+    wait_ms: int = 0,
+    at: Instance | None = None,
+) -> Poll:
+    """One page into the history, exclusively from ``position``. Raises NotSent, Doubt, Refused."""
+    instance = at or voice.somebody()
+    request = PollRequest(position, position is None, limit)
+    query = "&".join(["isolation=committed"] * committed + [f"wait_ms={wait_ms}"] * bool(wait_ms))
+    began_s = time.monotonic()
+    path = topic_path(topic, f"/poll?{query}")
+    answer = await voice.ask("POST", path, JSON.encode_poll(request), FRAMES, at=instance)
+    last_id, held_by = answer.headers.get("plainsong-last-id"), answer.headers.get("plainsong-held-by")
+    poll = Poll(
+        f"{'committed' if committed else 'plain'} reader",
+        instance.name,
+        topic,
+        committed,
+        began_s,
+        time.monotonic(),
+        tuple(answer.messages()),
+        FIRST_BOUND if position is None else after(position),
+        None if last_id is None else bytes.fromhex(last_id),
+        answer.headers["plainsong-end"],  # type: ignore[arg-type]  # one of the three
+        None if held_by is None else int(held_by),
+    )
+    voice.stage.history.polls.append(poll)
+    voice.stage.count("polled")
+    return poll
+
+
+async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause_s: float) -> None:
+    """Follows one topic and begins anew now and then, or follows one for ever with long polls."""
+    async with Voice(stage, seed) as voice:
+        topic, position = voice.rng.choice(stage.topics), None
+        while not stage.over:
+            try:
+                limit = None if waits else voice.rng.choice((7, 50, None))
+                page = await read_page(
+                    voice, topic, position, committed=committed, limit=limit, wait_ms=2_000 if waits else 0
+                )
+            except (NotSent, Doubt, Refused):
+                await trio.sleep(pause_s)
+                continue
+            position = page.through or position
+            if page.end != "more" and not waits and voice.rng.random() < 0.2:
+                topic, position = voice.rng.choice(stage.topics), None
+            if page.end == "held" or not waits:
+                await trio.sleep(pause_s)
+
+
+async def read_whole(voice: Voice, topic: str, at: Instance, *, committed: bool) -> None:
+    """All pages of a topic at one instance, when all is quiet."""
+    position = None
+    while True:
+        page = await read_page(voice, topic, position, committed=committed, limit=997, at=at)
+        if page.end == "end":
+            return
+        assert page.end == "more", page
+        position = page.through
+
+
+async def log_of(voice: Voice, topic: str, at: Instance) -> list[Row]:
+    """Everything a topic holds, with write pointers."""
+    rows: list[Row] = []
+    position = None
+    headers = {**JSON_HEADERS, "Accept": FRAMES_TYPE + "; fields=pointer"}
+    while True:
+        request = PollRequest(position, position is None, 997)
+        answer = await voice.ask("POST", topic_path(topic, "/poll"), JSON.encode_poll(request), headers, at=at)
+        rows += [(each.message_id, each.payload, each.pointer) for each in decode_frames(answer.body, pointers=True)]
+        if answer.headers["plainsong-end"] != "more":
+            return rows
+        position = bytes.fromhex(answer.headers["plainsong-last-id"])

@@ -1,0 +1,141 @@
+"""How clients of a cluster speak: each request goes to some instance, and has an answer, a doubt, or never left."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import trio
+
+from tests.cluster.harness import Cluster, Instance
+from tests.cluster.history.records import History
+from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk
+
+#: Longer than a call to HBase may take with all its attempts.
+PATIENCE_S = 12.0
+#: What an instance says while something is wrong, and means it.
+EXPECTED = {
+    *("no_owner", "overloaded", "recovering", "shutting_down", "storage_failed", "outcome_unknown"),
+    *(
+        "transactions_unavailable",
+        "transaction_not_in_progress",
+        "transaction_not_found",
+        "producer_fenced",
+        "rolled_back",
+    ),
+}
+
+
+class NotSent(Exception):
+    """Nobody was there: nothing happened."""
+
+
+class Doubt(Exception):
+    """No answer, or one that says that nobody knows."""
+
+
+class Refused(Exception):
+    """It did not happen, and the instance says so."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.code)
+        self.code = answer.code
+
+
+class Stage:
+    """What all clients share: the cluster, the topics, and what is noted."""
+
+    def __init__(self, cluster: Cluster, topics: list[str], seed: int) -> None:
+        self.cluster, self.topics, self.rng = cluster, topics, Random(seed)
+        self.history = History()
+        self.over = False
+        self.surprises: list[str] = []
+        """Answers that no failure explains."""
+        self.answers: Counter[str] = Counter()
+        self.news = trio.Event()
+
+    def count(self, what: str) -> None:
+        self.answers[what] += 1
+        self.news.set()
+        self.news = trio.Event()
+
+    async def more(self, count: int, what: str = "acknowledged", patience_s: float = 60.0) -> None:
+        """Wait until so many more of it were counted."""
+        goal = self.answers[what] + count
+        with trio.fail_after(patience_s):
+            while self.answers[what] < goal:
+                await self.news.wait()
+
+
+class Voice:
+    """One client's connections: one to each instance it has spoken to."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.stage, self.rng = stage, Random(seed)
+        self._talks: dict[str, Talk] = {}
+
+    async def __aenter__(self) -> Voice:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in list(self._talks):
+            self._drop(name)
+
+    def somebody(self) -> Instance:
+        """An instance by chance: whoever cannot be reached is asked less often, as a client would."""
+        instances = self.stage.cluster.instances
+        return self.rng.choice([each for each in instances if each.state == "up"] * 4 + instances)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] = JSON_HEADERS,
+        *,
+        at: Instance | None = None,
+    ) -> Answer:
+        """An answer that says 200. Raises NotSent, Doubt, Refused."""
+        instance = at or self.somebody()
+        try:
+            with trio.fail_after(PATIENCE_S):
+                answer = await (await self._talk(instance)).ask(method, path, body, headers)
+        except NotConnected as error:
+            raise NotSent(str(error)) from error
+        except (ConnectionLost, trio.TooSlowError) as error:
+            self._drop(instance.name)
+            self.stage.count("no answer")
+            raise Doubt(str(error)) from error
+        except trio.Cancelled:
+            self._drop(instance.name)
+            raise
+        return self._judged(answer, f"{method} {path} at {instance.name}")
+
+    async def tell(self, method: str, path: str, value: Any = None, *, at: Instance | None = None) -> Any:
+        """What an answer in JSON says."""
+        answer = await self.ask(method, path, b"" if value is None else json.dumps(value).encode(), at=at)
+        return answer.json() if answer.body else None
+
+    def _judged(self, answer: Answer, what: str) -> Answer:
+        if answer.status == 200:
+            return answer
+        self.stage.count(answer.code or str(answer.status))
+        if answer.code not in EXPECTED:
+            self.stage.surprises.append(f"{what}: {answer.status} {answer.body[:400]!r}")
+        if answer.code and answer.json()["outcome"] == "not-applied":
+            raise Refused(answer)
+        raise Doubt(answer.code)
+
+    async def _talk(self, instance: Instance) -> Talk:
+        talk = self._talks.get(instance.name)
+        if talk is None:
+            talk = self._talks[instance.name] = await Talk.to(instance.address)
+        return talk
+
+    def _drop(self, name: str) -> None:
+        talk = self._talks.pop(name, None)
+        if talk is not None:
+            talk.stream.socket.close()

@@ -1,0 +1,172 @@
+"""Clients that write: plain messages and batches, producers that send again, and transactions over two topics."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any
+
+import trio
+
+from protocol.codec import JSON
+from protocol.requests import PublishRequest
+from tests.cluster.history.records import Opening, Transaction, Write
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.daemon.talk import JSON_HEADERS, topic_path
+
+TX = "/v1/transactions"
+RECEIPT = {**JSON_HEADERS, "Prefer": "return=representation"}
+
+
+async def publish(voice: Voice, write: Write, pointer: int | None = None, **more: Any) -> None:
+    """Send it once, and note what became of it. Raises NotSent, Doubt, Refused."""
+    request = PublishRequest(write.payloads, pointer, **more)
+    write.sent()
+    try:
+        answer = await voice.ask("POST", topic_path(write.topic, "/publish"), JSON.encode_publish(request), RECEIPT)
+    except (NotSent, Refused):
+        write.refused()
+        raise
+    if pointer is None:
+        receipt = answer.receipt()
+        write.acknowledged(time.monotonic(), receipt.first_id, receipt.last_id)
+    else:
+        write.acknowledged(time.monotonic())
+    voice.stage.count("acknowledged")
+
+
+def payloads_of(name: str, voice: Voice) -> tuple[bytes, ...]:
+    return tuple(b"%s.%d" % (name.encode(), number) for number in range(voice.rng.choice((1, 1, 1, 3, 40))))
+
+
+async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
+    """Publishes each message once, whatever becomes of it; some as atomic batches."""
+    async with Voice(stage, seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            payloads = payloads_of(f"{name}-{number}", voice)
+            write = Write(voice.rng.choice(stage.topics), payloads, time.monotonic())
+            stage.history.writes.append(write)
+            try:
+                await publish(voice, write, atomic=voice.rng.random() < 0.3)
+            except (NotSent, Doubt, Refused):
+                await trio.sleep(pause_s)
+            await trio.sleep(pause_s)
+
+
+class Producer:
+    """One producer on one topic: it sends every request until it is acknowledged, and sometimes once more."""
+
+    def __init__(self, voice: Voice, name: str, topic: str) -> None:
+        self.voice, self.name, self.topic = voice, name, topic
+        self.epoch, self.next_sequence = 0, 0
+
+    async def open(self) -> None:
+        """A session; what it is told is noted. Raises NotSent, Doubt, Refused."""
+        began_s = time.monotonic()
+        told = await self.voice.tell("PUT", topic_path(self.topic, f"/producers/{self.name}"), {})
+        self.epoch = told["epoch"]
+        opening = Opening(self.name, self.topic, began_s, time.monotonic(), self.epoch, told["lastSequenceId"])
+        self.voice.stage.history.openings.append(opening)
+
+    async def send(self, payloads: tuple[bytes, ...], pause_s: float) -> None:
+        """Until it is acknowledged. After a doubt the session is opened again, or the same is sent again as it is."""
+        sequences = tuple(range(self.next_sequence, self.next_sequence + len(payloads)))
+        self.next_sequence += len(payloads)
+        write = Write(self.topic, payloads, time.monotonic(), producer=self.name, epoch=self.epoch, sequences=sequences)
+        self.voice.stage.history.writes.append(write)
+        while write.outcome != "acknowledged" or self.voice.rng.random() < 0.1:
+            try:
+                more: dict[str, Any] = {"producer": self.name, "producer_epoch": self.epoch, "sequence_ids": sequences}
+                await publish(self.voice, write, atomic=len(sequences) > 1, **more)
+            except (NotSent, Doubt, Refused) as error:
+                await trio.sleep(pause_s)
+                if self.voice.rng.random() < 0.5 or "fenced" in str(error):
+                    await self.reopen(pause_s)
+                    write.epoch = None  # of which of them it is there, nobody knows
+
+    async def reopen(self, pause_s: float) -> None:
+        """Until somebody opens it."""
+        while True:
+            try:
+                await self.open()
+            except (NotSent, Doubt, Refused):
+                await trio.sleep(pause_s)
+            else:
+                return
+
+
+async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
+    """A producer until all is over; what it has begun it ends."""
+    async with Voice(stage, seed) as voice:
+        producer = Producer(voice, name, voice.rng.choice(stage.topics))
+        await producer.reopen(pause_s)
+        for number in count(1):
+            if stage.over:
+                return
+            await producer.send(payloads_of(f"{name}-{number}", voice), pause_s)
+            await trio.sleep(pause_s)
+
+
+async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
+    """Transactions over two topics until all is over: committed, aborted, or left."""
+    async with Voice(stage, seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            try:
+                await _transaction(voice, f"{name}-{number}")
+            except (NotSent, Doubt, Refused):
+                await trio.sleep(pause_s)
+            await trio.sleep(pause_s)
+
+
+async def _transaction(voice: Voice, name: str) -> None:
+    stage, began_s = voice.stage, time.monotonic()
+    timeout_s = voice.rng.choice((2, 10, 30))
+    begun = await voice.tell("POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
+    transaction = Transaction(begun["id"], began_s, time.monotonic(), {begun["writePointer"]})
+    stage.history.transactions.append(transaction)
+    verb = voice.rng.choice(("commit", "commit", "commit", "abort"))
+    try:
+        for topic in voice.rng.sample(stage.topics, 2):
+            write = Write(topic, payloads_of(name, voice), time.monotonic(), transaction)
+            write.payloads = tuple(payload + b" in " + topic.encode() for payload in write.payloads)
+            stage.history.writes.append(write)
+            await publish(voice, write, begun["writePointer"])
+    except (NotSent, Doubt, Refused):
+        if voice.rng.random() < 0.2:
+            raise  # it dies here; the time-out ends the transaction
+        verb = "abort"
+    await decide_at_last(voice, transaction, verb)
+
+
+async def decide_at_last(voice: Voice, transaction: Transaction, verb: str, tries: int = 3) -> None:
+    """Ask for it a few times, through whoever answers."""
+    for _ in range(tries):
+        try:
+            await decide(voice, transaction, verb)
+        except (NotSent, Doubt, Refused):
+            await trio.sleep(0.2)
+        else:
+            return
+
+
+async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
+    """Commit or abort; what that says about the transaction is noted. Raises NotSent, Doubt, Refused."""
+    if verb == "commit":
+        transaction.asked_s = min(transaction.asked_s, time.monotonic())
+    try:
+        state = (await voice.tell("POST", f"{TX}/{transaction.id}/{verb}"))["state"]
+    except Refused as refused:
+        if refused.code != "transaction_not_in_progress":
+            raise
+        state = "committed" if verb != "commit" else "undone"
+    told_s = time.monotonic()
+    if state == "committed":
+        transaction.committed_s = min(transaction.committed_s, told_s)
+        voice.stage.count("committed")
+    else:
+        transaction.undone_s = min(transaction.undone_s, told_s)
+        voice.stage.count("undone")
