@@ -85,6 +85,8 @@ class Tables:
                 except thrift.AlreadyExists:
                     return  # by another instance, just now
                 except REFUSALS as error:
+                    if "TableExistsException" in refusal_text(error):
+                        return  # the same, found out later
                     raise StoreUnusable(
                         f"HBase does not make table {name.decode()}: {refusal_text(error)}",
                         hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
