@@ -1,0 +1,209 @@
+"""An answer through an instance that owns nothing is the owner's own, status, headers and body, for every route."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import NamedTuple
+
+import pytest
+
+from broker.cluster.routing import place_of
+from broker.http.exchange import HOT_PATHS, TOPIC_VERBS
+from broker.views.table import ROUTES
+from protocol.codec import AVRO, AVRO_2
+from protocol.requests import PollRequest, PublishRequest
+from tests.broker.cluster.in_process import TOPICS, cluster
+
+T = TOPICS + "/{topic}"
+JSON = {"Content-Type": "application/json"}
+RECEIPT = {**JSON, "Prefer": "return=representation"}
+V1, V2 = {"Content-Type": AVRO.content_type}, {"Content-Type": AVRO_2.content_type}
+MANY = b"x" * 3000
+
+#: Route, method, path, body, headers; in this order, on a topic that is not there yet.
+COURSE = [
+    ("get_topic", "GET", T, None, {}),
+    ("publish", "POST", T + "/publish", {"messages": ["early"]}, JSON),
+    ("create_topic", "PUT", T, {"ttl": "a while"}, JSON),
+    ("create_topic", "PUT", T, {"ttl": 86400}, JSON),
+    ("create_topic", "PUT", T, {}, JSON),
+    ("create_topic", "PUT", T + "?ifNotExists=true", {"ttl": 86400}, JSON),
+    ("get_topic", "GET", T, None, {}),
+    ("publish", "POST", T + "/publish", {"messages": ["one", "two"]}, JSON),
+    ("publish", "POST", T + "/publish?ttl=60", {"messages": ["three"]}, RECEIPT),
+    ("publish", "POST", T + "/publish", {"messages": []}, JSON),
+    ("publish", "POST", T + "/publish", {"massages": []}, JSON),
+    ("publish", "POST", T + "/publish", b"\xff\xff", V1),
+    ("publish", "POST", T + "/publish", b"{}", {"Content-Type": "text/plain"}),
+    ("publish", "POST", T + "/publish", AVRO.encode_publish(PublishRequest([MANY] * 5)), V1),
+    (
+        "publish",
+        "POST",
+        T + "/publish",
+        gzip.compress(AVRO_2.encode_publish(PublishRequest([b"z"]))),
+        V2 | {"Content-Encoding": "gzip"},
+    ),
+    ("publish", "POST", T + "/publish", b"no gzip", V2 | {"Content-Encoding": "gzip"}),
+    ("poll", "POST", T + "/poll", {}, JSON),
+    ("poll", "POST", T + "/poll?wait_ms=20", {"startFrom": 4000000000000}, JSON),
+    ("poll", "POST", T + "/poll", {"limit": 0}, JSON),
+    ("poll", "POST", T + "/poll?nonsense=1", {}, JSON),
+    ("poll", "POST", T + "/poll", AVRO.encode_poll(PollRequest(None, False, 2)), V1),
+    ("poll", "POST", T + "/poll", AVRO_2.encode_poll(PollRequest(None, False, 2)), V2),
+    ("poll", "POST", T + "/poll", {}, JSON | {"Accept-Encoding": "gzip"}),
+    ("poll", "POST", T + "/poll", {}, JSON | {"Accept": "application/vnd.plainsong.frames"}),
+    ("poll", "POST", T + "/poll", {"isolation": "committed"}, JSON),
+    ("store", "POST", T + "/store", {"transactionWritePointer": 77, "messages": ["kept"]}, JSON),
+    ("publish", "POST", T + "/publish", {"transactionWritePointer": 77, "messages": []}, JSON),
+    ("rollback", "POST", T + "/rollback", {"transactionWritePointer": 77}, JSON),
+    ("rollback", "POST", T + "/rollback", {"transactionWritePointer": 77, "startTimestamp": -1}, JSON),
+    ("get_messages", "GET", T + "/messages?limit=3", None, {}),
+    ("get_messages", "GET", T + "/messages?limit=0", None, {}),
+    ("get_stats", "GET", T + "/stats", None, {}),
+    ("offsets", "POST", T + "/offsets", {"splits": 2}, JSON),
+    ("offsets", "POST", T + "/offsets", {"splits": 0}, JSON),
+    ("maintain", "POST", T + "/maintenance", None, {}),
+    ("stream", "GET", T + "/stream", None, {}),
+    ("set_properties", "PUT", T + "/properties", {"ttl": 3600}, JSON),
+    ("set_properties", "PUT", T + "/properties", {"title": 3600}, JSON),
+    ("put_reader", "PUT", T + "/readers/r", {"position": "0" * 40, "expected": None}, JSON),
+    ("put_reader", "PUT", T + "/readers/r", {"position": "0" * 40, "expected": None}, JSON),
+    ("put_reader", "PUT", T + "/readers/r r", {"position": "0" * 40}, JSON),
+    ("get_reader", "GET", T + "/readers/r", None, {}),
+    ("get_reader", "GET", T + "/readers/nobody", None, {}),
+    ("list_readers", "GET", T + "/readers", None, {}),
+    ("delete_reader", "DELETE", T + "/readers/r", None, {}),
+    ("open_producer", "POST", T + "/producers", {}, JSON),
+    ("open_producer_by_name", "PUT", T + "/producers/p%2Fq", {}, JSON),
+    (
+        "publish",
+        "POST",
+        T + "/publish",
+        {"messages": ["s"], "producer": "p/q", "producerEpoch": 1, "sequenceIds": [1]},
+        JSON,
+    ),
+    (
+        "publish",
+        "POST",
+        T + "/publish",
+        {"messages": ["s"], "producer": "p/q", "producerEpoch": 1, "sequenceIds": [1]},
+        JSON,
+    ),
+    (
+        "publish",
+        "POST",
+        T + "/publish",
+        {"messages": ["s"], "producer": "p/q", "producerEpoch": 0, "sequenceIds": [2]},
+        JSON,
+    ),
+    ("list_producers", "GET", T + "/producers?limit=1", None, {}),
+    ("get_producer", "GET", T + "/producers/p%2Fq", None, {}),
+    ("get_producer", "GET", T + "/producers/nobody", None, {}),
+    ("delete_producer", "DELETE", T + "/producers/p%2Fq", None, {}),
+    ("poll_many", "POST", "/v1/namespaces/ns/poll", {"topics": {"{topic}": {}, "missing": {}}, "limit": 3}, JSON),
+    ("poll_many", "POST", "/v1/namespaces/ns/poll", {"topics": {}}, JSON),
+    ("poll_many", "POST", "/v1/namespaces/ns/poll", {"topics": {"{topic}": {"limit": -1}}}, JSON),
+    ("poll_many", "POST", "/v1/namespaces/ns/poll", b"{", JSON),
+    ("set_namespace", "PUT", "/v1/namespaces/ns/properties", {"deduplication": "perhaps"}, JSON),
+    ("list_topics", "GET", TOPICS, None, {}),
+    ("list_namespaces", "GET", "/v1/namespaces", None, {}),
+    ("get_namespace", "GET", "/v1/namespaces/ns/properties", None, {}),
+    ("begin", "POST", "/v1/transactions", None, {}),
+    ("prepare", "POST", "/v1/transactions/7/prepare", None, {}),
+    ("commit", "POST", "/v1/transactions/7/commit", None, {}),
+    ("abort", "POST", "/v1/transactions/7/abort", None, {}),
+    ("list_transactions", "GET", "/v1/transactions", None, {}),
+    ("get_pruning", "GET", "/v1/transactions/pruning", None, {}),
+    ("truncate", "POST", "/v1/transactions/truncate", {"ids": []}, JSON),
+    ("get_transaction", "GET", "/v1/transactions/7", None, {}),
+    ("invalidate", "POST", "/v1/transactions/7/invalidate", None, {}),
+    ("checkpoint", "POST", "/v1/transactions/7/checkpoint", None, {}),
+    ("get_topic", "GET", TOPICS + "/no%20name", None, {}),
+    ("publish", "POST", TOPICS + "/no%20name/publish", {"messages": ["x"]}, JSON),
+    ("get_topic", "OPTIONS", T, None, {}),
+    ("get_topic", "PATCH", T, None, {}),
+    ("get_topic", "HEAD", T, None, {}),
+    ("delete_topic", "DELETE", T, None, {}),
+    ("delete_topic", "DELETE", T, None, {}),
+    ("undelete_topic", "POST", T + "/undelete", None, {}),
+    ("undelete_topic", "POST", T + "/undelete", None, {}),
+    ("ping", "GET", "/ping", None, {}),
+    ("livez", "GET", "/livez", None, {}),
+    ("version", "GET", "/version", None, {}),
+    ("openapi", "GET", "/openapi.json", None, {}),
+]
+#: Of the moment, or of the instance itself.
+OF_THE_INSTANCE = {"readyz", "metrics"}
+#: What the owner answers; without a transaction service of the cluster's own, each instance says who decides.
+OF_TOPICS = {route.name for route in ROUTES if place_of(route) in ("topic", "namespaces")} | TOPIC_VERBS
+
+
+class Answered(NamedTuple):
+    """One answer."""
+
+    name: str
+    path: str
+    meaning: tuple
+    forwarded: bool
+    method: str
+
+
+def test_the_course_visits_every_route():
+    every = {*HOT_PATHS, *(route.name for route in ROUTES if not route.path.startswith("/v1/cluster"))}
+    assert every - {name for name, *_ in COURSE} == OF_THE_INSTANCE
+
+
+def meaning(answer, topic):
+    """Status, headers and body, without what differs between any two topics and moments."""
+    ignored = {"date", "x-request-id", "plainsong-owner", "content-length"}
+    headers = sorted((name, value) for name, value in answer.headers.items() if name not in ignored)
+    return answer.status_code, blurred(repr(headers), topic), blurred(answer.content.decode("latin-1"), topic)
+
+
+def blurred(text, topic):
+    text = text.replace(topic, "TOPIC")
+    text = re.sub(r"\b[0-9a-f]{40}\b|\b[0-9a-f]{32}\b", "ID", text)
+    text = re.sub(r"\b1[0-9]{12}\b", "MS", text)
+    text = re.sub(r'("(?:oldestAgeMs|ageMs|publishPerSecond|pollPerSecond|ms)":)[0-9.]+', r"\1N", text)
+    return re.sub(r"[\x00-\x08\x0e-\x1f\x80-\xff]", "", text) if "Obj" not in text else text
+
+
+async def taken(node, topic):
+    """The course on a topic of its own, through one instance: what each answer means, and whether it was forwarded."""
+    told = []
+    for name, method, path, body, headers in COURSE:
+        content = body if isinstance(body, bytes | None) else json.dumps(body).replace("{topic}", topic).encode()
+        answer = await node.http.request(method, path.replace("{topic}", topic), content=content, headers=headers)
+        binary = answer.headers.get("content-type", "").startswith(("avro", "application/vnd"))
+        seen = meaning(answer, topic)
+        seen = (*seen[:2], len(answer.content)) if binary else seen
+        told.append(Answered(name, path, seen, "plainsong-owner" in answer.headers, method))
+    return told
+
+
+@pytest.mark.parametrize("lane", [True, False])
+async def test_every_route_answers_through_another_instance_as_its_owner_does(lane):
+    async with cluster("a", "b", http__lane=lane) as nodes:
+        for name in ("ns:topic-1", "ns:topic-2", "ns:missing", ":transactions", ":namespaces"):
+            nodes.move(name, "b")
+        at_owner = await taken(nodes["b"], "topic-1")
+        await nodes["b"].call("POST", f"{TOPICS}/topic-1/undelete", status=409)
+        await nodes["b"].call("DELETE", f"{TOPICS}/topic-1")
+        elsewhere = await taken(nodes["a"], "topic-2")
+        for one, other in zip(at_owner, elsewhere, strict=True):
+            assert one[:3] == other[:3]
+            assert not one.forwarded
+            assert other.forwarded == is_of_the_topic(other), other
+
+
+def is_of_the_topic(answered):
+    """Whether the owner has to answer, and the request was not refused before it came to that."""
+    status = answered.meaning[0]
+    if answered.name == "poll_many":
+        return status == 200 or "topics.TOPIC" in answered.meaning[2] or "limit is" in answered.meaning[2]
+    refused_by_the_door = status == 405 or (answered.name == "get_topic" and "OPTIONS" in answered.method)
+    refused_by_the_door |= status == 400 and b"gzip" in repr(answered.meaning).encode()
+    name_that_cannot_be = "%20name" in answered.path
+    return answered.name in OF_TOPICS and not refused_by_the_door and not name_that_cannot_be
