@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.directory import Directory
     from actors.space import SpaceGuard
+    from broker.cluster.membership import Membership
     from broker.http.bodies import BodyBudget
     from broker.metrics import Metrics
     from broker.peering.links import Links
@@ -83,6 +84,19 @@ def add_link_gauges(metrics: Metrics, links: Links) -> None:
         "plainsong_forwards_under_way",
         "Requests of this instance's clients that others are answering.",
         lambda: sum(link.under_way for _, link in links),
+    )
+
+
+def add_cluster_gauges(metrics: Metrics, membership: Membership) -> None:
+    """Register what is read of who is there and who owns what."""
+    metrics.reads("plainsong_zookeeper_connected", "1 while ZooKeeper is connected.", lambda: int(membership.connected))
+    metrics.reads(
+        "plainsong_instances", "Instances that are there, and not leaving.", lambda: len(membership.instances)
+    )
+    metrics.reads(
+        "plainsong_cluster_changes_total",
+        "Times that instances, pins or drains were seen to change.",
+        lambda: membership.changes,
     )
 
 

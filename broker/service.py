@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.access import AccessLog
     from broker.authorities import Authority, Transactions
     from broker.cluster.cluster import Cluster
+    from broker.cluster.membership import Membership
     from broker.config import Config
     from broker.metrics import Metrics
     from protocol.names import TopicName
@@ -53,6 +54,8 @@ class Service:
     """How much each topic was published to and read lately."""
     cluster: Cluster | None = None
     """The way to other instances; None: there are none."""
+    membership: Membership | None = None
+    """Who the other instances are, and who owns what; None: this one is alone."""
     served: trio.Event = field(default_factory=trio.Event)
     """Set once the server has stopped and its last answers have left."""
 

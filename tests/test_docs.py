@@ -16,7 +16,7 @@ import plainsong
 from broker.config import every_setting
 from broker.config.config import sections
 from broker.decisions import add_transaction_gauges
-from broker.gauges import add_gauges, add_link_gauges
+from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges
 from broker.http.exchange import TOPIC_VERBS
 from broker.metrics import Metrics
 from broker.views.table import NAMESPACE, ROUTES, TOPIC
@@ -82,6 +82,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     nothing: Any = SimpleNamespace(budget=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
     add_transaction_gauges(metrics, nothing)
+    add_cluster_gauges(metrics, nothing)
     add_link_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)
     found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.ownership import Instance
-from broker.cluster.nodes import NameTaken, Nodes
+from broker.cluster.nodes import Nodes
 from broker.cluster.zookeeper import Away, ZooKeeper
 from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import Placement
+from protocol.cluster.placement import NameTaken, Placement
 from protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Membership:
             while not self.entered:
                 await self._read.wait()
         if self.taken_by is not None:
-            raise NameTaken(self.taken_by)
+            raise NameTaken(self._me.name, self.taken_by)
         if not self.entered:
             log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
 

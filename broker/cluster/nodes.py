@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.zookeeper import Away, Changed, Exists
 from protocol.cluster.assignment import Member
-from protocol.cluster.placement import Placement, UnreadablePlacement
+from protocol.cluster.placement import NameTaken, Placement, UnreadablePlacement
 from protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ log = logging.getLogger(__name__)
 
 #: Attempts at what somebody else changes at the same moment.
 ATTEMPTS = 20
-
-
-class NameTaken(Exception):
-    """Another instance of our name is there."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.address = address
 
 
 class Nodes:
@@ -106,7 +98,7 @@ class Nodes:
                     other = decode_member(me.name, node.value)
                     address = "an unknown address" if other is None else other.address
                     if node.session not in self._sessions and not (first and address == me.address):
-                        raise NameTaken(address)
+                        raise NameTaken(me.name, address)
                     await self._zookeeper.delete(path, node.version)
             except (Changed, Exists):
                 pass

@@ -16,6 +16,7 @@ from broker.command.settings import load_settings, setting_options
 from broker.logs import Logs, setup_logs
 from broker.running import Running, banner
 from plainsong.cli.exits import CommandFailed, Exit
+from protocol.cluster.placement import NameTaken
 from storage.base import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     for leaf in _leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
+        if isinstance(leaf, NameTaken):
+            return CommandFailed(leaf.detail, hint=leaf.hint)
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
         if isinstance(leaf, OSError) and leaf.filename is None and leaf.errno in _BIND_ERRORS:

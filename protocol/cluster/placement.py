@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from protocol.errors import InvalidName, InvalidParameter
+from protocol.errors import Conflict, InvalidName, InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,17 @@ _INSTANCE = re.compile(r"[a-zA-Z0-9_.-]{1,100}\Z")
 
 class UnreadablePlacement(ValueError):
     """The text is none of ours."""
+
+
+class NameTaken(Conflict):
+    """Another instance of the same name is there."""
+
+    def __init__(self, instance: str, address: str) -> None:
+        super().__init__(
+            f"cluster.instance {instance} is taken by the instance at {address}",
+            hint="give each instance a name of its own, or end that one",
+        )
+        self.address = address
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
+from broker.assembling import build_service
 from broker.config.config import config_of
-from broker.main import build_service
 from broker.metrics import Metrics
 from protocol.names import TopicName
 from protocol.properties import TopicProperties

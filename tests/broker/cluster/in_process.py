@@ -17,9 +17,10 @@ import trio
 
 from actors.one_authority import keep_authority
 from actors.ownership import Instance
+from broker.assembling import build_service
 from broker.config.config import config_of
+from broker.doors import serve
 from broker.http.bodies import BodyBudget
-from broker.main import build_service, serve
 from broker.metrics import Metrics
 from protocol.names import TopicName
 from storage.shared import SharedMemory
@@ -30,6 +31,13 @@ TOPICS = "/v1/namespaces/ns/topics"
 def named(text):
     """``"ns:t"`` as a name; names pass."""
     return TopicName(*text.split(":")) if isinstance(text, str) else text
+
+
+async def until(holds):
+    """Waits until something has happened elsewhere that nothing here is told of."""
+    with trio.fail_after(10):
+        while not holds():
+            await trio.sleep(0.002)
 
 
 class SetView:
@@ -124,6 +132,11 @@ class Node:
     def kill(self):
         """Ends it at once: whatever it had under way is not finished, and its connections break."""
         self.life.cancel()
+
+    def parked(self, name):
+        """Polls that wait in a topic here."""
+        core = next((e.actor.core for e in self.service.directory if e.name == named(name)), None)
+        return 0 if core is None else len(core.parking)
 
     def metric(self, name, **labels):
         """What a counter says."""

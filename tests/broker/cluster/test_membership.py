@@ -18,8 +18,8 @@ from kazoo.client import KazooClient
 from actors.clock import SystemClock
 from broker.cluster import membership as membership_module
 from broker.cluster.membership import Membership
-from broker.cluster.nodes import NameTaken
 from broker.config.clustering import Ensemble
+from protocol.cluster.placement import NameTaken
 from protocol.errors import ClusterUnavailable
 from protocol.names import TopicName
 from tests.zookeeper_server import ZooKeeperServer

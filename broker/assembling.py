@@ -1,0 +1,129 @@
+"""The actors and what stands in front of them, put together as the settings say."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.clock import SystemClock
+from actors.directory import Directory
+from actors.invalid_pass import InvalidPass
+from actors.janitor import Janitor, JanitorSettings
+from actors.namespaces import Namespaces
+from actors.ownership import Alone
+from actors.pointer_index import PointerIndex
+from actors.scan_cache import CacheBudget
+from actors.space import SpaceGuard
+from actors.topic import Surroundings
+from broker.access import AccessLog
+from broker.authorities import build_authority
+from broker.cluster.cluster import Cluster
+from broker.decisions import Decisions
+from broker.gauges import add_link_gauges
+from broker.handlers.table import local_handlers
+from broker.service import Service
+from protocol.topic.state import TopicLimits
+
+if TYPE_CHECKING:
+    from actors.ownership import Ownership
+    from broker.config import Config
+    from broker.metrics import Metrics
+    from protocol.names import TopicName
+    from protocol.topic.asks import Ask
+    from storage.base import Store
+
+#: Seconds between two looks at how late the event loop is.
+LAG_INTERVAL_S = 0.5
+
+
+async def build_service(
+    config: Config, store: Store, metrics: Metrics, actors: trio.Nursery, ownership: Ownership | None = None
+) -> Service:
+    """The actors and what serves them, started in ``actors``; with ``ownership``, as one of several. Raises StoreError."""
+    clock = SystemClock()
+    space = SpaceGuard(store, config.storage.min_free_bytes)
+    pointers = PointerIndex(config.transactions.max_held_polls)
+    await pointers.load(store)
+
+    async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
+        return await (directory if cluster is None else cluster.asking).ask(name, ask)
+
+    namespaces = Namespaces(store, default=config.deduplication.default)
+    await namespaces.load()
+    decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
+    around = Surroundings(
+        store=store,
+        clock=clock,
+        space=space,
+        limits=topic_limits(config),
+        commit_requests=config.commit.max_requests,
+        commit_bytes=config.commit.max_bytes,
+        observer=metrics,
+        pointers=pointers,
+        authority=decider.transactions,
+        policy=namespaces.policy,
+        ownership=ownership or Alone(),
+    )
+    directory = Directory(
+        actors,
+        around,
+        CacheBudget(config.cache.max_bytes),
+        mailbox_requests=config.topic.mailbox_requests,
+        mailbox_bytes=config.topic.mailbox_bytes,
+        max_open=config.topic.max_open,
+        idle_s=config.topic.idle_s,
+    )
+    cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
+    access = AccessLog(enabled=config.log.access)
+    service = Service(
+        config, store, directory, clock, space, metrics, access, version("plainsong"), decider, namespaces, pointers
+    )
+    if cluster is not None:
+        service.cluster = cluster
+        cluster.answer_with(service, local_handlers(service))
+        add_link_gauges(metrics, cluster.links)
+    await decider.start(actors)
+    invalids = decider.invalids
+    invalid_pass = None if invalids is None else InvalidPass(directory, invalids)
+    actors.start_soon(space.run)
+    actors.start_soon(directory.run_sweeper)
+    actors.start_soon(Janitor(store, directory, clock, metrics, janitor_settings(config), invalid_pass).run)
+    actors.start_soon(_watch_loop, metrics)
+    return service
+
+
+def janitor_settings(config: Config) -> JanitorSettings:
+    """The janitor's part of the settings."""
+    retention = config.retention
+    return JanitorSettings(retention.interval_s, retention.delete_grace_s, retention.step_rows)
+
+
+def topic_limits(config: Config) -> TopicLimits:
+    """The topics' part of the settings."""
+    producers = config.deduplication
+    return TopicLimits(
+        max_message_bytes=config.topic.max_message_bytes,
+        max_parked_polls=config.topic.max_parked_polls,
+        checkpoint_rows=config.topic.checkpoint_rows,
+        max_readers=config.readers.max_per_topic,
+        readers_retention_ms=config.readers.retention_s * 1000,
+        max_pending=config.transactions.max_per_topic,
+        max_lifetime_ms=config.transactions.max_lifetime_s * 1000,
+        deduplication_default=producers.default,
+        snapshot_entries=producers.snapshot_entries,
+        snapshot_interval_ms=round(producers.snapshot_interval_s * 1000),
+        producer_retention_ms=producers.producer_retention_s * 1000,
+        max_retention_ms=producers.max_retention_s * 1000,
+        max_producers=producers.max_producers,
+        max_long_producers=producers.max_long_producers,
+    )
+
+
+async def _watch_loop(metrics: Metrics) -> None:
+    """Measure how late the loop wakes those who sleep."""
+    while True:
+        due_s = trio.current_time() + LAG_INTERVAL_S
+        await trio.sleep_until(due_s)
+        metrics.lagged(max(0.0, trio.current_time() - due_s))

@@ -1,0 +1,65 @@
+"""Coming into a cluster and leaving it: what this instance is called, where it is reached, and who has its topics after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.clock import SystemClock
+from broker.config.clustering import parse_ensemble
+from broker.config.values import parse_address
+
+if TYPE_CHECKING:
+    from broker.cluster.membership import Membership
+    from broker.config import Config
+    from broker.service import Service
+
+log = logging.getLogger(__name__)
+
+
+async def find_others(config: Config, nursery: trio.Nursery) -> Membership | None:
+    """This instance's view of its cluster, kept in ``nursery``; None where it is to be alone. It owns nothing yet."""
+    if not config.cluster.zookeeper:
+        return None
+    from broker.cluster.membership import Membership  # here, so that an instance that is alone needs no ZooKeeper
+
+    membership = Membership(
+        parse_ensemble(config.cluster.zookeeper),
+        instance_of(config),
+        weight=config.cluster.weight,
+        session_timeout_s=config.cluster.session_timeout_s,
+        clock=SystemClock(),
+    )
+    await nursery.start(membership.run)
+    return membership
+
+
+def instance_of(config: Config) -> str:
+    """What this instance is called: as it is told, or after its host and its port."""
+    if config.cluster.instance:
+        return config.cluster.instance
+    port = parse_address(config.cluster.advertise or config.http.bind).port
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:80] or "instance"
+    return f"{host}-{port or os.getpid()}"  # a free port is another one after a restart
+
+
+async def hand_over(service: Service, membership: Membership, within_s: float) -> None:
+    """Own nothing any more: others take over, and requests are forwarded to them while our topics are let go.
+
+    Returns when they are, or after ``within_s``. Readiness is denied from now on, and held polls are answered.
+    """
+    service.stopping = True
+    topics, begun_s = len(service.directory), trio.current_time()
+    with trio.move_on_after(within_s) as patience:
+        await membership.leave()
+        await service.directory.drained()
+    took_s = round(trio.current_time() - begun_s, 3)
+    if patience.cancelled_caught:
+        log.warning("left the cluster before all topics were let go", extra={"topics": topics, "seconds": took_s})
+    else:
+        log.info("left the cluster", extra={"topics": topics, "seconds": took_s})

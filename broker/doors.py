@@ -1,0 +1,76 @@
+"""The doors: HTTP with the connections of other instances, and Thrift for Tephra's clients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.app import create_app
+from broker.handlers.stream import PublishStream
+from broker.handlers.table import hot_handlers
+from broker.http.bodies import BodyBudget
+from broker.http.listen import serve_http
+from broker.http.settings import HttpSettings
+from broker.thrift.listen import serve_thrift
+
+if TYPE_CHECKING:
+    import trio
+
+    from broker.config import Config
+    from broker.service import Service
+
+
+async def serve(
+    service: Service, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
+) -> None:
+    """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
+    settings = http_settings(service.config)
+    handlers, cluster = hot_handlers(service), service.cluster
+    try:
+        await serve_http(
+            settings,
+            handlers,
+            create_app(service, settings, handlers),
+            binds=[service.config.http.bind],
+            budget=budget,
+            stop=stop,
+            grace_s=service.config.shutdown.drain_s,
+            begin=partial(PublishStream if cluster is None else cluster.begin, service),
+            peers=None if cluster is None else cluster.door(),
+            task_status=task_status,
+        )
+    finally:
+        service.served.set()
+
+
+def http_settings(config: Config) -> HttpSettings:
+    """The front end's part of the settings."""
+    http = config.http
+    return HttpSettings(
+        lane=http.lane,
+        max_body_bytes=http.max_body_bytes,
+        max_connections=http.max_connections,
+        max_inflight_bytes=http.max_inflight_bytes,
+        keep_alive_s=http.keep_alive_s,
+        header_timeout_s=http.header_timeout_s,
+        body_timeout_s=http.body_timeout_s,
+        send_timeout_s=http.send_timeout_s,
+        gzip_min_bytes=http.gzip_min_bytes,
+    )
+
+
+async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
+    """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
+    config = service.config
+    if not config.transactions.thrift or service.embedded is None:
+        return []
+    serving = partial(
+        serve_thrift,
+        config.transactions.thrift,
+        service.embedded,
+        budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
+        stop=stop,
+        grace_s=config.shutdown.drain_s,
+    )
+    addresses: list[str] = await servers.start(serving)
+    return addresses
