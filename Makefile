@@ -6,7 +6,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check quick-tests format bench torture lock etc clean
+.PHONY: help venv serve cluster test check quick-tests format bench torture lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -14,6 +14,10 @@ help:  ## this list
 serve:  ## install what is needed, then run the daemon; options go in ARGS="--bind 127.0.0.1:0"
 	@etc/venv run
 	@exec .venv/bin/plainsong serve $(ARGS)
+
+# DATA and PORTS reach it through the environment.
+cluster: venv  ## on this machine: ZooKeeper, HBase with its gateway, three instances; Ctrl-C stops all of it
+	@exec etc/cluster/up
 
 test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
 	@$(MAKE) --no-print-directory static

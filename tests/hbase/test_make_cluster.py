@@ -1,0 +1,103 @@
+"""``make cluster``: one command, three instances behind one line, one Ctrl-C, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client
+from tests.daemon.harness import clean_environ, eventually
+from tests.hbase_server import ROOT, free_ports, why_not
+
+PATIENCE_S = 150.0
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+class Cluster:
+    """What a developer starts in a terminal: a process group of its own, as a shell gives it."""
+
+    def __init__(self, data: Path, ports: list[int]) -> None:
+        self.data = data
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self.environ = {**clean_environ(), "DATA": str(data), "PORTS": " ".join(map(str, ports))}
+        self.said = data.with_suffix(".said")
+
+    def __enter__(self) -> Cluster:
+        with self.said.open("wb") as out:
+            self.process = subprocess.Popen(
+                [ROOT / "etc/cluster/up"], env=self.environ, stdout=out, stderr=out, start_new_session=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.left():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def wait_ready(self) -> None:
+        eventually("it is ready", lambda: "ready: " in self.text() or self.process.poll() is not None, PATIENCE_S)
+        assert self.process.poll() is None, self.text()
+
+    def interrupt(self) -> int:
+        """Ctrl-C, as a terminal sends it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(PATIENCE_S)
+
+    def left(self) -> list[int]:
+        """Processes that were told of the cluster's directory, and live."""
+        mark = f"CLUSTER_DATA={self.data}".encode()
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environ_of(pid)]
+
+    def pid_of(self, word: str) -> int:
+        """Of the daemon with a word in its command line."""
+        (pid,) = [pid for pid in self.left() if word in command_of(pid) and "plainsong serve" in command_of(pid)]
+        return pid
+
+
+def environ_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def test_three_instances_are_one_service_and_ctrl_c_leaves_nothing_but_the_data(tmp_path):
+    data, ports = tmp_path / "cluster", free_ports(3)
+    with Cluster(data, ports) as cluster:
+        cluster.wait_ready()
+        assert all(url in cluster.text() for url in cluster.urls)
+        one, two, three = (Client(url) for url in cluster.urls)
+        one.create_topic("greetings")
+        two.publish("greetings", [b"hello"])
+        assert [message.value for message in three.poll("greetings")] == [b"hello"]
+        for client in (one, two, three):
+            client.close()
+        second = subprocess.run(
+            [ROOT / "etc/cluster/up"], env=cluster.environ, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (second.returncode, "is running already" in second.stderr) == (1, True)
+        assert cluster.interrupt() == 0, cluster.text()
+        assert cluster.left() == []
+    with Cluster(data, ports) as again:
+        again.wait_ready()
+        with Client(again.urls[1]) as client:
+            assert [message.value for message in client.poll("greetings")] == [b"hello"]
+        os.kill(again.pid_of("cluster.instance=two"), signal.SIGKILL)
+        assert again.process.wait(PATIENCE_S) == 1
+        assert f"error: two ended with 137; its log is {data}/log/two.log" in again.text()
+        assert again.left() == []
