@@ -12,33 +12,30 @@ after the load.
 
 from __future__ import annotations
 
-import logging
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.closing import Closing
 from actors.mailbox import Ticket
-from actors.settling import close_pointers, roll_back
+from actors.settling import roll_back
 from actors.supervision import moved
+from actors.unanswered import fail, unknown
 from protocol.effects import Table
-from protocol.errors import OutcomeUnknown, PlainsongError, TransactionsUnavailable
+from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.names import TopicName
 from protocol.transactions.manager.asks import (
     Abort,
     Commit,
     FinishAbort,
-    InvalidBefore,
-    ListAll,
-    LookAt,
-    Nothing,
     RollFirst,
 )
 from protocol.transactions.manager.loading import Loading
 from protocol.transactions.manager.rows import SERVICE_RANGE
 from protocol.transactions.manager.step import Now
 from protocol.transactions.mirrored import Changes
-from storage.base import Deposed, NothingWritten
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,20 +45,13 @@ if TYPE_CHECKING:
     from actors.pointer_index import PointerIndex
     from actors.settling import AskTopic
     from actors.whereabouts import Everywhere
-    from protocol.names import TopicName as Topic
     from protocol.transactions.manager.core import ManagerCore
     from protocol.transactions.manager.settings import TransactionSettings
     from protocol.transactions.manager.step import Step
     from storage.base import Claim, Row, Store
 
-log = logging.getLogger(__name__)
-
-#: Topics named when a commit could not reach them.
-MAX_NAMED = 5
 #: What the service's rows are claimed and written as: no topic has an empty namespace.
 SERVICE_NAME = TopicName("", "transactions")
-#: Asks that change nothing, so that a failure cannot leave their outcome open.
-READS = (InvalidBefore, ListAll, LookAt, Nothing)
 
 
 class TransactionActor:
@@ -97,9 +87,7 @@ class TransactionActor:
         self._returning: list[Ticket[Any]] = []
         self._pause = trio.CancelScope()
         self._frozen: set[Ticket[Any]] = set()
-        #: By transaction and freezing: commits that wait for topics; and those that have waited, with their freezing.
-        self._closing: dict[tuple[int, int], list[Ticket[Any]]] = {}
-        self._closed: dict[Ticket[Any], int] = {}
+        self._closing = Closing(ask, settings, self._return, self._look_at_time)
         self._aborting: dict[int, list[Ticket[Any]]] = {}
 
     async def run(self, on_loaded: Callable[[], None], nursery: trio.Nursery) -> None:
@@ -151,6 +139,10 @@ class TransactionActor:
         tickets, self._returning = self._returning, []
         return tickets
 
+    def _look_at_time(self) -> None:
+        """Somebody's time may be over that was not counted before."""
+        self._pause.cancel()
+
     def _return(self, ticket: Ticket[Any]) -> None:
         """A ticket comes from inside."""
         self._returning.append(ticket)
@@ -173,7 +165,7 @@ class TransactionActor:
                 await self._store.check(claim)
             answers = core.settled(step)
         except BaseException as error:
-            _fail(ready, step, error, shared=self._everywhere is not None)
+            fail(ready, step, error, shared=self._everywhere is not None)
             raise
         if self._everywhere is not None:
             self._everywhere.dropped(step.decided)
@@ -196,54 +188,12 @@ class TransactionActor:
         elif isinstance(ask, Commit):
             pointers = core.pointers(ask.transaction_id)
             if self._everywhere is not None:
-                return self._set_aside_to_close(core, ticket, ask.transaction_id, nursery)
+                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), nursery)
             if self._index.busy(pointers) and core.freeze(ask.transaction_id):
                 self._frozen.add(ticket)
                 nursery.start_soon(self._wait_for_quiet, ticket, pointers)
                 return True
         return False
-
-    def _set_aside_to_close(
-        self, core: ManagerCore, ticket: Ticket[Any], transaction_id: int, nursery: trio.Nursery
-    ) -> bool:
-        """Whether a commit waits for topics to close its pointers; nobody enlists one more from here to the step."""
-        freezing = self._closed.pop(ticket, 0)
-        if freezing and core.is_frozen(transaction_id, freezing):
-            return False
-        pointers = core.pointers(transaction_id)
-        topics = self._where.topics_of(pointers)
-        freezing = core.freeze(transaction_id) if topics else 0
-        if not freezing:
-            return False
-        waiting = self._closing.setdefault((transaction_id, freezing), [])
-        waiting.append(ticket)
-        if len(waiting) == 1:
-            nursery.start_soon(self._close, core, (transaction_id, freezing), topics, pointers)
-        return True
-
-    async def _close(
-        self, core: ManagerCore, frozen: tuple[int, int], topics: Iterable[Topic], pointers: Sequence[int]
-    ) -> None:
-        deadline_s = trio.current_time() + self._settings.commit_deadline_s
-        missing = await close_pointers(self._ask, topics, pointers, deadline_s)
-        if self.core is not core:
-            return  # it fell: those who waited know
-        waiting = self._closing.pop(frozen)
-        if not missing:
-            for ticket in waiting:
-                self._closed[ticket] = frozen[1]
-                self._return(ticket)
-            return
-        core.thaw(*frozen)
-        self._pause.cancel()  # its time may be over by now
-        named = ", ".join(map(str, sorted(missing)[:MAX_NAMED]))
-        log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
-        for ticket in waiting:
-            ticket.settle(
-                TransactionsUnavailable(
-                    f"{len(missing)} topics do not answer: {named}", hint="nothing happened; commit again"
-                )
-            )
 
     def wake_mirrors(self) -> None:
         """Whoever waits for changes looks."""
@@ -294,17 +244,14 @@ class TransactionActor:
 
     def _forsake(self, *, elsewhere: bool = False) -> None:
         """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
-        waiting = [*self._frozen, *self._closed, *(each for tickets in self._closing.values() for each in tickets)]
-        for ticket in waiting:
+        for ticket in (*self._frozen, *self._closing.forsake()):
             down = TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
             ticket.settle(moved() if elsewhere else down)
         self._frozen.clear()
-        self._closing.clear()
-        self._closed.clear()
-        unknown = [ticket for waiting in self._aborting.values() for ticket in waiting]
+        rolling = [ticket for waiting in self._aborting.values() for ticket in waiting]
         self._aborting.clear()
-        for ticket in (*unknown, *self._returning):
-            ticket.settle(_unknown("the transaction service fell, or is leaving"))
+        for ticket in (*rolling, *self._returning):
+            ticket.settle(unknown("the transaction service fell, or is leaving"))
         self._returning.clear()
 
     def _now(self) -> Now:
@@ -313,28 +260,3 @@ class TransactionActor:
 
 def _as_ticket(ticket: object) -> Ticket[Any]:
     return ticket  # type: ignore[return-value]  # the core gives back what it was given
-
-
-def _unknown(why: str) -> OutcomeUnknown:
-    return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
-
-
-def _fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException, *, shared: bool) -> None:
-    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
-
-    ``shared``: unless another instance has the service, whose word may be another one.
-    """
-    refused = [ticket for ticket, answer in step.answers if isinstance(answer, PlainsongError)] if step else []
-    for ticket, answer in step.answers if step and not shared else ():
-        if isinstance(answer, PlainsongError):
-            _as_ticket(ticket).settle(answer)
-    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
-    nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
-    nothing_happened |= isinstance(error, Deposed) and getattr(error, "happened", None) is False
-    for ticket in tickets:
-        if not (nothing_happened or isinstance(ticket.ask, READS) or ticket in refused):
-            ticket.settle(_unknown(why))
-        elif isinstance(error, Deposed):
-            ticket.settle(moved())
-        else:
-            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))

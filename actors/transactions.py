@@ -11,31 +11,23 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from actors.aborting import abort_all
 from actors.blame import with_topics
 from actors.mailbox import Mailbox
+from actors.serving_mirrors import Mirrors
 from actors.settling import roll_back
-from actors.supervision import Supervision, moved, not_loaded
-from actors.together import Together
+from actors.supervision import Supervision, not_loaded
 from actors.transaction_actor import TransactionActor
 from actors.transaction_observer import TransactionObserver as TransactionObserver
 from actors.transaction_observer import Unwatched
 from actors.whereabouts import Everywhere
-from protocol.errors import (
-    Overloaded,
-    PlainsongError,
-    TransactionNotFound,
-    TransactionNotInProgress,
-    TransactionsUnavailable,
-)
 from protocol.transactions.manager import asks
 from protocol.transactions.manager.answers import CompletePass
 from protocol.transactions.manager.invalid_list import pruning_figures
 from protocol.transactions.manager.looking import manager_state
 from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.mirrored import synced
 from protocol.transactions.tephra_state import encode_snapshot
 from protocol.transactions.transaction import TransactionType
-from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,11 +56,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-#: Instances that wait for changes at the same time.
-MAX_MIRRORS = 1_000
-#: Aborts of a reset that are under way at the same time.
-_RESET_AT_ONCE = 256
-
 
 class TransactionService:
     """Implements ``Authority``; every call but ``close`` raises TransactionsUnavailable while it is down."""
@@ -87,9 +74,6 @@ class TransactionService:
         self._clock = clock
         everywhere = Everywhere() if store.traits.shared else None
         self._where: Whereabouts = pointers if everywhere is None else everywhere
-        self._store = store
-        self._checking = Together(self._check)
-        self._syncing = 0
         self._ask_topic = ask
         self._observer = observer or Unwatched()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
@@ -97,6 +81,7 @@ class TransactionService:
         self._actor = TransactionActor(
             store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
         )
+        self._mirrors = Mirrors(store, self._actor, self._supervision, lambda: self.close(elsewhere=True))
 
     def __repr__(self) -> str:
         return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
@@ -135,32 +120,13 @@ class TransactionService:
         for _ in range(step.conflicts):
             self._observer.conflicted()
 
-    # --- for those who read, here and at other instances ------------------------------------------
-
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
 
         Raises:
           TransactionsUnavailable: nobody can say just now. NoOwner: another instance has the service.
         """
-        self._core()
-        if self._store.traits.shared:
-            await self._checking()
-        else:
-            await trio.lowlevel.checkpoint()
-
-    async def _check(self) -> None:
-        core, claim = self._core(), self._actor.claim
-        assert claim is not None  # there is a core
-        try:
-            await self._store.check(claim)
-        except Deposed:
-            self.close(elsewhere=True)
-            raise moved() from None
-        except PlainsongError as error:
-            raise TransactionsUnavailable(error.detail, hint="ask again") from error
-        if self._actor.core is not core:
-            raise not_loaded()
+        await self._mirrors.fresh()
 
     async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
         """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
@@ -168,18 +134,7 @@ class TransactionService:
         Raises:
           TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many wait.
         """
-        self._core()
-        if wait_ms and known == self._actor.changes.version:
-            if self._syncing >= MAX_MIRRORS:
-                raise Overloaded(f"{self._syncing} instances wait for the transaction service")
-            self._syncing += 1
-            try:
-                with trio.move_on_after(wait_ms / 1000):
-                    await self._actor.changed.wait()
-            finally:
-                self._syncing -= 1
-        await self.fresh()
-        return synced(self._core(), self._actor.changes, known)
+        return await self._mirrors.sync(known, wait_ms)
 
     # --- at once ----------------------------------------------------------------------------------
 
@@ -295,24 +250,8 @@ class TransactionService:
 
     async def reset(self) -> None:
         """Roll back everything open and invalid, and forget it and all change sets; ids go on rising, outcomes stay known."""
-        failures: list[PlainsongError] = []
-        limit = trio.CapacityLimiter(_RESET_AT_ONCE)
-
-        async def abort(transaction_id: int) -> None:
-            async with limit:
-                try:
-                    await self.abort(transaction_id)
-                except (TransactionNotFound, TransactionNotInProgress):
-                    pass  # committed meanwhile, or forgotten
-                except PlainsongError as error:
-                    failures.append(error)
-
         open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
-        async with trio.open_nursery() as nursery:
-            for status in open_:
-                nursery.start_soon(abort, status.transaction_id)
-        if failures:
-            raise failures[0]
+        await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
         await self._ask(asks.ForgetChanges())
 

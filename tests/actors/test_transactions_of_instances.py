@@ -1,0 +1,158 @@
+"""Transactions over topics of several instances: nothing under a pointer is written behind its end, whoever moves."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actors_in_process import NAME
+from pointers_in_process import request
+from transactions_in_process import settle
+from transactions_of_instances import OTHER, cluster_of
+
+from actors.transaction_actor import SERVICE_NAME
+from protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
+from protocol.topic.enlisted import NotEnlisted
+from protocol.topic.pointer_asks import PublishUnder
+
+
+async def test_a_commit_is_seen_in_all_topics_of_all_instances_by_whoever_reads_after_it():
+    async with cluster_of("a", "b", "c") as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["a"].publish_under(pointer, "one")
+        await cluster["b"].publish_under(pointer, "two", name=OTHER)
+        for each in "abc":
+            assert await cluster[each].committed(NAME, OTHER) == [[], []]
+        assert (await cluster.home().commit(pointer)).changed
+        for each in "abc":
+            assert await cluster[each].committed(NAME, OTHER) == [["one"], ["two"]]
+
+
+async def test_nothing_is_written_under_a_pointer_whose_commit_was_answered():
+    async with cluster_of("a", "b") as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        await cluster.home().commit(pointer)
+        with pytest.raises(TransactionNotInProgress, match="committed"):
+            await cluster["b"].publish_under(pointer, "late", name=OTHER)
+        given = PublishUnder(request(["late"], pointer), 4)
+        with pytest.raises(NotEnlisted):
+            await cluster["b"].world.directory.ask(OTHER, given)
+        assert await cluster["a"].committed(OTHER) == [["one"]]
+
+
+async def test_an_enlistment_that_arrives_after_the_commit_counts_for_nothing():
+    async with cluster_of("a", "b") as cluster, trio.open_nursery() as nursery:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].world.directory.ask(OTHER, given_nothing())
+        cluster.lines.held["b"] = late = trio.Event()
+        refused = []
+
+        async def write():
+            with pytest.raises(TransactionNotInProgress):
+                await cluster["b"].publish_under(pointer, "late", name=OTHER)
+            refused.append(True)
+
+        nursery.start_soon(write)
+        await settle()
+        assert (await cluster.home().commit(pointer)).changed
+        assert not refused
+        late.set()
+        await settle()
+        assert refused
+        assert await cluster["a"].committed(OTHER) == [[]]
+
+
+def given_nothing():
+    from protocol.topic.asks import Describe
+
+    return Describe()
+
+
+async def test_a_topic_that_moved_has_to_be_enlisted_again():
+    async with cluster_of("a", "b") as cluster:
+        pointer = await cluster.begin()
+        await cluster["a"].publish_under(pointer, "one")
+        cluster.say("b", NAME)
+        with pytest.raises(NotEnlisted):
+            await cluster["b"].world.directory.ask(NAME, PublishUnder(request(["two"], pointer), 3))
+        await cluster["b"].publish_under(pointer, "two")
+        await cluster.home().commit(pointer)
+        assert await cluster["b"].committed() == ["one", "two"]
+        cluster.say("a", NAME)
+        with pytest.raises(TransactionNotInProgress):
+            await cluster["a"].publish_under(pointer, "late")
+
+
+async def test_open_transactions_ids_and_topics_live_on_with_the_next_owner_of_the_service():
+    async with cluster_of("a", "b", "c") as cluster:
+        cluster.say("b", OTHER)
+        first, second = await cluster.begin(), await cluster.begin()
+        await cluster["b"].publish_under(first, "one", name=OTHER)
+        await cluster["b"].publish_under(second, "two", name=OTHER)
+        await cluster.home().commit(first)
+        cluster.say("c", SERVICE_NAME)
+        await settle()
+        assert cluster["c"].transactions.home is cluster.home()
+        assert cluster["a"].transactions.home is None
+        assert await cluster.begin() > second
+        assert cluster.home().whereabouts.topics_of((second,)) == {OTHER}
+        assert await cluster["a"].committed(OTHER) == [["one"]]
+        assert (await cluster.home().commit(first)).changed is False
+        await cluster["b"].publish_under(second, "three", name=OTHER)
+        await cluster.home().commit(second)
+        for each in "abc":
+            assert await cluster[each].committed(OTHER) == [["one", "two", "three"]]
+
+
+async def test_a_commit_whose_topics_do_not_answer_did_not_happen_and_can_be_sent_again():
+    async with cluster_of("a", "b", commit_deadline_s=0.2) as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        cluster.lines.cut.add(("a", "b"))
+        with pytest.raises(TransactionsUnavailable, match="ns:u") as refused:
+            await cluster.home().commit(pointer)
+        assert refused.value.outcome == "not-applied"
+        assert cluster.home().standing(pointer) == "in_progress"
+        cluster.lines.cut.clear()
+        await cluster["b"].publish_under(pointer, "two", name=OTHER)
+        assert (await cluster.home().commit(pointer)).changed
+        assert await cluster["a"].committed(OTHER) == [["one", "two"]]
+
+
+async def test_an_abort_rolls_back_in_topics_of_other_instances():
+    async with cluster_of("a", "b") as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        assert (await cluster.home().abort(pointer)).state == "aborted"
+        with pytest.raises(TransactionNotInProgress, match="aborted"):
+            await cluster["b"].publish_under(pointer, "late", name=OTHER)
+        assert await cluster["b"].committed(OTHER) == [[]]
+
+
+async def test_an_owner_of_the_service_that_was_replaced_answers_nothing():
+    async with cluster_of("a", "b") as cluster:
+        cluster.say("b", OTHER)
+        pointer, other = await cluster.begin(), await cluster.begin()
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        deposed = cluster.home()
+        # Only b learns that the service is its own; a goes on as if nothing had happened.
+        cluster.say("b", SERVICE_NAME, to=["b"])
+        await settle()
+        await cluster["b"].transactions.home.commit(pointer)
+        view = deposed.view()
+        assert view.verdict(pointer).name == "HOLD"
+        with pytest.raises(NoOwner):
+            await deposed.enlist(other, NAME)
+        with pytest.raises(NoOwner):
+            await deposed.fresh()
+        for call in (deposed.begin, deposed.abort, deposed.commit):
+            with pytest.raises((NoOwner, OutcomeUnknown, TransactionsUnavailable)):
+                await (call() if call == deposed.begin else call(other))
+        cluster.say("b", SERVICE_NAME)
+        await settle()
+        assert await cluster["a"].committed(OTHER) == [["one"]]

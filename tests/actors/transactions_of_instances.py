@@ -1,0 +1,192 @@
+"""Several instances with topics and transactions, on memory that they share, whose calls to each other a test can hold."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+from actors_in_process import NAME, SetClock, actors
+from owners_in_process import OwnStore, View
+from pointers_in_process import request
+
+from actors.enlistments import Enlistments
+from actors.pointer_index import PointerIndex
+from actors.reading import read_page
+from actors.transaction_actor import SERVICE_NAME
+from actors.transactions import TransactionService
+from actors.transactions_anywhere import TransactionsAnywhere
+from protocol.errors import NoOwner, TransactionsUnavailable
+from protocol.ids import FIRST_BOUND
+from protocol.names import TopicName
+from protocol.topic.asks import Look
+from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
+from protocol.transactions.manager.settings import TransactionSettings
+from protocol.transactions.mirrored import Synced
+from storage.shared import SharedMemory
+
+OTHER = TopicName("ns", "u")
+
+
+class Lines:
+    """The ways between instances: a test may cut one, or hold the answers that come over it."""
+
+    def __init__(self):
+        self.cut = set()
+        #: By the instance that asked: answers arrive once this is set.
+        self.held = {}
+
+    def refuse(self, asking, asked):
+        if (asking, asked) in self.cut:
+            raise TransactionsUnavailable(f"{asked} cannot be reached")
+
+    async def arrive(self, asking):
+        if asking in self.held:
+            await self.held[asking].wait()
+
+
+class Peer:
+    """Implements ``actors.mirror.Peer`` for one instance: the service of whoever it believes to own it."""
+
+    def __init__(self, cluster, me):
+        self.cluster, self.me = cluster, me
+
+    async def _service(self):
+        await trio.lowlevel.checkpoint()
+        owner = self.cluster.views[self.me].owner(SERVICE_NAME)
+        self.cluster.lines.refuse(self.me, owner.name)
+        home = self.cluster.instances[owner.name].transactions.home
+        if home is None:
+            raise NoOwner("nobody owns the transactions")
+        return home
+
+    async def sync(self, known, wait_ms=0):
+        synced = await (await self._service()).sync(known, wait_ms)
+        await self.cluster.lines.arrive(self.me)
+        return Synced.unpack(synced.packed())
+
+    async def enlist(self, pointer, name):
+        answer = await (await self._service()).enlist(pointer, name)
+        await self.cluster.lines.arrive(self.me)
+        return answer
+
+
+@dataclass
+class OneInstance:
+    """One daemon's actors."""
+
+    name: str
+    world: object
+    transactions: TransactionsAnywhere
+    enlistments: Enlistments
+    pointers: PointerIndex
+    view: View
+
+    async def ask_under(self, pointer, ask, name):
+        return await self.enlistments.enlisted(name, pointer, lambda: self.world.directory.ask(name, ask))
+
+    async def publish_under(self, pointer, *payloads, name=NAME):
+        given = request(payloads, pointer)
+        return await self.ask_under(pointer, PublishUnder(given, sum(map(len, payloads))), name)
+
+    async def store_under(self, pointer, *payloads, name=NAME):
+        given = request(payloads, pointer)
+        return await self.ask_under(pointer, StoreUnder(given, sum(map(len, payloads))), name)
+
+    async def roll_back(self, pointer, *, name=NAME):
+        return await self.ask_under(pointer, RollBackPointer(pointer), name)
+
+    async def committed(self, *names):
+        """Payloads that a committed reader sees, with one view for all topics; each topic's owner says where it ends."""
+        await self.transactions.fresh()
+        view = self.transactions.view()
+        found = []
+        for name in names or (NAME,):
+            span = await self.cluster.ask(self.name, name, Look(FIRST_BOUND))
+            page = await read_page(self.world.store, None, span, limit=1000, max_bytes=1 << 20, view=view)
+            found.append([payload.decode() for _, payload in page.messages()])
+        return found if names else found[0]
+
+
+@dataclass
+class Cluster:
+    """All of them."""
+
+    lines: Lines = field(default_factory=Lines)
+    instances: dict = field(default_factory=dict)
+    views: dict = field(default_factory=dict)
+    asked: list = field(default_factory=list)
+
+    def __getitem__(self, name):
+        return self.instances[name]
+
+    def home(self):
+        return next(each.transactions.home for each in self.instances.values() if each.transactions.home)
+
+    async def ask(self, me, name, ask):
+        """What ``me`` asks of a topic, at whom it believes to own it."""
+        await trio.lowlevel.checkpoint()
+        owner = self.views[me].owner(name).name
+        if owner != me:
+            self.lines.refuse(me, owner)
+        self.asked.append((owner, ask))
+        return await self.instances[owner].world.directory.ask(name, ask)
+
+    def say(self, owner, name=None, to=None):
+        """These instances, or all, learn who owns a topic."""
+        for each in to or self.views:
+            self.views[each].set(owner, name)
+
+    async def begin(self, **more):
+        return (await self.home().begin(**more)).transaction.transaction_id
+
+
+@asynccontextmanager
+async def cluster_of(*names, owner=None, topics=(NAME, OTHER), **settings):
+    """A cluster; ``owner`` (by default the first) owns everything, and the topics are there."""
+    shared, clock = SharedMemory(), SetClock()
+    cluster = Cluster()
+    async with AsyncExitStack() as stack:
+        for name in names:
+            view = cluster.views[name] = View(name, names)
+            view.set(owner or names[0])
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for name in names:
+            cluster.instances[name] = await _instance(cluster, name, shared, clock, settings, stack)
+        for each in cluster.instances.values():
+            each.cluster = cluster
+            known = trio.Event()
+            nursery.start_soon(each.transactions.run, known.set)
+            await known.wait()
+        for name in topics:
+            await cluster.instances[owner or names[0]].world.create(name)
+        yield cluster
+        cluster.lines.held.clear()
+        for each in cluster.instances.values():
+            each.transactions.close()
+        nursery.cancel_scope.cancel()
+
+
+async def _instance(cluster, name, shared, clock, settings, stack):
+    view, pointers = cluster.views[name], PointerIndex()
+    store = OwnStore(shared)
+
+    async def ask(topic, what):
+        return await cluster.ask(name, topic, what)
+
+    def build():
+        return TransactionService(store, clock, pointers, ask, TransactionSettings(**settings))
+
+    transactions = TransactionsAnywhere(build, view, pointers, Peer(cluster, name))
+    enlistments = Enlistments(transactions.enlist)
+    world = await stack.enter_async_context(
+        actors(
+            store,
+            clock=clock,
+            ownership=view,
+            pointers=pointers,
+            authority=transactions,
+            enlistments=enlistments,
+        )
+    )
+    return OneInstance(name, world, transactions, enlistments, pointers, view)
