@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.removable import is_message, is_payload
-from actors.sweep import Sweep
 from protocol.effects import Table
 from protocol.errors import PlainsongError
 from protocol.keys import (
@@ -34,6 +32,8 @@ from protocol.records import HighWater, Metadata
 from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
 from protocol.topic.usage import Usage
 from storage.base import read_rows
+from storage.removable import is_message, is_payload
+from storage.sweep import Sweep
 
 if TYPE_CHECKING:
     from actors.clock import Clock

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 from actors import sweep
-from actors.removable import is_message
-from actors.sweep import Sweep
 from protocol.effects import Put, Table
 from protocol.ids import pack_position
 from protocol.keys import generation_prefix, generations_range
@@ -14,6 +12,8 @@ from protocol.names import TopicName
 from protocol.rows import plain_head
 from storage.base import read_rows
 from storage.memory import MemoryStore
+from storage.removable import is_message
+from storage.sweep import Sweep
 
 NAME = TopicName("ns", "t")
 PREFIX = generation_prefix(NAME, 1)

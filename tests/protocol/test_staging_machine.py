@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model_store import NAME, ModelStore, loaded_state
 from walking import messages_of
 
-from actors.removable import payloads_of, refers
 from protocol import errors
 from protocol.effects import Table
 from protocol.ids import bound_at
@@ -29,6 +28,7 @@ from protocol.topic.producers.asks import OpenProducer
 from protocol.topic.staging_asks import PublishStaged, StoreStaged
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.view import View
+from storage.removable import payloads_of, refers
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

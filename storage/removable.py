@@ -1,4 +1,4 @@
-"""What the janitor must know of a row before it removes it: whether it can be read, and what goes with it.
+"""What whoever cleans must know of a row before it is removed: whether it can be read, and what goes with it.
 
 A row that cannot be read is kept for somebody to look at: nobody knows what it was.
 """

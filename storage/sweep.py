@@ -1,7 +1,7 @@
 """Removing rows in bounded steps: a list of keys, a discard, a breath, the next list.
 
-The breath is as long as the step took, so that cleaning never takes more than half of a core or of the
-disk from those who publish and poll.
+The breath is as long as the step took, so that cleaning beside a daemon's own work never takes more than half of a
+core or of the disk from those who publish and poll.
 
 A message row that refers to stored messages goes after their payload rows: wherever a crash comes in between,
 the row is still there, expired, and says to the next round what is left.
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.removable import counted, is_message, is_payload, is_pointer, is_producer, is_reader, payloads_of, refers
 from protocol.effects import Table
 from protocol.ids import pack_position
 from protocol.keys import POINTER, PRODUCER, PRODUCERS, READER, parse_pointer_key, stop_after, system_key
 from protocol.rows import own_ttl_s
 from protocol.topic.asks import SliceCleaned
 from protocol.topic.bookkeeping import write_pointers_among
+from storage.removable import counted, is_message, is_payload, is_pointer, is_producer, is_reader, payloads_of, refers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,11 +40,16 @@ STEP_BYTES = 4 << 20
 
 
 class Sweep:
-    """Removes ranges of rows, ``step_rows`` at a time."""
+    """Removes ranges of rows, ``step_rows`` at a time.
 
-    def __init__(self, store: Store, step_rows: int) -> None:
+    Args:
+      breath: how long to pause behind a step, in times of what it took.
+    """
+
+    def __init__(self, store: Store, step_rows: int, *, breath: float = 1.0) -> None:
         self._store = store
         self._step_rows = step_rows
+        self._breath = breath
 
     async def remove(self, table: Table, start: bytes, stop: bytes, is_ours: Callable[[Row], bool]) -> int:
         """Remove the rows of a range; their number. Space is given back piece by piece when there were many.
@@ -85,7 +90,7 @@ class Sweep:
                 break
             # Go on behind the last one: starting over would pass all the tombstones again.
             at = rows[-1][0] + b"\x00"
-            await trio.sleep(trio.current_time() - begun_s)
+            await trio.sleep((trio.current_time() - begun_s) * self._breath)
             if unclaimed >= RECLAIM_ROWS:
                 await self._store.reclaim(table, piece, at)
                 piece, unclaimed = at, 0
@@ -118,7 +123,7 @@ class Sweep:
             if not more:
                 return SliceCleaned(first_ms, last_ms, messages, size, next_expiry_ms)
             start = rows[-1][0] + b"\x00"
-            await trio.sleep(trio.current_time() - begun_s)
+            await trio.sleep((trio.current_time() - begun_s) * self._breath)
 
     async def _remove_payloads(self, rows: list[Row]) -> int:
         """Remove the payload rows that message rows refer to, with breaths of its own; their number."""
