@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from actors import sweep
 from protocol.effects import Put, Table
 from protocol.ids import pack_position
 from protocol.keys import generation_prefix, generations_range
 from protocol.names import TopicName
 from protocol.rows import plain_head
+from storage import sweep
 from storage.base import read_rows
 from storage.memory import MemoryStore
 from storage.removable import is_message
