@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from broker.decisions import Decisions
 from broker.gauges import add_link_gauges
 from broker.handlers.table import local_handlers
 from broker.service import Service
+from broker.views.cluster import TOPICS_OPEN, topics_open
 from protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ async def build_service(
     if cluster is not None:
         service.cluster = cluster
         cluster.answer_with(service, local_handlers(service))
+        cluster.dispatcher.kinds[TOPICS_OPEN] = partial(topics_open, service)
         add_link_gauges(metrics, cluster.links)
     await decider.start(actors)
     invalids = decider.invalids

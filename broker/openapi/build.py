@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from broker.openapi.cluster import CLUSTER_SCHEMAS
 from broker.openapi.errors import by_status
 from broker.openapi.operations import OPERATIONS
 from broker.openapi.producers import PRODUCER_SCHEMAS
@@ -20,6 +21,7 @@ _NAMES = {
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
+    "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 _QUERY: dict[str, tuple[str, Schema]] = {
@@ -36,6 +38,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "reader": ("the id last read", ref("MessageId")),
     "after": ("the name behind which to go on", STRING),
     "generation": ("of the topic; left out: the living one", POSITIVE),
+    "topic": ("whose owner to name, as namespace:topic", STRING),
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _HEADERS = {
@@ -68,7 +71,7 @@ def description(version: str) -> dict[str, Any]:
             "description": "Topics of messages in one durable order. The guide is docs/http.md.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS},
+        "components": {"schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS},
     }
 
 

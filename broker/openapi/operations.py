@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.openapi.cluster import CLUSTER_OPERATIONS
 from broker.openapi.errors import ANY, BODY, READS, WRITES
 from broker.openapi.operation import AVRO, FRAMES, JSON, POINTER, Operation
 from broker.openapi.producers import PRODUCER_OPERATIONS
@@ -210,6 +211,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     *PRODUCER_OPERATIONS,
     *TRANSACTION_OPERATIONS,
+    *CLUSTER_OPERATIONS,
     Operation("ping", "GET", "/ping", "daemon", "OK.", (), answer=STRING, answer_types=("text/plain",)),
     Operation("livez", "GET", "/livez", "daemon", "Whether the daemon is alive.", (), answer={"type": "object"}),
     Operation(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
 from broker.views.route import json_answer
-from protocol.errors import LowSpace, Recovering, ShuttingDown, TransactionsUnavailable
+from protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
+    from broker.cluster.membership import Membership
     from broker.service import Service
     from broker.views.route import ViewRequest
     from protocol.errors import PlainsongError
@@ -32,19 +33,30 @@ async def livez(service: Service, request: ViewRequest) -> HttpAnswer:
 async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
     """Whether everything is served; 503 and all reasons when something is not.
 
-    A transaction service that is away is told, and is no reason: plain publishes and polls go on without it.
+    A transaction service that is away is told, and is no reason: plain publishes and polls go on without it. Nor is a
+    ZooKeeper that is away: owners go on.
     """
     found = _reasons(service)
-    transactions = _transactions(service)
+    told: dict[str, object] = {"transactions": _transactions(service)}
+    if service.membership is not None:
+        told["cluster"] = _cluster(service.membership)
     if not found:
-        return json_answer({"ready": True, "reasons": [], "transactions": transactions})
+        return json_answer({"ready": True, "reasons": [], **told})
     answer = answer_for(found[0])
     assert isinstance(answer.body, bytes)  # problems always are
     reasons = [{"code": error.code, "detail": error.detail} for error in found]
-    answer.body = json.dumps(
-        {**json.loads(answer.body), "ready": False, "reasons": reasons, "transactions": transactions}
-    ).encode()
+    answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons, **told}).encode()
     return answer
+
+
+def _cluster(membership: Membership) -> dict[str, object]:
+    """What this instance is among the others."""
+    return {
+        "instance": membership.me.name,
+        "instances": len(membership.instances),
+        "zookeeper": membership.connected,
+        "since": membership.since_ms,
+    }
 
 
 def _transactions(service: Service) -> dict[str, object]:
@@ -70,7 +82,19 @@ def _reasons(service: Service) -> list[PlainsongError]:
                 hint="free some space; it clears by itself",
             )
         )
-    return reasons + _unloadable(service)
+    return reasons + _apart(service) + _unloadable(service)
+
+
+def _apart(service: Service) -> list[PlainsongError]:
+    """Why this instance owns nothing although it belongs to a cluster."""
+    membership = service.membership
+    if membership is None or service.stopping:
+        return []
+    if membership.taken_by is not None:
+        return [NoOwner(f"the instance at {membership.taken_by} has this one's name", hint="end one of the two")]
+    if not membership.entered:
+        return [NoOwner("the cluster is not reached yet", hint="the daemon keeps trying; is ZooKeeper there?")]
+    return []
 
 
 def _unloadable(service: Service) -> list[PlainsongError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.views import (
+    cluster,
     health,
     maintenance,
     many,
@@ -28,6 +29,9 @@ PRODUCERS = TOPIC + "/producers"
 PRODUCER = PRODUCERS + "/{producer}"
 TRANSACTIONS = "/v1/transactions"
 TRANSACTION = TRANSACTIONS + "/{transaction}"
+CLUSTER = "/v1/cluster"
+DRAIN = CLUSTER + "/instances/{instance}/drain"
+PIN = CLUSTER + "/pins/{namespace}/{topic}"
 
 ROUTES: tuple[Route, ...] = (
     Route("list_topics", "GET", TOPICS, topics.list_names),
@@ -62,6 +66,11 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "checkpoint", "POST", TRANSACTION + "/checkpoint", transactions.checkpoint, transactions.MAX_SNAPSHOT_BODY_BYTES
     ),
+    Route("get_cluster", "GET", CLUSTER, cluster.show),
+    Route("drain_instance", "PUT", DRAIN, cluster.drain),
+    Route("undrain_instance", "DELETE", DRAIN, cluster.undrain),
+    Route("pin_topic", "PUT", PIN, cluster.pin, SMALL_BODY_BYTES),
+    Route("unpin_topic", "DELETE", PIN, cluster.unpin),
     Route("ping", "GET", "/ping", health.ping),
     Route("livez", "GET", "/livez", health.livez),
     Route("readyz", "GET", "/readyz", health.readyz),
