@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from broker.config import every_setting
 from broker.config.values import parse_addresses
 from storage.hbase.settings import HBaseOptions
 from storage.leveldb import LevelDBOptions, LevelDBStore
@@ -92,5 +93,8 @@ def fitted(config: Config, traits: StoreTraits) -> Config:
 def _lowered(name: str, config: Config, most: int) -> int:
     wanted: int = config.value(name)
     if wanted > most:
-        log.warning("a setting is lowered to what the store holds", extra={"setting": name, "from": wanted, "to": most})
+        # Where nobody has asked for more, nobody needs to be warned.
+        level = logging.INFO if wanted == every_setting()[name].default else logging.WARNING
+        what = {"setting": name, "from": wanted, "to": most}
+        log.log(level, "a setting is lowered to what the store holds", extra=what)
     return min(wanted, most)

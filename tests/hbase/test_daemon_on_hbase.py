@@ -1,0 +1,109 @@
+"""The daemon on HBase: what holds on LevelDB holds here, through kills, by the very tests of the other ring."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from tests.daemon import test_crash_ring
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.talk import ask, create, metric, poll, publish, read_all, topic_path
+from tests.daemon.test_crash_ring import reborn, ring
+from tests.daemon.test_producers_killed import (  # noqa: F401 - run here, with the fixture below
+    test_a_producer_that_asks_after_each_lost_answer_stores_each_message_once,
+    test_what_a_namespace_says_survives_a_kill,
+    test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it,
+)
+
+PREFIXES = itertools.count()
+
+
+@pytest.fixture
+def on_hbase(hbase, tmp_path):
+    """Starts daemons on tables of the test's own."""
+    host, port = hbase.address
+    settings = ("kind=hbase", f"hbase.thrift={host}:{port}", f"hbase.table_prefix=daemon{next(PREFIXES)}_")
+
+    def start(data_dir, *sets, **options):
+        return Daemon(data_dir, *(f"storage.{each}" for each in settings), *sets, **options)
+
+    return start
+
+
+@pytest.fixture
+def daemon(on_hbase, tmp_path):
+    with ExitStack() as daemons:
+        yield lambda *sets: daemons.enter_context(on_hbase(tmp_path / "data", *sets))
+
+
+def test_messages_keep_their_ids_through_kills_and_nothing_is_kept_in_files(daemon, tmp_path):
+    running = daemon()
+    create(running.address, "t")
+    publish(running.address, "t", *(b"%d" % number for number in range(1000)))
+    publish(running.address, "t", bytes(8 << 20))
+    there = read_all(running.address, "t")
+    assert len(there) == 1001
+    running.kill()
+    running.start()
+    assert read_all(running.address, "t") == there
+    publish(running.address, "t", b"behind")
+    last = read_all(running.address, "t")
+    assert last[:-1] == there
+    assert last[-1][1] == b"behind"
+    assert last[-1][0] > there[-1][0]
+    assert running.serving["store"] == "hbase"
+    assert running.serving["data_dir"] is None
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_message_that_no_cell_holds_is_too_large_and_its_topic_goes_on(daemon):
+    running = daemon("storage.hbase.max_cell_bytes=1 MiB")
+    create(running.address, "t")
+    lowered = json.loads(running.wait_for_line("a setting is lowered to what the store holds"))
+    assert lowered["setting"] == "topic.max_message_bytes"
+    publish(running.address, "t", bytes(lowered["to"]))
+    path = topic_path("t", "/publish")
+    body = json.dumps({"messages": ["x" * (lowered["to"] + 1)]}).encode()
+    assert ask(running.address, "POST", path, body, {"Content-Type": "application/json"}).code == "message_too_large"
+    publish(running.address, "t", b"behind")
+    assert len(poll(running.address, "t")) == 2
+
+
+def test_a_topic_deleted_and_made_again_shows_nothing_of_its_past(daemon):
+    running = daemon("retention.delete_grace_s=0", "retention.interval_s=0.1")
+    for number in range(3):
+        create(running.address, "t")
+        publish(running.address, "t", b"%d" % number)
+        assert [payload for _, payload in read_all(running.address, "t")] == [b"%d" % number]
+        running.kill()
+        running.start()
+        assert [payload for _, payload in read_all(running.address, "t")] == [b"%d" % number]
+        assert ask(running.address, "DELETE", topic_path("t")).status == 200
+
+
+def test_messages_expire_and_their_rows_are_removed(daemon):
+    running = daemon("retention.interval_s=0.1")
+    create(running.address, "t", ttl=1)
+    publish(running.address, "t", b"fleeting")
+    eventually("it expired", lambda: not read_all(running.address, "t"))
+    eventually("its row is gone", lambda: metric(running.address, "plainsong_expired_rows_total") >= 1)
+
+
+def test_a_daemon_on_hbase_has_no_disk_to_watch(daemon):
+    running = daemon("storage.min_free_bytes=1024 TiB")
+    assert ask(running.address, "GET", "/version").json()["store"] == "hbase"
+    assert metric(running.address, "plainsong_low_space") == 0
+    assert ask(running.address, "GET", "/readyz").status == 200
+
+
+async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, on_hbase, tmp_path):
+    monkeypatch.setattr(test_crash_ring, "Daemon", on_hbase)
+    await ring(tmp_path, seed=8, cycles=6)
+
+
+async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(monkeypatch, on_hbase, tmp_path):
+    monkeypatch.setattr(test_crash_ring, "Daemon", on_hbase)
+    await reborn(tmp_path, seed=8, cycles=2)
