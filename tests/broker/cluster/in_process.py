@@ -36,7 +36,7 @@ def named(text):
 async def until(holds):
     """Waits until something has happened elsewhere that nothing here is told of."""
     with trio.fail_after(10):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what happens there tells nobody here
             await trio.sleep(0.002)
 
 
@@ -200,9 +200,12 @@ async def cluster(*names, **values):
     async with trio.open_nursery() as nursery:
         for name in names:
             await nursery.start(nodes.run, name, config)
-        yield nodes
-        for node in nodes.values():
-            node.stop.set()
+        try:
+            yield nodes
+        finally:
+            for node in nodes.values():
+                node.store.reachable.set()
+                node.stop.set()
         with trio.move_on_after(5):
             for node in nodes.values():
                 await node.ended.wait()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 import pytest
 import trio
 
-from tests.broker.cluster.in_process import TOPICS, cluster
+import broker.cluster.owners
+import broker.cluster.spreading
+import broker.cluster.streaming
+from tests.broker.cluster.in_process import TOPICS, cluster, until
+
+PUBLISH = f"{TOPICS}/t/publish"
+POLL = f"{TOPICS}/t/poll"
+ONE = {"messages": ["one"]}
 
 
 @pytest.fixture
@@ -15,9 +25,254 @@ async def nodes():
         yield running
 
 
+@pytest.fixture
+def briefly(monkeypatch):
+    """Owners are looked for no longer than this many seconds."""
+    for module in (broker.cluster.owners, broker.cluster.spreading, broker.cluster.streaming):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.3)
+    return 0.3
+
+
+# --- forwarded, once -------------------------------------------------------------------------------
+
+
 async def test_what_is_published_at_one_instance_is_read_at_every_other(nodes):
     await nodes["a"].create()
     await nodes["c"].publish("t", "one", "two")
     for node in nodes.values():
         assert await node.poll() == ["one", "two"]
     assert [len(node.service.directory) for node in nodes.values()] == [0, 1, 0]
+
+
+async def test_only_a_forwarded_answer_names_the_owner(nodes):
+    await nodes["b"].create()
+    for name in "abc":
+        answer = await nodes[name].call("POST", PUBLISH, json=ONE)
+        assert answer.headers.get("plainsong-owner") == (None if name == "b" else nodes["b"].address)
+    refused = await nodes["a"].call("PUT", f"{TOPICS}/t", json={}, status=409)
+    assert refused.headers["plainsong-owner"] == nodes["b"].address
+
+
+async def test_a_request_is_forwarded_once_and_not_by_whoever_gets_it(nodes, briefly):
+    await nodes["b"].create()
+    nodes.move("ns:t", "c", seen_by="b")  # a does not know yet, and c neither
+    answer = await nodes["a"].call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
+    assert answer.json()["outcome"] == "not-applied"
+    assert answer.headers["retry-after"] == "1"
+    assert "plainsong-owner" not in answer.headers
+    assert nodes["c"].metric("plainsong_forwarded_requests_total", direction="in") == 0
+    nodes.move("ns:t", "c", seen_by="ac")
+    assert await nodes["a"].poll() == []
+
+
+async def test_without_an_owner_nothing_happens_and_the_answer_says_when_to_come_back(nodes, briefly):
+    await nodes["b"].create()
+    nodes.move("ns:t", None)
+    for method, path in (("POST", PUBLISH), ("POST", POLL), ("GET", f"{TOPICS}/t"), ("DELETE", f"{TOPICS}/t")):
+        begun_s = time.monotonic()
+        answer = await nodes["a"].call(method, path, json=ONE if path == PUBLISH else {}, status=503, code="no_owner")
+        assert time.monotonic() - begun_s >= briefly
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["outcome"] == "not-applied"
+    assert nodes["a"].metric("plainsong_no_owner_answers_total") == 4
+    nodes.move("ns:t", "c")
+    assert await nodes["a"].poll() == []
+
+
+async def test_an_owner_that_appears_in_time_answers(nodes):
+    await nodes["b"].create()
+    nodes.move("ns:t", None)
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(nodes[name].publish, "t", name)
+        await until(lambda: all(node.metric("plainsong_forward_retries_total") for node in nodes.values()))
+        nodes.move("ns:t", "c")
+    assert sorted(await nodes["a"].poll()) == ["a", "b", "c"]
+
+
+async def test_whoever_lost_a_topic_forwards_to_the_owner_that_has_it_now(nodes):
+    await nodes["b"].create()
+    await nodes["b"].publish("t", "one")
+    nodes.move("ns:t", "c")
+    await nodes["b"].publish("t", "two")
+    assert await nodes["b"].poll() == ["one", "two"]
+
+
+async def test_bodies_are_bounded_and_decompressed_where_they_arrive(nodes):
+    async with cluster("x", "y", http__max_body_bytes=1000) as small:
+        small.move("ns:t", "y")
+        await small["x"].call("POST", PUBLISH, content=b"x" * 1001, status=413)
+        gzipped = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        await small["x"].call("POST", PUBLISH, content=b"no gzip", headers=gzipped, status=400)
+        assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 0
+
+
+async def test_large_bodies_pass_both_ways(nodes):
+    await nodes["b"].create()
+    large = ["x" * 1_000_000 + str(number) for number in range(3)]
+    await nodes["a"].publish("t", *large)
+    assert await nodes["c"].poll() == large
+
+
+# --- links that break ------------------------------------------------------------------------------
+
+
+async def test_a_write_whose_link_breaks_is_answered_that_nobody_knows(nodes):
+    await nodes["b"].create()
+    nodes["b"].store.reachable = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def publish():
+            answer = await nodes["a"].call("POST", PUBLISH, json=ONE, status=503, code="outcome_unknown")
+            assert answer.json()["outcome"] == "unknown"
+            assert "plainsong-owner" not in answer.headers
+
+        nursery.start_soon(publish)
+        await until(lambda: nodes["b"].metric("plainsong_forwarded_requests_total", direction="in") == 1)
+        nodes["a"].cut_links()
+    nodes["b"].store.reachable.set()
+    assert await nodes["a"].poll() in ([], ["one"])
+
+
+async def test_a_poll_whose_link_breaks_is_asked_again(nodes):
+    await nodes["b"].create()
+    async with trio.open_nursery() as nursery:
+
+        async def poll():
+            assert await nodes["a"].poll(waitMs=20_000) == ["late"]
+
+        nursery.start_soon(poll)
+        await until(lambda: nodes["b"].parked("ns:t") == 1)
+        nodes["a"].cut_links()
+        await until(lambda: nodes["b"].metric("plainsong_forwarded_requests_total", direction="in") == 2)
+        await until(lambda: nodes["b"].parked("ns:t") == 1)
+        await nodes["c"].publish("t", "late")
+
+
+async def test_what_was_never_sent_is_sent_to_the_next_owner(nodes):
+    await nodes["b"].create()
+    nodes["b"].kill()
+    await nodes["b"].ended.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(nodes["a"].publish, "t", "one")
+        await until(lambda: nodes["a"].metric("plainsong_forward_retries_total"))
+        nodes.move("ns:t", "c", seen_by="ac")
+    assert await nodes["a"].poll() == ["one"]
+
+
+async def test_an_owner_that_is_gone_is_no_owner_and_nothing_happened(nodes, briefly):
+    await nodes["b"].create()
+    nodes["b"].kill()
+    await nodes["b"].ended.wait()
+    answer = await nodes["a"].call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
+    assert answer.json()["outcome"] == "not-applied"
+
+
+# --- long polls ------------------------------------------------------------------------------------
+
+
+async def test_a_long_poll_is_answered_when_its_topic_moves_and_the_next_one_finds_the_owner(nodes):
+    await nodes["b"].create()
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+
+            async def poll(node=nodes[name]):
+                with trio.fail_after(5):
+                    assert await node.poll(waitMs=20_000) == []
+
+            nursery.start_soon(poll)
+        await until(lambda: nodes["b"].parked("ns:t") == 3)
+        nodes.move("ns:t", "c")
+    await nodes["a"].publish("t", "one")
+    for node in nodes.values():
+        assert await node.poll(waitMs=20_000) == ["one"]
+
+
+async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_its_wait(nodes):
+    await nodes["b"].create()
+    begun_s = time.monotonic()
+    async with trio.open_nursery() as nursery:
+
+        async def empty():
+            assert await nodes["a"].poll(waitMs=900) == []
+
+        async def filled():
+            assert await nodes["a"].poll(waitMs=20_000) == ["one"]
+
+        nursery.start_soon(empty)
+        nursery.start_soon(filled)
+        await until(lambda: nodes["b"].parked("ns:t") == 2)
+        await trio.sleep(0.3)
+        nodes["b"].kill()
+        await nodes["b"].ended.wait()
+        nodes.move("ns:t", "c", seen_by="ac")
+        await until(lambda: nodes["c"].parked("ns:t") == 2)
+        await until(lambda: nodes["c"].parked("ns:t") == 1)
+        assert 0.85 < time.monotonic() - begun_s < 1.15
+        await nodes["c"].publish("t", "one")
+
+
+async def test_a_long_poll_looks_for_an_owner_as_long_as_it_wants_to_wait(nodes, briefly):
+    await nodes["b"].create()
+    nodes.move("ns:t", None)
+    begun_s = time.monotonic()
+    await nodes["a"].call("POST", POLL, json={"waitMs": 700}, status=503, code="no_owner")
+    await nodes["a"].call("POST", f"{TOPICS}/t/offsets", json={"waitMs": 700}, status=503, code="no_owner")
+    assert time.monotonic() - begun_s > 1.4
+
+
+async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
+    await nodes["b"].create()
+    with trio.CancelScope() as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes["a"].poll, "t")
+            nursery.start_soon(lambda: nodes["a"].poll(waitMs=20_000))
+            await until(lambda: nodes["b"].parked("ns:t") == 1)
+            client.cancel()
+    await until(lambda: nodes["b"].parked("ns:t") == 0)
+    assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 0
+
+
+# --- what is told ----------------------------------------------------------------------------------
+
+
+async def test_requests_are_counted_where_their_client_is(nodes):
+    await nodes["b"].create()
+    await nodes["a"].publish("t", "one")
+    assert nodes["a"].metric("plainsong_requests_total", route="publish", status="200") == 1
+    assert nodes["b"].metric("plainsong_requests_total", route="publish", status="200") == 0
+    assert nodes["a"].metric("plainsong_forwarded_requests_total", direction="out") == 1
+    assert nodes["b"].metric("plainsong_forwarded_requests_total", direction="in") == 1
+    assert nodes["a"].metric("plainsong_links_open") == 1
+
+
+async def test_the_access_log_names_the_owner(caplog):
+    caplog.set_level(logging.INFO, "plainsong.access")
+    async with cluster("a", "b", log__access=True) as nodes:
+        nodes.move("ns:t", "b")
+        await nodes["a"].create()
+        await nodes["a"].publish("t", "one")
+        await nodes["b"].publish("t", "two")
+        owners = [
+            (record.route, getattr(record, "owner", None)) for record in caplog.records if hasattr(record, "route")
+        ]
+        owner = nodes["b"].address
+    assert owners == [("create_topic", owner), ("publish", owner), ("publish", None)]
+
+
+async def test_a_bug_at_the_owner_is_logged_there_under_the_clients_request_id(nodes, caplog, monkeypatch):
+    await nodes["b"].create()
+
+    async def broken(name, ask):
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(nodes["b"].service.directory, "ask", broken)
+    answer = await nodes["a"].call("GET", f"{TOPICS}/t", status=500, headers={"X-Request-Id": "find-me"})
+    assert "secret" not in answer.text
+    assert answer.headers["plainsong-owner"] == nodes["b"].address
+    assert [record.request_id for record in caplog.records if record.levelname == "ERROR"] == ["find-me"]
+
+
+async def test_stats_name_the_owner(nodes):
+    await nodes["b"].create()
+    assert (await nodes["a"].call("GET", f"{TOPICS}/t/stats")).json()["owner"] == nodes["b"].address
