@@ -1,0 +1,214 @@
+"""What is no single answer passes between instances too: polls of any length, and WebSocket streams of publishes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.codec import AVRO
+from protocol.requests import PollRequest
+from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.doors import Reader, post
+from tests.broker.stream_talk import knock, open_stream, request
+
+LARGE = "x" * 100_000
+
+
+@pytest.fixture
+async def nodes():
+    async with cluster("a", "b", "c", poll__max_messages=10) as running:
+        running.move("ns:t", "b")
+        await running["b"].create()
+        yield running
+
+
+async def poll_of_any_length(node):
+    """A version 1 poll on a socket of its own, which nothing is read from yet."""
+    host, _, port = node.address.partition(":")
+    socket = await trio.open_tcp_stream(host, int(port))
+    body = AVRO.encode_poll(PollRequest(None, True, None))
+    await socket.send_all(post("t/poll", body, f"Content-Type: {AVRO.content_type}"))
+    return socket
+
+
+async def calm():
+    """Waits until what can go on without anybody reading has gone on."""
+    for _ in range(5):
+        await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def test_a_poll_of_any_length_is_the_owners_byte_for_byte(nodes):
+    for _ in range(4):
+        await nodes["b"].publish("t", *[LARGE] * 10)
+    bodies = []
+    for name in "ba":
+        async with await poll_of_any_length(nodes[name]) as socket:
+            reply = await Reader(socket).reply()
+            assert reply.status == 200
+            assert ("plainsong-owner" in reply.headers) == (name == "a")
+            bodies.append(reply.body)
+    assert len(bodies[0]) > 4_000_000
+    assert bodies[0] == bodies[1]
+
+
+async def test_a_reader_that_stops_holds_up_the_owner_and_fills_no_memory(nodes):
+    for _ in range(40):
+        await nodes["b"].publish("t", *[LARGE] * 10)
+    budget = nodes["b"].service.directory.budget
+    before = budget.hits + budget.misses
+    async with await poll_of_any_length(nodes["a"]) as socket:
+        await calm()
+        pages = budget.hits + budget.misses - before
+        assert 0 < pages < 20  # of forty; the rest waits at the owner
+        assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 1
+        reply = await Reader(socket).reply()
+        assert len(reply.body) > 40_000_000
+
+
+async def test_a_reader_that_leaves_ends_its_answer_at_the_owner(nodes):
+    for _ in range(40):
+        await nodes["b"].publish("t", *[LARGE] * 10)
+    socket = await poll_of_any_length(nodes["a"])
+    await calm()
+    await trio.aclose_forcefully(socket)
+    await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
+
+
+async def test_an_answer_that_breaks_off_at_the_owner_breaks_off_here(nodes):
+    for _ in range(40):
+        await nodes["b"].publish("t", *[LARGE] * 10)
+    async with await poll_of_any_length(nodes["a"]) as socket:
+        await calm()
+        nodes["b"].kill()
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await Reader(socket).reply()
+
+
+# --- streams of publishes --------------------------------------------------------------------------
+
+
+async def test_a_stream_to_another_instances_topic_is_answered_in_order(nodes):
+    async with knock(nodes["a"]) as (stream, accepted):
+        headers = {name.decode().lower(): value.decode() for name, value in accepted.extra_headers}
+        assert headers["plainsong-owner"] == nodes["b"].address
+        for start in range(0, 2000, 100):
+            await stream.send(*[request(number, b"%d" % number) for number in range(start, start + 100)])
+        answers = await stream.answers(2000)
+    assert [number for number, *_ in answers] == list(range(2000))
+    ids = [fields["firstId"] for _, status, fields in answers if status == 200]
+    assert len(ids) == 2000
+    assert ids == sorted(set(ids))
+    assert nodes["b"].metric("plainsong_requests_total", route="stream", status="200") == 2000
+
+
+async def test_each_request_of_a_forwarded_stream_has_its_own_verdict(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        await stream.send(request(7, b"fine"), request(8, b"no", ttlSeconds=-1), request(9, b"fine", producer="p"))
+        answers = await stream.answers(3)
+    async with open_stream(nodes["b"]) as stream:
+        await stream.send(request(7, b"fine"), request(8, b"no", ttlSeconds=-1), request(9, b"fine", producer="p"))
+        assert [(number, status, sorted(fields)) for number, status, fields in await stream.answers(3)] == [
+            (number, status, sorted(fields)) for number, status, fields in answers
+        ]
+
+
+async def test_what_cannot_be_read_ends_a_forwarded_stream_after_what_stood_before_it(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        await stream.send(request(1, b"one"), b"\xc1")
+        assert [(number, status) for number, status, _ in await stream.answers(1)] == [(1, 200)]
+        assert (await stream.closed())[0] == 1007
+    assert await nodes["c"].poll() == ["one"]
+
+
+async def test_a_stream_follows_its_topic_from_owner_to_owner(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        number = 0
+        for owner in "bcabac":
+            nodes.move("ns:t", owner)
+            await stream.send(*[request(number + more, b"%d" % (number + more)) for more in range(20)])
+            answers = await stream.answers(20)
+            assert [(each, status) for each, status, _ in answers] == [(number + more, 200) for more in range(20)]
+            number += 20
+    read = [int(text) for text in await _all(nodes["a"])]
+    assert read == list(range(number))
+
+
+async def test_a_stream_whose_link_breaks_says_what_nobody_knows_and_goes_on(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        await stream.send(request(1, b"one"))
+        await stream.answers(1)
+        nodes["b"].store.reachable = trio.Event()
+        await stream.send(request(2, b"two"), request(3, b"three"))
+        await until(lambda: nodes["b"].metric("plainsong_queue_requests") or _is_stepping(nodes["b"]))
+        nodes["a"].cut_links()
+        answers = await stream.answers(2)
+        assert [(number, status, fields["code"]) for number, status, fields in answers] == [
+            (2, 503, "outcome_unknown"),
+            (3, 503, "outcome_unknown"),
+        ]
+        nodes["b"].store.reachable.set()
+        await stream.send(request(4, b"four"))
+        assert [(number, status) for number, status, _ in await stream.answers(1)] == [(4, 200)]
+    read = await nodes["a"].poll()
+    assert read[0] == "one"
+    assert read[-1] == "four"
+    assert set(read[1:-1]) in (set(), {"two", "three"})
+
+
+async def test_a_stream_without_an_owner_is_told_so_request_by_request(nodes, monkeypatch):
+    monkeypatch.setattr("broker.cluster.streaming.PATIENCE_S", 0.2)
+    async with open_stream(nodes["a"]) as stream:
+        nodes.move("ns:t", None)
+        await stream.send(request(1, b"one"), request(2, b"two"))
+        answers = await stream.answers(2)
+        assert [(number, status, fields["code"], fields["outcome"]) for number, status, fields in answers] == [
+            (1, 503, "no_owner", "not-applied"),
+            (2, 503, "no_owner", "not-applied"),
+        ]
+        nodes.move("ns:t", "c")
+        await stream.send(request(3, b"three"))
+        assert [(number, status) for number, status, _ in await stream.answers(1)] == [(3, 200)]
+    assert await nodes["a"].poll() == ["three"]
+
+
+async def test_a_sender_that_reads_no_answers_is_held_up_and_fills_no_memory(nodes):
+    """What is under way is bounded at both ends; the bytes of its payloads are given back once answered."""
+    nodes["b"].store.reachable = trio.Event()
+    sent = 0
+    async with open_stream(nodes["a"]) as stream:
+        with trio.move_on_after(1.5):
+            for number in range(400):
+                await stream.send(request(number, b"x" * 100_000))
+                sent = number + 1
+        assert sent < 250  # 8 MiB under way at each end, and what connections hold
+        nodes["b"].store.reachable.set()
+        assert {status for _, status, _ in await stream.answers(sent)} == {200}
+    await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
+
+
+async def test_an_idle_stream_does_not_keep_an_owner_from_leaving(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        await stream.send(request(1, b"one"))
+        await stream.answers(1)
+        nodes.move("ns:t", "c")
+        await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
+
+
+async def _all(node):
+    """All payloads, page by page."""
+    found, since = [], None
+    while True:
+        body = {"startFrom": since, "inclusive": False} if since else {}
+        answer = await node.call("POST", f"{TOPICS}/t/poll", json=body)
+        page = json.loads(answer.content)
+        found += [message["payload"] for message in page]
+        if answer.headers["plainsong-end"] == "end":
+            return found
+        since = answer.headers["plainsong-last-id"]
+
+
+def _is_stepping(node):
+    return any(not entry.actor.idle for entry in node.service.directory)
