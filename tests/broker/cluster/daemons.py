@@ -1,0 +1,148 @@
+"""Whole daemons as ``plainsong serve`` runs them, several in one process: a real ZooKeeper, and memory that they share."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+import httpx
+import trio
+
+import broker.main
+from broker.config.config import config_of
+from storage.shared import SharedMemory
+
+TOPICS = "/v1/namespaces/ns/topics"
+PATIENCE_S = 20.0
+
+#: The daemon that a task belongs to.
+MINE = ContextVar("MINE")
+
+
+class Daemon:
+    """One of them."""
+
+    def __init__(self, name, shared, config):
+        self.name = name
+        self.store = shared.store()
+        self.config = config
+        self.ended = trio.Event()
+        self.life = trio.CancelScope()
+        self.stop = self.address = self.http = None
+
+    async def call(self, method, path, *, status=200, **more):
+        answer = await self.http.request(method, path, **more)
+        assert answer.status_code == status, (self.name, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    async def cluster(self, query=""):
+        return await self.call("GET", f"/v1/cluster{query}")
+
+    async def owner(self, topic):
+        return (await self.cluster(f"?topic=ns:{topic}"))["topic"]["owner"]
+
+    async def publish(self, topic, *payloads):
+        await self.call("POST", f"{TOPICS}/{topic}/publish", json={"messages": list(payloads)})
+
+    async def poll(self, topic, **body):
+        return [each["payload"] for each in await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)]
+
+    async def until(self, true):
+        """Ask for the cluster until it is so; the last answer."""
+        with trio.fail_after(PATIENCE_S):
+            found = await self.cluster()
+            while not true(found):
+                found = await self.cluster()
+            return found
+
+    def leave(self):
+        """As SIGTERM does."""
+        self.stop.set()
+
+    def kill(self):
+        """It ends at once, and its session with it."""
+        self.life.cancel()
+
+
+class Daemons(dict):
+    """All of them by name."""
+
+    def __init__(self, nursery, ensemble, values):
+        super().__init__()
+        self.shared = SharedMemory()
+        self._nursery = nursery
+        self._ensemble = ensemble
+        self._values = values
+
+    async def start(self, name, **values):
+        given = {
+            "http.bind": "127.0.0.1:0",
+            "cluster.instance": name,
+            "cluster.zookeeper": self._ensemble.hosts + self._ensemble.path,
+            "cluster.session_timeout_s": 2.0,
+            "transactions.service": "off",
+            "shutdown.drain_s": 3.0,
+            "storage.min_free_bytes": 0,
+        }
+        config = config_of({**given, **self._values, **values})
+        daemon = self[name] = Daemon(name, self.shared, config)
+        await self._nursery.start(_run, daemon)
+        return daemon
+
+    async def together(self):
+        """Wait until each sees all of them."""
+        for daemon in self.values():
+            await daemon.until(lambda found: {each["name"] for each in found["instances"]} == set(self))
+
+
+async def _run(daemon, task_status):
+    there = trio.Event()
+
+    def announce(running):
+        daemon.address = running.addresses[0]
+        there.set()
+
+    async def run():
+        MINE.set(daemon)
+        await broker.main.run_daemon(daemon.config, announce=announce)
+        nursery.cancel_scope.cancel()
+
+    try:
+        with daemon.life:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                await there.wait()
+                async with httpx.AsyncClient(base_url=daemon.address, timeout=30) as daemon.http:
+                    task_status.started()
+                    await trio.sleep_forever()
+    finally:
+        daemon.ended.set()
+
+
+@asynccontextmanager
+async def _open_store(config):
+    yield MINE.get().store
+
+
+async def _stop_when_told(stop):
+    MINE.get().stop = stop
+    await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def daemons(ensemble, monkeypatch, *names, **values):
+    """Daemons that see each other; those that are left are told to leave at the end."""
+    monkeypatch.setattr(broker.main, "open_store", _open_store)
+    monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
+    async with trio.open_nursery() as nursery:
+        found = Daemons(nursery, ensemble, values)
+        for name in names:
+            await found.start(name)
+        await found.together()
+        yield found
+        for daemon in found.values():
+            daemon.leave()
+        with trio.move_on_after(PATIENCE_S):
+            for daemon in found.values():
+                await daemon.ended.wait()
+        nursery.cancel_scope.cancel()
