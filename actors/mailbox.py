@@ -25,7 +25,7 @@ A = TypeVar("A")
 class Ticket(Generic[A]):
     """One ask and whoever waits for its answer."""
 
-    __slots__ = ("_outcome", "_task", "abandoned", "ask", "taken")
+    __slots__ = ("_outcome", "_task", "_told", "abandoned", "ask", "taken")
 
     def __init__(self, ask: Ask[A]) -> None:
         self.ask = ask
@@ -33,6 +33,7 @@ class Ticket(Generic[A]):
         self.taken = False
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
+        self._told: Callable[[A | PlainsongError], object] | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -47,6 +48,15 @@ class Ticket(Generic[A]):
         if self._task is not None:
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
+        if self._told is not None:
+            self._told(answer)
+
+    def on_settled(self, told: Callable[[A | PlainsongError], object]) -> None:
+        """Have ``told`` called with the answer instead of waiting for it; it is not settled yet, and nobody waits.
+
+        It is called in the middle of somebody else's work: it neither waits nor raises.
+        """
+        self._told = told
 
     async def wait(self, on_leave: Callable[[Ticket[Any]], object]) -> A:
         """The answer. When cancelled, ``on_leave`` is told, once, and the ticket is abandoned."""

@@ -18,7 +18,8 @@ class AccessLog:
     """Writes the line, or nothing; both doors and all routes tell it of the same things."""
 
     def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+        #: Whether there are lines at all.
+        self.enabled = enabled
 
     def begin(self, identity: str) -> None:
         """From here on, lines of this task are about the request of this id."""
@@ -28,7 +29,7 @@ class AccessLog:
         self, route: str, target: str, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
         """The request was answered; ``target`` is the topic or path it was about. ``headers`` name the owner, if any."""
-        if self._enabled:
+        if self.enabled:
             fields: dict[str, object] = {
                 "route": route,
                 "target": target,

@@ -6,12 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.app import create_app
+from broker.front.answering import Answering
+from broker.front.parent import serve_front_ends
 from broker.handlers.stream import PublishStream
 from broker.handlers.table import hot_handlers
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
 from broker.http.settings import HttpSettings
 from broker.thrift.listen import serve_thrift
+from broker.views.table import ROUTES
 
 if TYPE_CHECKING:
     import trio
@@ -26,7 +29,14 @@ async def serve(
     """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     settings = http_settings(service.config)
     handlers, cluster = hot_handlers(service), service.cluster
+    begin = partial(PublishStream if cluster is None else cluster.begin, service)
+    peers = None if cluster is None else cluster.door()
     try:
+        if service.config.http.processes > 1:
+            routes = ROUTES if cluster is None else cluster.routes()
+            answering = Answering(service, handlers, routes, begin, budget)
+            await serve_front_ends(service.config, answering, peers, stop=stop, task_status=task_status)
+            return
         await serve_http(
             settings,
             handlers,
@@ -35,8 +45,8 @@ async def serve(
             budget=budget,
             stop=stop,
             grace_s=service.config.shutdown.drain_s,
-            begin=partial(PublishStream if cluster is None else cluster.begin, service),
-            peers=None if cluster is None else cluster.door(),
+            begin=begin,
+            peers=peers,
             task_status=task_status,
         )
     finally:

@@ -48,7 +48,8 @@ class AwayLeg:
         self._reader = codec.RequestReader()
         self._sent: deque[_Sent] = deque()
         self._requests = 0
-        self._answered = 0
+        #: Requests that the owner has answered.
+        self.answered = 0
         self._finished = False
         self._broken: Exception | None = None
         self._changed = trio.Event()
@@ -152,8 +153,8 @@ class AwayLeg:
                 self._break(error)
                 continue
             answered, answers = int.from_bytes(data[:8], "big"), data[8:]
-            self._settle(answered - self._answered)
-            self._answered = answered
+            self._settle(answered - self.answered)
+            self.answered = answered
             return answers
 
     def _settle(self, requests: int) -> None:

@@ -51,8 +51,8 @@ def told_answer(answer: HttpAnswer) -> Reply:
     return Reply([answer.status, answer.content_type, [list(each) for each in answer.headers]], answer.body)
 
 
-async def heard_answer(reply: Reply, owner: Instance) -> HttpAnswer:
-    """The answer that ``told_answer`` told, with its owner's name on it; a stream's first piece has come.
+async def heard_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
+    """The answer that ``told_answer`` told, with its owner's name on it, if any; a stream's first piece has come.
 
     Raises:
       ValueError: it is none. LinkBroken: before the first piece.
@@ -60,7 +60,9 @@ async def heard_answer(reply: Reply, owner: Instance) -> HttpAnswer:
     status, content_type, headers = reply.value
     told = [(name, value) for name, value in headers]
     body = reply.body if isinstance(reply.body, bytes) else await begun(reply.body)
-    return HttpAnswer(status, body, content_type, [*told, (OWNER_HEADER, owner.address)])
+    if owner is not None:
+        told.append((OWNER_HEADER, owner.address))
+    return HttpAnswer(status, body, content_type, told)
 
 
 def told_page(page: Page) -> Reply:

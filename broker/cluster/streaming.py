@@ -95,6 +95,7 @@ class RoutedStream:
         self._held = held
         self._legs: deque[_HereLeg | AwayLeg] = deque()
         self._finished = False
+        self._answered_before = 0
         self._taking = False
         self._changed = trio.Event()
         owners.watch(self)
@@ -105,6 +106,11 @@ class RoutedStream:
     def headers(self) -> list[tuple[str, str]]:
         """Where the owner is, for the client's next stream."""
         return [] if self._first is None else [(OWNER_HEADER, self._first.address)]
+
+    @property
+    def answered(self) -> int:
+        """Requests that have been answered."""
+        return self._answered_before + (self._legs[0].answered if self._legs else 0)
 
     @property
     def waiting(self) -> bool:
@@ -178,7 +184,9 @@ class RoutedStream:
             answers = await self._legs[0].answers()
             if answers is not None:
                 return answers
-            self._legs.popleft().close()
+            over = self._legs.popleft()
+            self._answered_before += over.answered
+            over.close()
             self._wake()
 
     def finish(self) -> None:

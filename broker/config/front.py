@@ -15,6 +15,13 @@ class HttpConfig:
     lane: bool = switch(
         True, "Serve publish, store, rollback and poll by the fast lane; false sends every request through the server."
     )
+    processes: int = count(
+        1,
+        "Front ends: with more than one, so many processes accept connections and read requests, and one owns the topics.",
+        small="reading requests and writing answers keeps one core busy while others rest",
+        large="memory is taken, and cores that share their work do not get faster by more of them",
+        high=64,
+    )
     max_body_bytes: int = size(
         64 * MIB,
         "The largest body of a request, also after decompression; beyond it the answer is 413.",

@@ -24,6 +24,11 @@ class Conversation(Protocol):
         """Whether there are requests that are not answered yet."""
         ...
 
+    @property
+    def answered(self) -> int:
+        """Requests that have been answered, refusals included."""
+        ...
+
     async def take(self, messages: Sequence[bytes]) -> None:
         """Takes all requests of these messages; waits while too much is under way, which is the back-pressure.
 

@@ -50,7 +50,7 @@ async def serve_http(
     handlers: HotHandlers,
     app: ASGIFramework,
     *,
-    binds: Sequence[str],
+    binds: Sequence[str | socket.socket],
     budget: BodyBudget,
     stop: trio.Event,
     grace_s: float,
@@ -61,7 +61,7 @@ async def serve_http(
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
 
-    ``task_status`` is given the addresses as ``host:port``. With ``tls`` all connections are hypercorn's.
+    ``binds`` are addresses to listen on, or sockets that listen already. ``task_status`` is given the addresses as ``host:port``. With ``tls`` all connections are hypercorn's.
     ``begin`` begins what stands behind a WebSocket; None: there are none. ``peers`` gets connections that begin as
     links do, with the bytes that were read; None: they are refused like any other that is no HTTP.
 
@@ -71,7 +71,7 @@ async def serve_http(
     listeners: list[socket.socket] = []
     try:
         for bind in binds:
-            listeners += await trio.to_thread.run_sync(listen_on, bind)
+            listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
         door = HypercornDoor(app, settings, budget, begin)
         # Without its handlers a lane only looks how a connection begins.
         parts = LaneParts(settings, handlers if settings.lane else {}, budget, Watch())

@@ -55,15 +55,40 @@ def shown(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def listen_together(bind: str, count: int) -> list[list[socket.socket]]:
+    """For each of ``count`` processes, sockets that listen on every address of ``bind``; the system shares out.
+
+    Raises:
+      ValueError, OSError: as ``listen_on``, also when it is only others that would share the address.
+    """
+    found = listen_on(bind)  # whoever may not share it is refused here
+    addresses = [(sock.family, sock.getsockname()) for sock in found]
+    for sock in found:
+        sock.close()
+    together: list[list[socket.socket]] = []
+    try:
+        for _ in range(count):
+            together.append([])
+            for family, address in addresses:
+                together[-1].append(_listener(family, address, shared=True))
+    except (OSError, _Unavailable) as error:
+        for sock in (each for row in together for each in row):
+            sock.close()
+        raise _explained(error if isinstance(error, OSError) else OSError(errno.EADDRNOTAVAIL, ""), bind) from None
+    return together
+
+
 class _Unavailable(Exception):
     """The machine does not have this address."""
 
 
-def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+def _listener(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.logs.context import request_id
+from broker.logs.context import process, request_id
 
 #: What every record has of its own; whatever else it has came in through ``extra``.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -25,6 +25,8 @@ class TextLines(logging.Formatter):
         parts += [f"{key}={_shown(value)}" for key, value in _fields(record).items()]
         if request := request_id.get():
             parts.append(f"request={_shown(request)}")
+        if name := process.get():
+            parts.append(f"process={name}")
         line = "  ".join(parts)
         if trace := _traceback(self, record):
             line += "\n" + "\n".join("    " + part.translate(_ESCAPES) for part in trace.splitlines())
@@ -44,6 +46,8 @@ class JsonLines(logging.Formatter):
         }
         if request := request_id.get():
             line["request_id"] = request
+        if name := process.get():
+            line["process"] = name
         if trace := _traceback(self, record):
             line["traceback"] = trace
         for key, value in _fields(record).items():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from broker.peering.answers import LinkBroken, Reply, Waiting
 from broker.peering.bounds import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds
+from broker.peering.channels import AnswerStream, Channel
 from broker.peering.flow import Inflow, Outflow
 from broker.peering.wire import Wire
 from protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
@@ -17,72 +17,9 @@ from protocol.peering.frames import Frame
 from protocol.peering.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from broker.http.exchange import BodyStream
     from protocol.peering.values import Vocabulary
 
-log = logging.getLogger("plainsong.peering")
-
-
-class LinkBroken(Exception):
-    """There is no answer, and will be none over this link.
-
-    ``sent``: whether the peer may have got the request; False means that it certainly has not.
-    """
-
-    def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
-        self.why = why
-        self.sent = sent
-
-
-@dataclass(slots=True)
-class Reply:
-    """An answer: a value, and a body, whole or to be read as it comes. Whoever gets a stream closes it."""
-
-    value: Any = None
-    body: bytes | BodyStream = b""
-
-
-class _Waiting:
-    """One call, and the task that waits for its answer."""
-
-    __slots__ = ("answer", "inflow", "outflow", "pieces", "place", "size", "task", "value")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        #: Of its last frame, after which the peer has all it needs to act.
-        self.place: float = inf
-        self.task: trio.lowlevel.Task | None = None
-        self.answer: Any = None
-        #: Of an answer that comes in pieces and is had as one.
-        self.value: Any = None
-        self.pieces: list[bytes] | None = None
-        self.inflow: Inflow | None = None
-        self.outflow: Outflow | None = None
-
-    def settle(self, answer: Any) -> None:
-        """Gives the answer, or the exception instead of one. Only the first counts."""
-        if self.answer is None:
-            self.answer = answer
-            if self.task is not None:
-                trio.lowlevel.reschedule(self.task)
-                self.task = None
-
-    async def wait(self) -> Any:
-        """The answer; raises what came instead."""
-        if self.answer is None:
-            self.task = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+__all__ = ["Channel", "Link", "LinkBroken", "Reply"]
 
 
 class Link:
@@ -98,7 +35,7 @@ class Link:
     ) -> None:
         self._wire = Wire(stream, bounds, vocabulary, peer)
         self._bounds = bounds
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._bytes = 0
         self._number = 0
         self._leaving = False
@@ -160,7 +97,7 @@ class Link:
                 self._over(number, cancel=waiting.answer is None)
 
     async def _send_call(
-        self, number: int, waiting: _Waiting, kind: str, value: Any, body: bytes, deadline_s: float | None
+        self, number: int, waiting: Waiting, kind: str, value: Any, body: bytes, deadline_s: float | None
     ) -> None:
         wire = self._wire
         left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
@@ -176,6 +113,12 @@ class Link:
             place = wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], not last)
             if last:
                 waiting.place = place
+
+    def tell(self, kind: str, value: Any) -> None:
+        """Calls without waiting for the answer, or caring whether there is one."""
+        if self.is_open:
+            self._number += 1
+            self._wire.put(Frame.CALL, self._number, kind, value, b"", None)
 
     async def converse(self, kind: str, value: Any) -> Channel:
         """A conversation that the peer has begun: messages both ways. Whoever gets it closes it.
@@ -195,7 +138,7 @@ class Link:
             raise
         return Channel(inflow, outflow, self, number)
 
-    def _begin(self, size: int) -> _Waiting:
+    def _begin(self, size: int) -> Waiting:
         if not self.is_open:
             raise LinkBroken(self._why if not self._wire.is_open else "the peer is leaving", sent=False)
         bounds = self._bounds
@@ -205,7 +148,7 @@ class Link:
             raise Overloaded(f"bodies of {self._bytes} bytes are under way on one link", hint="retry a little later")
         self._number += 1
         self._bytes += size
-        waiting = self._waiting[self._number] = _Waiting(size)
+        waiting = self._waiting[self._number] = Waiting(size)
         return waiting
 
     def _over(self, number: int, *, cancel: bool) -> None:
@@ -219,12 +162,12 @@ class Link:
         if self._leaving and not self._waiting:
             self._wire.finish()
 
-    def _broke(self, waiting: _Waiting) -> None:
+    def _broke(self, waiting: Waiting) -> None:
         error = LinkBroken(self._why, sent=waiting.place <= self._wire.written)
         self._failed(waiting, error)
 
     @staticmethod
-    def _failed(waiting: _Waiting, error: Exception) -> None:
+    def _failed(waiting: Waiting, error: Exception) -> None:
         if waiting.inflow is not None:
             waiting.inflow.end(error)
         if waiting.outflow is not None:
@@ -266,21 +209,21 @@ class Link:
         else:
             raise MalformedBody(f"a frame of kind {kind} that makes no sense to a caller")
 
-    def _begun(self, number: int, waiting: _Waiting, value: Any, *, whole: bool) -> None:
+    def _begun(self, number: int, waiting: Waiting, value: Any, *, whole: bool) -> None:
         if whole:
             waiting.value, waiting.pieces = value, []
         else:
             waiting.inflow = Inflow(self._wire, number)
-            waiting.settle(Reply(value, _AnswerStream(waiting.inflow, self, number)))
+            waiting.settle(Reply(value, AnswerStream(waiting.inflow, self, number)))
 
     @staticmethod
-    def _piece(waiting: _Waiting, piece: bytes, *, more: bool) -> None:
+    def _piece(waiting: Waiting, piece: bytes, *, more: bool) -> None:
         if waiting.pieces is not None:
             waiting.pieces.append(piece)
         elif waiting.inflow is not None:
             waiting.inflow.take(piece, more=more)
 
-    def _end_stream(self, number: int, waiting: _Waiting) -> None:
+    def _end_stream(self, number: int, waiting: Waiting) -> None:
         """Both directions of it have ended, as far as the peer is concerned."""
         if waiting.inflow is not None and (waiting.outflow is None or waiting.outflow.ended):
             self._over(number, cancel=False)
@@ -300,65 +243,3 @@ class Link:
     def cut(self) -> None:
         """Ends it now: whoever waits learns LinkBroken."""
         self._wire.cut()
-
-
-class _AnswerStream:
-    """A body that comes in pieces; a ``BodyStream``."""
-
-    def __init__(self, inflow: Inflow, link: Link, number: int) -> None:
-        self._inflow = inflow
-        self._link = link
-        self._number = number
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data = await self._inflow.receive()
-        if data is None:
-            raise StopAsyncIteration
-        return data
-
-    async def aclose(self) -> None:
-        """Ends it there, too, unless it has ended."""
-        self._link._over(self._number, cancel=not self._inflow.ended)
-        self._inflow.end()
-
-
-class Channel:
-    """One conversation: messages both ways, each in order, and as fast as the other side uses them."""
-
-    def __init__(self, inflow: Inflow, outflow: Outflow, link: Link, number: int) -> None:
-        self._inflow = inflow
-        self._outflow = outflow
-        self._link = link
-        self._number = number
-
-    async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent. Raises LinkBroken, PlainsongError."""
-        await self._outflow.send(data)
-
-    async def receive(self) -> bytes | None:
-        """The next message; None: the peer has finished. Raises LinkBroken, PlainsongError."""
-        return await self._inflow.receive()
-
-    def finish(self) -> None:
-        """Says that no more will be sent; there may still be something to receive."""
-        self._outflow.end()
-
-    async def aclose(self) -> None:
-        """``close``, for those who are asynchronous."""
-        self.close()
-
-    def close(self) -> None:
-        """Ends it; there, whoever is at it is cancelled, unless both sides have finished."""
-        both = self._inflow.ended and self._outflow.ended
-        self._link._over(self._number, cancel=not both)
-        self._inflow.end()
-        self._outflow.broke(LinkBroken("the conversation was closed", sent=True))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

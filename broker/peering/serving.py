@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from broker.http.status import only_plain
+from broker.peering.answers import LinkBroken, Reply
 from broker.peering.bounds import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds
+from broker.peering.channels import ServedChannel
 from broker.peering.flow import Inflow, Outflow
-from broker.peering.link import LinkBroken, Reply
 from broker.peering.wire import Wire
 from protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
 from protocol.peering.frames import Frame
@@ -22,6 +23,8 @@ from protocol.peering.vocabulary import VOCABULARY
 if TYPE_CHECKING:
     from broker.http.exchange import BodyStream
     from protocol.peering.values import Vocabulary
+
+__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
 
 log = logging.getLogger("plainsong.peering")
 
@@ -275,38 +278,6 @@ class _Served:
             with trio.CancelScope(shield=True):
                 await body.aclose()
         outflow.end()
-
-
-class ServedChannel:
-    """A conversation as whoever is called has it. The first use of it tells the caller that it has begun."""
-
-    def __init__(self, wire: Wire, number: int, inflow: Inflow, outflow: Outflow) -> None:
-        self._wire = wire
-        self._number = number
-        self._inflow = inflow
-        self._outflow = outflow
-        self._accepted = False
-
-    def accept(self) -> None:
-        """Tells the caller that it has begun; a second call does nothing."""
-        if not self._accepted:
-            self._accepted = True
-            self._wire.put(Frame.OPENED, self._number)
-
-    async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent."""
-        self.accept()
-        await self._outflow.send(data)
-
-    async def receive(self) -> bytes | None:
-        """The next message; None: the caller sends no more."""
-        self.accept()
-        return await self._inflow.receive()
-
-    def finish(self) -> None:
-        """Says that no more will be sent."""
-        self.accept()
-        self._outflow.end()
 
 
 def _deadline(left_s: Any) -> float | None:

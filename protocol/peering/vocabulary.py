@@ -54,6 +54,10 @@ def _view_together(given: dict[str, Any]) -> View:
     return View(*(given[part] for part in _VIEW_PARTS))
 
 
+def _range_together(given: dict[str, Any]) -> range:
+    return range(given["start"], given["stop"])
+
+
 def new_vocabulary() -> Vocabulary:
     """A vocabulary of all of these words."""
     words = Vocabulary()
@@ -61,6 +65,7 @@ def new_vocabulary() -> Vocabulary:
         words.register(*_plain_classes(module))
     words.register(*_SINGLE)
     words.register_as(View, _view_apart, _view_together)
+    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_together)  # of sequence ids
     return words
 
 

@@ -24,9 +24,11 @@ MAX_EXAMPLES = 400
 CODECS = {"application/json": JSON, "avro/binary": AVRO, "avro/binary; version=2": AVRO_2}
 
 
-@pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon, list[bytes]]]:
-    """Two daemons on copies of one store, one with the lane and one without; and the ids of its messages."""
+@pytest.fixture(scope="module", params=["http.lane=false", "http.processes=2"], ids=["server", "front-ends"])
+def doors(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Daemon, Daemon, list[bytes]]]:
+    """Two daemons on copies of one store, one with the lane and one with other doors; and the ids of its messages."""
     home: Path = tmp_path_factory.mktemp("doors")
     with Daemon(home / "lane", "http.lane=true") as one:
         create(one.address, "t")
@@ -39,7 +41,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Da
         ids = [message_id for message_id, _ in read_all(one.address, "t")]
         one.stop()
         shutil.copytree(home / "lane", home / "server")
-        with Daemon(home / "server", "http.lane=false") as other:
+        with Daemon(home / "server", request.param) as other:
             one.start()
             yield one, other, ids
 

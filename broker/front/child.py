@@ -1,0 +1,150 @@
+"""A front end's process: HTTP as ever, on sockets it was given, answered over a link by the process that started it.
+
+    python -m broker.front.child NAME LINK DOOR LISTENER…      descriptors it inherits; nobody starts it by hand
+
+It ends when it is told to, after its last answers, and when the owning process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from broker.access import AccessLog
+from broker.config.config import config_of
+from broker.doors import http_settings
+from broker.front import descriptors
+from broker.front.passing_on import PassingOn
+from broker.http.application import build_application
+from broker.http.bodies import BodyBudget
+from broker.http.listen import serve_http
+from broker.logs import setup_logs
+from broker.logs.context import process
+from broker.peering.bounds import WITHIN_DAEMON
+from broker.peering.link import Link, LinkBroken
+
+if TYPE_CHECKING:
+    from broker.config import Config
+    from broker.service import Service
+
+log = logging.getLogger(__name__)
+
+#: How long answers may take to leave once the owning process has gone: they only say so.
+ORPHANED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the application counts and logs with; the owning process keeps the numbers."""
+
+    passing_on: PassingOn
+    access: AccessLog
+
+    @property
+    def metrics(self) -> _Told:
+        """Itself: it counts."""
+        return self
+
+    def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
+        """As ``Metrics.requested``."""
+        del requests
+        self.passing_on.counted(route, status, seconds)
+
+
+class FrontEnd:
+    """The life of this process."""
+
+    def __init__(self, link: socket.socket, door: socket.socket, listeners: list[socket.socket]) -> None:
+        self._link = Link(descriptors.stream_of(link), WITHIN_DAEMON, peer="the owning process")
+        self._door = door
+        self._listeners = listeners
+        self._stop = trio.Event()
+        self._served = trio.Event()
+
+    async def run(self) -> None:
+        """Serves until it is told to leave, or the owning process ends."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_link)
+            try:
+                told: dict[str, Any] = (await self._link.call("settings", None)).value
+            except LinkBroken:
+                return  # it ended as we began
+            config = config_of(told["settings"])
+            logs = setup_logs(config.log, sys.stdout)
+            try:
+                await nursery.start(partial(self._serve, config, is_among_others=told["peers"]))
+                self._link.tell("ready", None)
+                with trio.open_signal_receiver(signal.SIGTERM) as signals:
+                    nursery.start_soon(self._stop_at, signals)
+                    await self._served.wait()
+                    nursery.cancel_scope.cancel()
+            finally:
+                logs.close()
+
+    async def _run_link(self) -> None:
+        await self._link.run()
+        if not self._stop.is_set():
+            log.warning("the owning process has ended")
+            self._stop.set()
+
+    async def _stop_at(self, signals: Any) -> None:
+        async for _ in signals:
+            self._stop.set()
+
+    async def _serve(self, config: Config, *, is_among_others: bool, task_status: trio.TaskStatus[Any]) -> None:
+        settings = http_settings(config)
+        passing_on = PassingOn(self._link)
+        handlers = passing_on.handlers()
+        told = cast("Service", _Told(passing_on, AccessLog(enabled=config.log.access)))
+        try:
+            await serve_http(
+                settings,
+                handlers,
+                build_application(told, passing_on.routes(), handlers, settings),
+                binds=self._listeners,
+                budget=BodyBudget(settings.max_inflight_bytes),
+                stop=self._stop,
+                grace_s=config.shutdown.drain_s,
+                begin=passing_on.begin,
+                peers=self._hand_over if is_among_others else None,
+                task_status=task_status,
+            )
+            with trio.move_on_after(ORPHANED_S):
+                await self._link.aclose()
+        finally:
+            self._served.set()
+
+    async def _hand_over(self, stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
+        """A connection of another instance goes to the owning process."""
+        del stop
+        connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
+        await stream.aclose()
+        await descriptors.give(self._door, connection, already_read)
+
+
+def main() -> None:
+    """The process."""
+    name, *numbers = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the owning process tells us when to leave
+    process.set(name)
+    link, door, *listeners = (socket.socket(fileno=int(number)) for number in numbers)
+    for each in (link, door, *listeners):
+        each.setblocking(False)
+        each.set_inheritable(False)
+
+    async def run() -> None:
+        await FrontEnd(link, door, listeners).run()
+
+    trio.run(run)
+
+
+if __name__ == "__main__":
+    main()
