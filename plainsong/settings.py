@@ -37,6 +37,8 @@ class Settings:
     retry: bool
     """Whether a call may take more than one attempt (at each URL)."""
     max_connections: int
+    follow_owners: bool = True
+    """Whether a request goes to the instance that owns its topic, once one was told."""
 
     @classmethod
     def checked(
@@ -50,6 +52,7 @@ class Settings:
         deadline_s: float,
         retry: bool,
         max_connections: int,
+        follow_owners: bool = True,
     ) -> Self:
         """Settings whose values make sense.
 
@@ -77,15 +80,22 @@ class Settings:
             deadline_s,
             retry,
             max_connections,
+            follow_owners,
         )
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``url`` and ``namespace`` as ``PLAINSONG_URL`` (several: with commas) and ``PLAINSONG_NAMESPACE`` name them."""
+def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | bool]:
+    """``url``, ``namespace`` and ``follow_owners`` as ``PLAINSONG_URL`` (several: with commas) and so on name them."""
     return {
         "url": environ.get("PLAINSONG_URL") or DEFAULT_URL,
         "namespace": environ.get("PLAINSONG_NAMESPACE") or "default",
+        "follow_owners": follows_owners(environ),
     }
+
+
+def follows_owners(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``PLAINSONG_FOLLOW_OWNERS`` lets clients go to the owners they are told of; only ``false`` does not."""
+    return environ.get("PLAINSONG_FOLLOW_OWNERS", "").strip().lower() not in ("false", "0", "no")
 
 
 def _checked_url(url: str) -> str:

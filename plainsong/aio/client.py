@@ -48,6 +48,8 @@ class AsyncClient(AsyncPublishing, AsyncProducers, AsyncStreams, AsyncPolling, A
         asked to wait is added to both.
       retry: False: one attempt at each URL, and no pauses.
       max_connections: open at once; further requests wait for one.
+      follow_owners: of several instances, go to the one that owns the topic, which its first answer names; False:
+        only ever to ``url``, as behind a load balancer.
     Raises:
       InvalidName, InvalidParameter: an argument makes no sense.
     """
@@ -63,6 +65,7 @@ class AsyncClient(AsyncPublishing, AsyncProducers, AsyncStreams, AsyncPolling, A
         deadline_s: float = 60.0,
         retry: bool = True,
         max_connections: int = 100,
+        follow_owners: bool = True,
     ) -> None:
         self._settings = Settings.checked(
             url,
@@ -73,6 +76,7 @@ class AsyncClient(AsyncPublishing, AsyncProducers, AsyncStreams, AsyncPolling, A
             deadline_s=deadline_s,
             retry=retry,
             max_connections=max_connections,
+            follow_owners=follow_owners,
         )
         self._wire = AsyncWire(self._settings)
         self._shell = AsyncShell(self._wire.carry)

@@ -9,9 +9,10 @@ import anyio
 import anyio.lowlevel
 
 from plainsong.core import calls
-from plainsong.core.attempts import is_elsewhere
+from plainsong.core.effects import Failure
 from plainsong.core.operations import outgoing_request
 from plainsong.core.outcomes import Tally
+from plainsong.core.places import is_elsewhere
 from plainsong.core.streaming import MESSAGE_BYTES, Streaming, receipt_of
 from plainsong.errors import Closed, NotSent
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
@@ -125,15 +126,20 @@ class AsyncStream:
     async def _opened(self) -> Socket:
         """Connected to the first daemon that can be reached."""
         places, settings = self._operations.places, self._operations.settings
-        for _ in places.urls[1:]:
-            url = places.current
+        left = len(places.urls)
+        while True:
+            url = places.where(self._path)
             try:
-                return await opened(url, self._path, settings)
+                connect_s = places.connect_s(url, settings.connect_timeout_s)
+                socket = await opened(url, self._path, settings, connect_s)
             except PlainsongError as error:
-                if not is_elsewhere(error):
+                goes_back = places.heard(self._path, url, Failure("connect", error.detail), error)
+                left -= not goes_back
+                if not left or not (goes_back or is_elsewhere(error)):
                     raise
-                places.leave(url)
-        return await opened(places.current, self._path, settings)
+            else:
+                places.told(self._path, url, socket.headers)
+                return socket
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         assert self._tasks is not None

@@ -23,7 +23,7 @@ import click
 
 from plainsong.cli.contexts import Context, load_contexts
 from plainsong.cli.verb import WhereOption, failure_of
-from plainsong.settings import DEFAULT_URL
+from plainsong.settings import DEFAULT_URL, follows_owners
 from protocol.errors import PlainsongError, TopicNotFound, nearest
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Where:
         from plainsong import Client  # here, so that help and completion need no HTTP
 
         options = {"namespace": self.namespace, "token_file": self.token_file, "retry": retry, **options}
+        options.setdefault("follow_owners", follows_owners())
         with Client(self.urls, deadline_s=deadline_s, **options) as client:
             try:
                 yield client

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from plainsong.core.answers import error_of
 from plainsong.core.effects import Failure, Now, Pause, Request, Send
-from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer
+from plainsong.core.places import Places, is_elsewhere
+from plainsong.errors import ConnectionLost, DeadlineExceeded, UnexpectedAnswer
 from protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
 from protocol.frames import BrokenFrames
 
@@ -47,26 +48,6 @@ class Call(Generic[T]):
 def outlasting(call: Call[T]) -> Call[T]:
     """The same call, inside a transaction that the service has begun."""
     return replace(call, outlasts=True)
-
-
-class Places:
-    """The daemons of one client; ``current`` is where the next request goes. Shared by its threads."""
-
-    __slots__ = ("_at", "urls")
-
-    def __init__(self, urls: tuple[str, ...]) -> None:
-        self.urls = urls
-        self._at = 0
-
-    @property
-    def current(self) -> str:
-        """Where the last request went well, or the next place to try."""
-        return self.urls[self._at % len(self.urls)]
-
-    def leave(self, url: str) -> None:
-        """Go to the next place, unless somebody has already."""
-        if self.current == url:
-            self._at = (self._at + 1) % len(self.urls)
 
 
 @dataclass(slots=True)
@@ -108,20 +89,24 @@ def attempts(
     now_s = started_s
     while True:
         left_s = float("inf") if endless else started_s + limit_s - now_s
-        url = places.current
+        url = places.where(call.request.path)
         timeout_s = min(settings.request_timeout_s + call.wait_s, left_s)
-        answer = yield Send(url, call.request, min(settings.connect_timeout_s, timeout_s), timeout_s)
-        tries += 1
+        connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
+        answer = yield Send(url, call.request, connect_s, timeout_s)
         result, error = read_answer(call, answer, url)
+        goes_back = places.heard(call.request.path, url, answer, error)
         if error is None:
             return cast("T", result)
+        if goes_back:
+            now_s = yield Now()
+            if endless or now_s < started_s + limit_s:
+                continue
+        tries += 1
         again = may_repeat(call.repeat, error, outlasts=call.outlasts)
         again = again and (settings.retry or endless or _first_round(tries, places, error))
         if call.repeat == "reading":
             error.outcome = "not-applied"
         in_doubt |= error.outcome == "unknown"
-        if is_elsewhere(error):
-            places.leave(url)
         if not again:
             raise _covering(error, in_doubt)
         pause_s = 0.0 if _first_round(tries, places, error) else backoff.next_s(error)
@@ -160,14 +145,6 @@ def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False)
     if isinstance(error, (Unavailable, QuotaExceeded)):
         return repeat != "twice" or error.outcome == "not-applied"
     return False
-
-
-def is_elsewhere(error: PlainsongError) -> bool:
-    """Whether another daemon may do better."""
-    return isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)) or error.code in (
-        "shutting_down",
-        "no_owner",
-    )
 
 
 def _first_round(tries: int, places: Places, error: PlainsongError) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plainsong.core import calls
-from plainsong.core.attempts import is_elsewhere, read_answer
+from plainsong.core.attempts import read_answer
 from plainsong.core.effects import Send
 from protocol.errors import Internal
 from protocol.requests import PublishRequest
@@ -31,7 +31,9 @@ def attempt_of(operations: Operations, batch: Batch[Any], left_s: float) -> tupl
     call = calls.publish(operations.namespace, batch.lane.topic, request)
     settings = operations.settings
     timeout_s = min(settings.request_timeout_s, left_s)
-    return Send(operations.places.current, call.request, min(settings.connect_timeout_s, timeout_s), timeout_s), call
+    places, path = operations.places, call.request.path
+    url = places.where(path)
+    return Send(url, call.request, places.connect_s(url, min(settings.connect_timeout_s, timeout_s)), timeout_s), call
 
 
 def bug_of(bug: Exception) -> PlainsongError:
@@ -46,6 +48,5 @@ def outcome_of(
 ) -> tuple[Receipt | None, PlainsongError | None]:
     """The receipt, or what went wrong; another daemon is tried next where that may help."""
     receipt, error = read_answer(call, answer, url)
-    if error is not None and is_elsewhere(error):
-        operations.places.leave(url)
+    operations.places.heard(call.request.path, url, answer, error)
     return receipt, error

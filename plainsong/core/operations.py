@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core import calls, polls
-from plainsong.core.attempts import Call, Places, attempts
+from plainsong.core.attempts import Call, attempts
+from plainsong.core.places import Places
 from plainsong.core.plan import checked_isolation
 from plainsong.ids import MessageId
 from plainsong.messages import Origin, Outgoing, all_with_attributes, check_ttl, parts_of
@@ -51,7 +52,7 @@ class Operations:
     ) -> None:
         self.settings = settings
         self.namespace = settings.namespace
-        self.places = places or Places(settings.urls)
+        self.places = places or Places(settings.urls, follow=settings.follow_owners, clock=clock)
         self.endless = endless
         self.random = random
         self.wall_ms = wall_ms

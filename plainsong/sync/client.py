@@ -52,6 +52,8 @@ class Client(Publishing, Producers, Streams, Polling, Transacting, Administratio
         asked to wait is added to both.
       retry: False: one attempt at each URL, and no pauses.
       max_connections: open at once; further requests wait for one.
+      follow_owners: of several instances, go to the one that owns the topic, which its first answer names; False:
+        only ever to ``url``, as behind a load balancer.
     Raises:
       InvalidName, InvalidParameter: an argument makes no sense.
     """
@@ -67,6 +69,7 @@ class Client(Publishing, Producers, Streams, Polling, Transacting, Administratio
         deadline_s: float = 60.0,
         retry: bool = True,
         max_connections: int = 100,
+        follow_owners: bool = True,
     ) -> None:
         self._settings = Settings.checked(
             url,
@@ -77,6 +80,7 @@ class Client(Publishing, Producers, Streams, Polling, Transacting, Administratio
             deadline_s=deadline_s,
             retry=retry,
             max_connections=max_connections,
+            follow_owners=follow_owners,
         )
         self._wire = Wire(self._settings)
         self._shell = Shell(self._wire.carry)

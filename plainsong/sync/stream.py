@@ -7,10 +7,11 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from plainsong.core import calls
-from plainsong.core.attempts import is_elsewhere
+from plainsong.core.effects import Failure
 from plainsong.core.operations import outgoing_request
 from plainsong.core.options import EXIT_TIMEOUT_S
 from plainsong.core.outcomes import Tally
+from plainsong.core.places import is_elsewhere
 from plainsong.core.streaming import Streaming, receipt_of
 from plainsong.errors import Closed, NotSent
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -108,20 +109,22 @@ class Stream:
 
     def _opened(self, operations: Operations, path: str) -> SocketThread:
         """Connected to the first daemon that can be reached."""
-        places = operations.places
-        for _ in places.urls[1:]:
-            url = places.current
+        places, left = operations.places, len(operations.places.urls)
+        while True:
+            url = places.where(path)
             try:
                 return self._opened_at(url, path, operations)
             except PlainsongError as error:
-                if not is_elsewhere(error):
+                goes_back = places.heard(path, url, Failure("connect", error.detail), error)
+                left -= not goes_back
+                if not left or not (goes_back or is_elsewhere(error)):
                     raise
-                places.leave(url)
-        return self._opened_at(places.current, path, operations)
 
     def _opened_at(self, url: str, path: str, operations: Operations) -> SocketThread:
         thread = SocketThread(path, operations.settings, _Talk(self))
-        thread.open(url)
+        places = operations.places
+        connect_s = places.connect_s(url, operations.settings.connect_timeout_s)
+        places.told(path, url, thread.open(url, connect_s))
         return thread
 
     def _start_afresh(self) -> None:

@@ -12,6 +12,8 @@ import anyio
 from plainsong.transport.websocket import opened
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plainsong.settings import Settings
     from plainsong.transport.websocket import Socket, Talk
 
@@ -29,13 +31,15 @@ class SocketThread:
         self._socket: Socket | None = None
         self._thread = threading.Thread(target=self._run, name="plainsong-stream", daemon=True)
 
-    def open(self, url: str) -> None:
-        """Connect. Raises as ``websocket.opened`` does."""
-        self._url = url
+    def open(self, url: str, connect_s: float) -> Mapping[str, str]:
+        """Connect; what the handshake was answered with. Raises as ``websocket.opened`` does."""
+        self._url, self._connect_s = url, connect_s
         self._thread.start()
         self._decided.wait()
         if self._failed is not None:
             raise self._failed
+        assert self._socket is not None
+        return self._socket.headers
 
     def wake(self) -> None:
         """Let the talk be asked for more; from any thread."""
@@ -53,7 +57,7 @@ class SocketThread:
 
     async def _carry(self) -> None:
         try:
-            self._socket = await opened(self._url, self._path, self._settings)
+            self._socket = await opened(self._url, self._path, self._settings, self._connect_s)
         except Exception as error:  # noqa: BLE001 - whoever opens is told
             self._failed = error
             self._decided.set()

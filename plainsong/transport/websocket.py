@@ -26,6 +26,8 @@ from plainsong.transport.shared import place_of
 from protocol.errors import MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from anyio.abc import ByteStream
     from wsproto.events import Event
 
@@ -62,7 +64,11 @@ class Talk(Protocol):
 class Socket:
     """An open WebSocket; ``opened`` makes it."""
 
-    def __init__(self, stream: ByteStream, frames: WSConnection, answer_timeout_s: float) -> None:
+    def __init__(
+        self, stream: ByteStream, frames: WSConnection, answer_timeout_s: float, headers: Mapping[str, str]
+    ) -> None:
+        self.headers = headers
+        """What the handshake was answered with; names in lower case."""
         self._stream = stream
         self._frames = frames
         self._answer_timeout_s = answer_timeout_s
@@ -158,8 +164,8 @@ class Socket:
             self._over = error, False
 
 
-async def opened(url: str, path: str, settings: Settings) -> Socket:
-    """A WebSocket at a daemon, its handshake done.
+async def opened(url: str, path: str, settings: Settings, connect_s: float) -> Socket:
+    """A WebSocket at a daemon, its handshake done within ``connect_s``.
 
     Raises:
       ConnectFailed, DeadlineExceeded, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -167,7 +173,7 @@ async def opened(url: str, path: str, settings: Settings) -> Socket:
     scheme, host, port, prefix, netloc = place_of(url)
     stream: ByteStream | None = None
     try:
-        with anyio.fail_after(settings.connect_timeout_s):
+        with anyio.fail_after(connect_s):
             if scheme == b"https":
                 stream = await anyio.connect_tcp(host.decode(), port or 443, tls=True)
             else:
@@ -176,8 +182,8 @@ async def opened(url: str, path: str, settings: Settings) -> Socket:
             token = [] if settings.token is None else [(b"Authorization", b"Bearer " + settings.token.encode("ascii"))]
             target = prefix.decode() + path
             await stream.send(frames.send(Request(host=netloc.decode(), target=target, extra_headers=token)))
-            await _accepted(stream, frames, url)
-            return Socket(stream, frames, settings.request_timeout_s)
+            headers = await _accepted(stream, frames, url)
+            return Socket(stream, frames, settings.request_timeout_s, headers)
     except (TimeoutError, *_BROKEN) as error:
         await _forget(stream)
         failed = error_of(Failure("connect", str(error) or type(error).__name__, error), url)
@@ -188,8 +194,8 @@ async def opened(url: str, path: str, settings: Settings) -> Socket:
         raise
 
 
-async def _accepted(stream: ByteStream, frames: WSConnection, url: str) -> None:
-    """Returns when the daemon has accepted. Raises what it refused with."""
+async def _accepted(stream: ByteStream, frames: WSConnection, url: str) -> dict[str, str]:
+    """The headers with which the daemon has accepted, names in lower case. Raises what it refused with."""
     rejected: RejectConnection | None = None
     body = b""
     while True:
@@ -197,7 +203,7 @@ async def _accepted(stream: ByteStream, frames: WSConnection, url: str) -> None:
             frames.receive_data(await stream.receive(RECEIVE_BYTES))
             for event in frames.events():
                 if isinstance(event, AcceptConnection):
-                    return
+                    return _text(event.extra_headers)
                 if isinstance(event, RejectConnection):
                     rejected = event
                 elif isinstance(event, RejectData):
@@ -209,12 +215,15 @@ async def _accepted(stream: ByteStream, frames: WSConnection, url: str) -> None:
 
 
 def _refusal(rejected: RejectConnection, body: bytes, url: str) -> PlainsongError:
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in rejected.headers}
-    error = error_of(Answer(rejected.status_code, headers, body), url)
+    error = error_of(Answer(rejected.status_code, _text(rejected.headers), body), url)
     if error is None:
         error = UnexpectedAnswer(f"{url} answered {rejected.status_code} to a handshake")
     error.outcome = "not-applied"
     return error
+
+
+def _text(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
 
 
 async def _forget(stream: ByteStream | None) -> None:

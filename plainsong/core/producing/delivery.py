@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NoReturn
 
-from plainsong.core.attempts import Backoff, is_elsewhere, may_repeat, read_answer
+from plainsong.core.attempts import Backoff, may_repeat, read_answer
 from plainsong.core.effects import Now, Pause, Send
 from plainsong.core.producing import calls
 from plainsong.core.producing.receipts import found, told
@@ -120,11 +120,12 @@ class Delivery:
         call = calls.publish(operations.namespace, session.topic, request)
         now_s: float = yield Now()
         timeout_s = min(operations.settings.request_timeout_s, max(0.001, self._until_s - now_s))
-        url = operations.places.current
-        answer = yield Send(url, call.request, min(operations.settings.connect_timeout_s, timeout_s), timeout_s)
+        places, path = operations.places, call.request.path
+        url = places.where(path)
+        connect_s = places.connect_s(url, min(operations.settings.connect_timeout_s, timeout_s))
+        answer = yield Send(url, call.request, connect_s, timeout_s)
         receipt, error = read_answer(call, answer, url)
-        if error is not None and is_elsewhere(error):
-            operations.places.leave(url)
+        places.heard(path, url, answer, error)
         return receipt, error
 
     def _pause(self, error: PlainsongError) -> Steps[None]:

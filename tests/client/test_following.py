@@ -1,0 +1,171 @@
+"""A client goes to the owner it was told of, and back when that is not there; without a network and without waiting."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from world import LOST, NOBODY, SILENT, World, operations, problem, said, settings
+
+from plainsong.core import calls
+from plainsong.core.effects import Answer
+from plainsong.core.operations import Operations
+from plainsong.core.places import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
+from plainsong.errors import OutcomeUnknown, PlainsongError
+from plainsong.settings import follows_owners
+from protocol.codec import AVRO
+from protocol.ids import pack_id
+from protocol.requests import PublishRequest, Receipt
+
+RECEIPT = AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1))
+
+
+def stored(owner=None):
+    """A receipt, forwarded by somebody who names the owner, or from the owner itself."""
+    named = {} if owner is None else {"plainsong-owner": owner}
+    return Answer(200, {"content-type": "avro/binary", **named}, RECEIPT)
+
+
+def publish(topic="t"):
+    return calls.publish("default", topic, PublishRequest([b"a"]))
+
+
+def sent(script, *asked, url="http://one", clock=None, **options):
+    """Where each attempt of these calls went, one call after the other."""
+    world = World(script)
+    clock = clock or (lambda: world.now_s)
+    client = Operations(settings(url, **options), lambda: 0.0, lambda: 1_000_000, clock=clock)
+    for call in asked:
+        with suppress(PlainsongError):
+            world.run(client.call(call))
+    return [each.url for each in world.sent], world
+
+
+def test_the_next_request_about_a_topic_goes_to_its_owner():
+    urls, _ = sent(
+        [stored("two:7420"), stored(), stored(), stored()], publish(), publish(), publish("other"), publish()
+    )
+    assert urls == ["http://one", "http://two:7420", "http://one", "http://two:7420"]
+
+
+def test_an_owner_that_moved_is_followed_again():
+    urls, _ = sent([stored("two:1"), stored("three:1"), stored()], publish(), publish(), publish())
+    assert urls == ["http://one", "http://two:1", "http://three:1"]
+
+
+def test_errors_name_the_owner_too():
+    missing = problem(404, "topic_not_found", plainsong_owner="two:1")
+    urls, _ = sent([missing, stored()], publish(), publish())
+    assert urls == ["http://one", "http://two:1"]
+
+
+@pytest.mark.parametrize("failure", [NOBODY, problem(503, "no_owner"), problem(503, "shutting_down")])
+@pytest.mark.parametrize("retry", [True, False])
+def test_an_owner_that_is_not_there_costs_one_attempt_and_no_pause(failure, retry):
+    urls, world = sent([stored("two:1"), failure, stored()], publish(), publish(), retry=retry)
+    assert urls == ["http://one", "http://two:1", "http://one"]
+    assert world.pauses == []
+
+
+@pytest.mark.parametrize("failure", [LOST, SILENT])
+def test_a_write_that_an_owner_may_have_taken_is_not_sent_again(failure):
+    world = World([stored("two:1"), failure])
+    client = operations()
+    world.run(client.call(publish()))
+    with pytest.raises(PlainsongError) as raised:
+        world.run(client.call(publish()))
+    assert raised.value.outcome == "unknown"
+    assert not isinstance(raised.value, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("failure", [LOST, SILENT])
+def test_a_read_goes_back_to_the_given_url(failure):
+    topics = calls.describe_topic("default", "t")
+    shown = said({"name": "t", "properties": {}})
+    urls, _ = sent([stored("two:1"), failure, shown], publish(), topics)
+    assert urls == ["http://one", "http://two:1", "http://one"]
+
+
+def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
+    now_s = [0.0]
+    script = [stored("two:1")]
+    for _ in range(8):
+        script += [NOBODY, stored("two:1"), stored("two:1")]
+    world = World(script)
+    client = Operations(settings(), lambda: 0.0, lambda: 1_000_000, clock=lambda: now_s[0])
+    world.run(client.call(publish()))
+    pause_s = FIRST_AWAY_S
+    for _ in range(8):
+        before = len(world.sent)
+        world.run(client.call(publish()))
+        now_s[0] += pause_s - 1
+        world.run(client.call(publish()))
+        assert [each.url for each in world.sent[before:]] == ["http://two:1", "http://one", "http://one"]
+        now_s[0] += 1
+        pause_s = min(2 * pause_s, MAX_AWAY_S)
+
+
+def test_a_connection_to_an_owner_may_take_a_second_and_to_a_given_url_what_was_asked_for():
+    _, world = sent([stored("two:1"), NOBODY, stored("two:1")], publish(), publish())
+    assert [each.connect_timeout_s for each in world.sent] == [5.0, 1.0, 5.0]
+
+
+def test_something_else_at_an_owners_address_is_left_alone():
+    page = Answer(404, {"content-type": "text/html"}, b"<html>")
+    urls, _ = sent([stored("two:1"), page, stored("two:1"), stored()], publish(), publish(), publish())
+    assert urls == ["http://one", "http://two:1", "http://one", "http://one"]
+
+
+def test_switched_off_nobody_is_followed():
+    urls, _ = sent([stored("two:1"), stored("two:1")], publish(), publish(), follow_owners=False)
+    assert urls == ["http://one", "http://one"]
+
+
+@pytest.mark.parametrize("url", ["http://proxy/plainsong", "https://proxy/plainsong"])
+def test_who_is_behind_a_proxys_path_is_not_gone_to(url):
+    urls, _ = sent([stored("two:1"), stored()], publish(), publish(), url=url)
+    assert urls == [url, url]
+
+
+def test_encryption_is_kept():
+    urls, _ = sent([stored("two:1"), stored()], publish(), publish(), url="https://one")
+    assert urls == ["https://one", "https://two:1"]
+
+
+@pytest.mark.parametrize("address", ["", "two", "two:port", "user@two:1", "two:1/path", "two:1 three:1", "two:123456"])
+def test_what_is_no_address_is_not_followed(address):
+    urls, _ = sent([stored(address), stored()], publish(), publish())
+    assert urls == ["http://one", "http://one"]
+
+
+def test_an_owner_may_be_one_of_the_given_urls():
+    urls, _ = sent(
+        [stored("two:1"), NOBODY, stored("three:1"), stored()],
+        *[publish()] * 3,
+        url=["http://one:1", "http://two:1", "http://three:1"],
+    )
+    assert urls == ["http://one:1", "http://two:1", "http://one:1", "http://three:1"]
+
+
+def test_so_many_owners_are_remembered_and_then_all_are_learnt_again():
+    places = Places(("http://one",))
+    for number in range(3 * MAX_OWNERS):
+        places.told(f"/v1/namespaces/n/topics/t{number}/poll", "http://one", {"plainsong-owner": "two:1"})
+        assert places.where(f"/v1/namespaces/n/topics/t{number}") == "http://two:1"
+        assert len(places._owners) <= MAX_OWNERS
+
+
+def test_topics_and_the_transactions_have_owners_and_nothing_else():
+    assert (
+        owned_part("/v1/namespaces/n/topics/t") == owned_part("/v1/namespaces/n/topics/t/poll?limit=1") == "n/topics/t"
+    )
+    assert owned_part("/v1/namespaces/n/topics/t/producers/p%2Fq") == "n/topics/t"
+    assert owned_part("/v1/transactions") == owned_part("/v1/transactions/7/commit") == "transactions"
+    for path in ("/v1/namespaces", "/v1/namespaces/n/topics", "/v1/namespaces/n/poll", "/readyz", "/v1/cluster"):
+        assert owned_part(path) == ""
+
+
+def test_the_environment_switches_it_off():
+    assert follows_owners({})
+    assert follows_owners({"PLAINSONG_FOLLOW_OWNERS": "true"})
+    assert not follows_owners({"PLAINSONG_FOLLOW_OWNERS": "False"})
