@@ -94,6 +94,10 @@ class Enlistments:
         if self._terms.get(name) is term:
             del self._terms[name]
 
+    def is_open(self, name: TopicName) -> bool:
+        """Whether a topic is here, so that it can be enlisted."""
+        return name in self._terms
+
     async def enlist(self, name: TopicName, pointer: int) -> None:
         """See that the topic may write under a pointer, if it is open; else its own answer says that it may not.
 

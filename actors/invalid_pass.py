@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from actors.whereabouts import rows_of
 from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.topic.pointer_asks import RollBackPointer
+from storage.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actors.directory import Directory
+    from actors.settling import AskTopic
+    from actors.whereabouts import Whereabouts
     from protocol.names import TopicName
     from protocol.transactions.manager.answers import CompletePass, PruningFigures
 
@@ -38,6 +42,11 @@ MAX_NAMED = 5
 
 class InvalidList(Protocol):
     """Whoever keeps the invalid list: the daemon's own service, or what it knows of a Tephra."""
+
+    @property
+    def whereabouts(self) -> Whereabouts | None:
+        """Where undecided transactions have rows, over all instances; None: each instance looks for its own topics."""
+        ...
 
     def begin_pass(self) -> CompletePass:
         """What a pass that begins now is about. Raises TransactionsUnavailable."""
@@ -73,23 +82,39 @@ class PassReport:
 class InvalidPass:
     """Passes all topics, again and again; remembers what it has done, so that nobody is asked twice."""
 
-    def __init__(self, directory: Directory, invalids: InvalidList) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        invalids: InvalidList | Callable[[], InvalidList | None],
+        ask: AskTopic | None = None,
+    ) -> None:
+        """
+        Args:
+          invalids: who keeps the list, or what says who does just now: None while another instance does.
+          ask: asks a topic wherever its owner is; None: all topics are this instance's.
+        """
         self._directory = directory
-        self._invalids = invalids
+        self._keeper = invalids if callable(invalids) else lambda: invalids
+        self._ask = directory.ask if ask is None else ask
         #: Pointers of the list that topics have rolled back, for good: they refuse whatever would come after.
         self._done: dict[int, set[TopicName]] = {}
 
     async def run_once(self) -> PassReport | None:
         """One pass; None when nobody keeps the list just now. Failures of topics are in the report, and logged."""
         begun_s = trio.current_time()
+        keeper = self._keeper()
+        if keeper is None:
+            self._done.clear()
+            return None
         try:
-            passed = self._invalids.begin_pass()
+            where = await self._whereabouts(keeper)
+            passed = keeper.begin_pass()
         except TransactionsUnavailable as error:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
         missed: set[TopicName] = set()
         rolled_back = 0
-        for name, pointers in (await self._work(passed.invalids)).items():
+        for name, pointers in (await self._work(where, passed.invalids)).items():
             done = await self._roll_back(name, pointers)
             rolled_back += done
             if done < len(pointers):
@@ -97,16 +122,27 @@ class InvalidPass:
         report = PassReport(len(passed.invalids), rolled_back, tuple(sorted(missed)))
         if report.complete:
             try:
-                report = replace(report, pruned=await self._invalids.complete(passed))
+                report = replace(report, pruned=await keeper.complete(passed))
             except PlainsongError as error:
                 log.warning("complete invalid pass not recorded", extra={"why": error.detail})
                 return None
-        self._tell(report, trio.current_time() - begun_s)
+        self._tell(keeper, report, trio.current_time() - begun_s)
         return report
 
-    async def _work(self, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
+    async def _whereabouts(self, keeper: InvalidList) -> Whereabouts:
+        """Where rows of pointers are. Raises TransactionsUnavailable when the store does not say."""
+        around = self._directory.around
+        if keeper.whereabouts is not None:
+            return keeper.whereabouts
+        if not around.store.traits.shared:
+            return around.pointers
+        try:
+            return await rows_of(around.store, around.ownership.is_mine)
+        except StoreError as error:
+            raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
+
+    async def _work(self, index: Whereabouts, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
         """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""
-        index = self._directory.around.pointers
         work: dict[TopicName, list[int]] = {}
         before, self._done = self._done, {}
         for at in range(0, len(invalids), _AT_A_TIME):
@@ -127,7 +163,7 @@ class InvalidPass:
 
         async def ask(pointer: int) -> None:
             try:
-                await self._directory.ask(name, RollBackPointer(pointer, by_client=False))
+                await self._ask(name, RollBackPointer(pointer, by_client=False))
                 self._done.setdefault(pointer, set()).add(name)
             except PlainsongError as error:
                 failures.append(error)
@@ -143,7 +179,7 @@ class InvalidPass:
                 return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
         return len(pointers)
 
-    def _tell(self, report: PassReport, took_s: float) -> None:
+    def _tell(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
         """Log the figures; a pass that found nothing to do is not worth a line a minute."""
         if report.missed:
             named = ", ".join(map(str, report.missed[:MAX_NAMED]))
@@ -153,7 +189,7 @@ class InvalidPass:
             )
             return
         try:
-            figures = self._invalids.pruning()
+            figures = keeper.pruning()
         except TransactionsUnavailable:
             return
         oldest = min(((pointer, name) for name, pointer in figures.oldest_by_topic.items()), default=None)

@@ -1,6 +1,9 @@
 """Properties of namespaces: read at the start, durable before they are in force, shared by all topics.
 
 enabled    producers are remembered      disabled    they are not      inherit    as the service's default says
+
+Where several instances share the store, whoever writes a row tells the others before it answers, and they read it
+again; who cannot be told reads all rows again within ``REFRESH_S``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.effects import Table, put_one
-from protocol.errors import InvalidProperty, nearest
+from protocol.errors import InvalidProperty, PlainsongError, nearest
 from protocol.keys import (
     NAMESPACE,
     SYSTEM,
@@ -26,9 +29,11 @@ from protocol.keys import (
 from protocol.names import TopicName
 from protocol.records import Metadata, NamespaceProperties
 from protocol.topic.producers.policy import INHERITED, NamespacePolicy
-from storage.base import read_rows
+from storage.base import Deposed, read_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from protocol.properties import Deduplication
     from storage.base import Row, Store
 
@@ -36,14 +41,25 @@ log = logging.getLogger(__name__)
 
 #: What is claimed to write a namespace's row: no topic has an empty namespace.
 _CLAIMED = TopicName("", "namespaces")
+#: How often all rows are read again where other instances write them too.
+REFRESH_S = 15.0
+#: How often a change is tried that another instance's change to a namespace came in between.
+ATTEMPTS = 3
 CHOICES: tuple[Deduplication, ...] = ("inherit", "enabled", "disabled")
 
 
 class Namespaces:
     """What every namespace says; ``load`` it before topics are opened."""
 
-    def __init__(self, store: Store, *, default: bool = True) -> None:
-        """``default``: whether producers are remembered where nobody says (``deduplication.default``)."""
+    def __init__(
+        self, store: Store, *, default: bool = True, tell: Callable[[str], Awaitable[object]] | None = None
+    ) -> None:
+        """
+        Args:
+          default: whether producers are remembered where nobody says (``deduplication.default``).
+          tell: has other instances read a namespace again, and waits for them within a bound; must not raise.
+        """
+        self._tell = tell
         self._store = store
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
@@ -67,6 +83,23 @@ class Namespaces:
                 self._known[namespace_of(key)] = NamespaceProperties.decode(value)
             except DamagedRow as error:
                 log.warning("namespace row unreadable", extra={"key": key.hex(), "why": str(error)})
+
+    async def read_again(self, namespace: str) -> None:
+        """Another instance has changed a namespace. Raises StoreError, DamagedRow: what was known stays in force."""
+        value = await self._store.get(Table.METADATA, namespace_key(namespace))
+        if value is None:
+            self._known.pop(namespace, None)
+        else:
+            self._known[namespace] = NamespaceProperties.decode(value)
+
+    async def run(self) -> None:
+        """Read all rows again and again, where other instances write them too; returns at once where none does."""
+        while self._store.traits.shared:
+            await trio.sleep(REFRESH_S)
+            try:
+                await self.load()
+            except PlainsongError as error:
+                log.warning("namespaces not read again", extra={"why": error.detail})
 
     def policy(self, namespace: str) -> NamespacePolicy:
         """What the namespace says about producers; asked for every step of every topic, never waits."""
@@ -92,16 +125,34 @@ class Namespaces:
         """
         chosen = _parsed(given)
         async with self._writing:
-            old = self._known.get(namespace, NamespaceProperties())
-            switched = old.switched
-            if self._remembers(old.deduplication) and not self._remembers(chosen):
-                switched += 1
-            new = NamespaceProperties(chosen, switched)
-            if new != old:
-                claim = await self._store.claim(_CLAIMED)
-                await self._store.write([put_one(Table.METADATA, namespace_key(namespace), new.encode())], claim=claim)
-                self._known[namespace] = new
+            for attempt in range(ATTEMPTS):
+                try:
+                    changed = await self._put(namespace, chosen)
+                    break
+                except Deposed:
+                    if attempt + 1 == ATTEMPTS:
+                        raise
+            if changed and self._tell is not None:
+                await self._tell(namespace)
         return self.properties(namespace)
+
+    async def _put(self, namespace: str, chosen: Deduplication) -> bool:
+        """Whether the row had to be written. Raises Deposed when another instance writes one at the same time."""
+        shared = self._store.traits.shared
+        claim = await self._store.claim(_CLAIMED) if shared else None
+        if shared:
+            await self.read_again(namespace)
+        old = self._known.get(namespace, NamespaceProperties())
+        switched = old.switched
+        if self._remembers(old.deduplication) and not self._remembers(chosen):
+            switched += 1
+        new = NamespaceProperties(chosen, switched)
+        if new == old:
+            return False
+        row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
+        await self._store.write([row], claim=claim or await self._store.claim(_CLAIMED))
+        self._known[namespace] = new
+        return True
 
     def _remembers(self, deduplication: Deduplication) -> bool:
         return self._default if deduplication == "inherit" else deduplication == "enabled"

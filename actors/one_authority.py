@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.effects import Put, Table
+from protocol.effects import Expect, Put, Table
 from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
 from protocol.names import TopicName
 from protocol.records import pack_record, unpack_record
 from protocol.topic.pending import Pending
 from protocol.transactions.manager.rows import AUTHORITY, service_key
-from storage.base import StoreUnusable
+from storage.base import Deposed, StoreConflict, StoreUnusable
 
 if TYPE_CHECKING:
     from storage.base import Row, Store
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 AUTHORITY_KEY = service_key(AUTHORITY)
 #: What is claimed to write it: no topic has an empty namespace.
 _NAME = TopicName("", "authority")
+#: How often it is tried while other instances start at the same time.
+ATTEMPTS = 10
 #: Topics that are named in a refusal.
 MAX_NAMED_TOPICS = 5
 
@@ -38,6 +40,21 @@ async def keep_authority(store: Store, chosen: str) -> None:
       AuthorityChanged: another one was, and undecided pointers have messages here; nothing was changed.
       StoreError: the store cannot be read or written.
     """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            await _keep(store, chosen)
+            return
+        except (Deposed, StoreConflict):
+            continue  # another instance starts at the same time: look what it has written
+    await _keep(store, chosen)
+
+
+async def _keep(store: Store, chosen: str) -> None:
+    """One attempt. Raises also Deposed, StoreConflict: nothing was changed by it."""
+    if await _kept(store) == chosen:
+        return
+    claim = await store.claim(_NAME)
+    found = await store.get(Table.METADATA, AUTHORITY_KEY)
     before = await _kept(store)
     if before == chosen:
         return
@@ -50,8 +67,8 @@ async def keep_authority(store: Store, chosen: str) -> None:
             "wait for a round of cleaning, then change it",
         )
     value = pack_record({"a": chosen})
-    claim = await store.claim(_NAME)
-    await store.write([Put(Table.METADATA, b"", [AUTHORITY_KEY], [value])], claim=claim)
+    unchanged = [Expect(Table.METADATA, AUTHORITY_KEY, found)]
+    await store.write([Put(Table.METADATA, b"", [AUTHORITY_KEY], [value])], claim=claim, expect=unchanged)
 
 
 async def _kept(store: Store) -> str | None:

@@ -130,6 +130,11 @@ class ForeignTephra:
         since_s = self._begun_s if self._known is None else self._known.asked_s
         return None if since_s is None else trio.current_time() - since_s
 
+    @property
+    def whereabouts(self) -> None:
+        """A Tephra knows nothing of topics."""
+        return None
+
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, as far as the last state says."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
@@ -137,6 +142,10 @@ class ForeignTephra:
     def view(self) -> View:
         """What readers of committed messages see. Raises TransactionsUnavailable when the state is too old."""
         return self._fresh().view
+
+    async def fresh(self) -> None:
+        """Nothing: the state is as old as its last refresh, which is what was promised."""
+        await trio.lowlevel.checkpoint()
 
     def invalids(self) -> tuple[int, ...]:
         """Pointers on its invalid list, ascending. Raises TransactionsUnavailable when the state is too old."""

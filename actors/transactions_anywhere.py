@@ -73,6 +73,11 @@ class TransactionsAnywhere:
     def __repr__(self) -> str:
         return f"<TransactionsAnywhere {self.home or self.mirror!r}>"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other instance that could own it."""
+        return isinstance(self._peer, NoPeer)
+
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_known: Callable[[], None] = lambda: None) -> None:

@@ -13,7 +13,7 @@ from protocol.effects import Table
 from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from protocol.names import TopicName
     from protocol.transactions.manager.core import ManagerCore
@@ -32,6 +32,13 @@ class Whereabouts(Protocol):
         ...
 
 
+async def rows_of(store: Store, is_wanted: Callable[[TopicName], bool]) -> Whereabouts:
+    """Where the store has rows about pointers, of topics that are wanted. Raises StoreError."""
+    found = Everywhere()
+    await found.find(store, is_wanted)
+    return found
+
+
 class Everywhere:
     """Implements ``Whereabouts`` from what the service keeps and what the store says."""
 
@@ -43,10 +50,13 @@ class Everywhere:
         return len(self._found)
 
     async def load(self, store: Store, core: ManagerCore) -> None:
-        """Begin with these: of pointers whose transaction is over, or that nobody here issued, nothing is kept.
+        """Begin with what the service keeps, and rows of pointers that it has not settled. Raises StoreError."""
+        await self.find(store, lambda name: True)
+        self._core = core
+        self._found = {each: names for each, names in self._found.items() if core.is_unsettled(each)}
 
-        Raises StoreError.
-        """
+    async def find(self, store: Store, is_wanted: Callable[[TopicName], bool]) -> None:
+        """Read all rows about pointers that the store has. Raises StoreError."""
         found: dict[int, set[TopicName]] = {}
 
         def take(rows: list[Row]) -> bool:
@@ -55,13 +65,12 @@ class Everywhere:
                     name, _, pointer = parse_pointer_key(key)
                 except DamagedRow:
                     continue  # the topic's own load says so
-                if pointer > 0:
+                if pointer > 0 and is_wanted(name):
                     found.setdefault(pointer, set()).add(name)
             return True
 
         await store.scan(Table.METADATA, SYSTEM + POINTER, stop_after(SYSTEM + POINTER), take, values=False)
-        self._core = core
-        self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
+        self._found = found
 
     def dropped(self, pointers: Iterable[int]) -> None:
         """These are decided, or off the invalid list, and have no rows that anybody needs to find."""

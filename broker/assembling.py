@@ -21,6 +21,7 @@ from actors.topic import Surroundings
 from broker.access import AccessLog
 from broker.authorities import build_authority
 from broker.cluster.cluster import Cluster
+from broker.cluster.transacting import LinkedPeer, TransactionCalls, tell_of_namespace
 from broker.decisions import Decisions
 from broker.gauges import add_link_gauges
 from broker.handlers.table import local_handlers
@@ -30,6 +31,7 @@ from protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
     from actors.ownership import Ownership
+    from broker.cluster.owners import Owners
     from broker.config import Config
     from broker.metrics import Metrics
     from protocol.names import TopicName
@@ -52,9 +54,20 @@ async def build_service(
     async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
         return await (directory if cluster is None else cluster.asking).ask(name, ask)
 
-    namespaces = Namespaces(store, default=config.deduplication.default)
+    async def tell(namespace: str) -> None:
+        if cluster is not None:
+            await tell_of_namespace(cluster.owners, namespace)
+
+    namespaces = Namespaces(store, default=config.deduplication.default, tell=tell)
     await namespaces.load()
-    decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
+
+    def owners() -> Owners:
+        assert cluster is not None  # it is there before anybody asks a peer
+        return cluster.owners
+
+    peer = None if ownership is None else LinkedPeer(owners)
+    told = Decisions(metrics)
+    decider = build_authority(config.transactions, store, clock, pointers, ask_topic, told, ownership, peer)
     around = Surroundings(
         store=store,
         clock=clock,
@@ -67,6 +80,7 @@ async def build_service(
         authority=decider.transactions,
         policy=namespaces.policy,
         ownership=ownership or Alone(),
+        enlistments=decider.enlistments,
     )
     directory = Directory(
         actors,
@@ -86,11 +100,12 @@ async def build_service(
         service.cluster = cluster
         cluster.answer_with(service, local_handlers(service))
         cluster.dispatcher.kinds[TOPICS_OPEN] = partial(topics_open, service)
+        cluster.dispatcher.kinds |= TransactionCalls(service).kinds()
         add_link_gauges(metrics, cluster.links)
     await decider.start(actors)
-    invalids = decider.invalids
-    invalid_pass = None if invalids is None else InvalidPass(directory, invalids)
+    invalid_pass = InvalidPass(directory, lambda: decider.invalids, ask_topic) if decider.has_list else None
     actors.start_soon(space.run)
+    actors.start_soon(namespaces.run)
     actors.start_soon(directory.run_sweeper)
     actors.start_soon(Janitor(store, directory, clock, metrics, janitor_settings(config), invalid_pass).run)
     actors.start_soon(_watch_loop, metrics)

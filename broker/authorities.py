@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from actors.enlistments import Enlistments
+from actors.ownership import Alone
 from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
+from actors.transactions_anywhere import TransactionsAnywhere
 from broker.config.values import parse_address
 from protocol.errors import TransactionsUnavailable
 from protocol.transactions.manager.settings import TransactionSettings
@@ -17,6 +21,8 @@ from protocol.transactions.manager.settings import TransactionSettings
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.invalid_pass import InvalidList
+    from actors.mirror import Peer
+    from actors.ownership import Ownership
     from actors.pointer_index import PointerIndex
     from actors.transactions import AskTopic, TransactionObserver
     from broker.config.transacting import TransactionsConfig
@@ -43,6 +49,10 @@ class Transactions(Protocol):
         """What a committed reader sees now. Raises TransactionsUnavailable."""
         ...
 
+    async def fresh(self) -> None:
+        """Afterwards the view has all that was committed before, as far as anybody was told. Raises as ``view``."""
+        ...
+
 
 class SwitchedOff:
     """``transactions.service = "off"``: pointers are their clients' own business, and nothing is known to be decided."""
@@ -59,39 +69,67 @@ class SwitchedOff:
             hint='set transactions.service to "embedded", or poll with a transaction of your own service',
         )
 
+    async def fresh(self) -> None:
+        """Raises TransactionsUnavailable, as ``view``."""
+        self.view()
+
 
 @dataclass(slots=True)
 class Authority:
     """Whoever decides, and the task it needs for that."""
 
     transactions: Transactions = field(default_factory=SwitchedOff)
-    embedded: TransactionService | None = None
-    """The same, where it is this daemon's own service."""
+    own: TransactionService | None = None
+    """The same, where it is this daemon's own service, and nobody else's."""
+    anywhere: TransactionsAnywhere | None = None
+    """The same, where others may have the service: it is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
     """The same, where it is a Tephra."""
     _ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def embedded(self) -> TransactionService | None:
+        """The service, if it is here now."""
+        return self.own if self.anywhere is None else self.anywhere.home
+
+    @property
+    def enlistments(self) -> Enlistments | None:
+        """What topics have to be enlisted for before they write under a pointer; None: nothing."""
+        return None if self.anywhere is None else Enlistments(self.anywhere.enlist)
 
     @property
     def invalids(self) -> InvalidList | None:
         """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it."""
         return self.foreign if self.embedded is None else self.embedded
 
+    @property
+    def has_list(self) -> bool:
+        """Whether there is such a list, here or at another instance."""
+        return self.foreign is not None or self.own is not None or self.anywhere is not None
+
     async def start(self, nursery: trio.Nursery) -> None:
-        """Run it in ``nursery``; returns when it is there, or has not come for a while."""
+        """Run it in ``nursery``; returns when it is there, or has not come for a while.
+
+        Among several instances nobody waits for it: who owns it is known once this one has entered its cluster.
+        """
         loaded = trio.Event()
-        if self.embedded is not None:
-            nursery.start_soon(self._run, self.embedded, loaded)
+        if self.own is not None:
+            nursery.start_soon(self._run, self.own, loaded)
+        elif self.anywhere is not None:
+            nursery.start_soon(self._run, self.anywhere, loaded)
+            if not self.anywhere.is_alone:
+                return
         elif self.foreign is not None:
             nursery.start_soon(self.foreign.run)
             nursery.start_soon(_announce, self.foreign, loaded)
         else:
             return
-        with trio.move_on_after(FOREIGN_PATIENCE_S if self.embedded is None else START_PATIENCE_S) as waiting:
+        with trio.move_on_after(START_PATIENCE_S if self.foreign is None else FOREIGN_PATIENCE_S) as waiting:
             await loaded.wait()
         if waiting.cancelled_caught:
             log.warning("transactions are not decided yet")
 
-    async def _run(self, embedded: TransactionService, loaded: trio.Event) -> None:
+    async def _run(self, embedded: TransactionService | TransactionsAnywhere, loaded: trio.Event) -> None:
         try:
             await embedded.run(loaded.set)
         finally:
@@ -99,8 +137,9 @@ class Authority:
 
     async def aclose(self) -> None:
         """Take no more; returns when what was asked has been served."""
-        if self.embedded is not None:
-            self.embedded.close()
+        own = self.own or self.anywhere
+        if own is not None:
+            own.close()
             await self._ended.wait()
 
 
@@ -116,11 +155,21 @@ def build_authority(
     pointers: PointerIndex,
     ask: AskTopic,
     observer: TransactionObserver,
+    ownership: Ownership | None = None,
+    peer: Peer | None = None,
 ) -> Authority:
-    """The authority that ``transactions.service`` names, not started."""
+    """The authority that ``transactions.service`` names, not started.
+
+    Args:
+      ownership, peer: among several instances, who owns the service, and the way to it.
+    """
     if config.service == "embedded":
-        service = TransactionService(store, clock, pointers, ask, service_settings(config), observer)
-        return Authority(service, embedded=service)
+        build = partial(TransactionService, store, clock, pointers, ask, service_settings(config), observer)
+        if store.traits.shared:
+            anywhere = TransactionsAnywhere(build, ownership or Alone(), pointers, peer)
+            return Authority(anywhere, anywhere=anywhere)
+        service = build()
+        return Authority(service, own=service)
     if config.service == "tephra":
         host, port = parse_address(config.tephra)
         tephra = ForeignTephra(

@@ -11,7 +11,7 @@ import trio
 from broker.handlers.held import position_headers, wait_for_decision
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query, whole_number
-from broker.handlers.views_of_readers import view_for
+from broker.handlers.views_of_readers import fresh_for, view_for
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_poll
 from protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
@@ -117,6 +117,7 @@ def _reading(service: Service, body: PollRequest, *, with_pointers: bool) -> _Re
 
 async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
     """A page with messages, or one without when the time to wait is over or waiting is of no use."""
+    await fresh_for(service, body.isolation, body.transaction)
     # What is refused is refused before anything is waited for; a large snapshot is many numbers.
     ask_view = partial(view_for, service, body.isolation, body.transaction)
     view = await off_loop(len(body.transaction or b""), JSON, ask_view)

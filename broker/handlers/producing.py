@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from broker.handlers.under import asked_under
 from protocol.errors import (
     OutcomeUnknown,
     PartialDuplicate,
@@ -37,9 +38,8 @@ async def asked(service: Service, name: TopicName, request: PublishRequest, ask:
       OutcomeUnknown: there was no answer in that time; what was asked may still happen.
       PlainsongError: whatever the topic refuses.
     """
-    if request.producer is None:
-        return await service.directory.ask(name, ask)
-    return await patiently(service, name, partial(service.directory.ask, name, ask))
+    answer = partial(asked_under, service, name, request.write_pointer, ask)
+    return await (answer() if request.producer is None else patiently(service, name, answer))
 
 
 async def asked_to_open(service: Service, name: TopicName, ask: Ask[A]) -> A:

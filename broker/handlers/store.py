@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from broker.handlers.producing import asked
 from broker.handlers.publish import apply_publish_query, off_loop
 from broker.handlers.query import parse_query
+from broker.handlers.under import rolled_back
 from broker.http.exchange import HttpAnswer
 from protocol.checks import check_rollback, check_store
 from protocol.codec import codec_for, rolls_back_all
@@ -52,7 +53,7 @@ async def rollback(service: Service, request: HotRequest) -> HttpAnswer:
     parse_query(request.query, ())
     check_rollback(response)
     assert response.write_pointer is not None  # checked above
-    await service.directory.ask(name, RollBackPointer(response.write_pointer, _within(response)))
+    await rolled_back(service, name, RollBackPointer(response.write_pointer, _within(response)))
     return HttpAnswer(200)
 
 

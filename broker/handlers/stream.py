@@ -17,6 +17,7 @@ import trio
 
 from broker.handlers.producing import patiently
 from broker.handlers.publish import LOOP_BYTES
+from broker.handlers.under import enlist_first
 from broker.http.status import only_plain, problem_of, status_of
 from protocol.checks import check_publish
 from protocol.codec import stream as codec
@@ -142,8 +143,11 @@ class PublishStream:
         await self._room(len(numbers), size)
         if self._finished:
             return
+        refusal = await self._enlisted(part)
+        if self._finished:
+            return
         held_bytes = self._held.held_bytes
-        put = self._put(part, size)
+        put = refusal or self._put(part, size)
         if isinstance(put, PlainsongError):
             self._held.shrink(self._held.held_bytes - held_bytes)
             size = 0
@@ -159,6 +163,15 @@ class PublishStream:
                 return
             self._settled = trio.Event()
             await self._settled.wait()
+
+    async def _enlisted(self, part: codec.Part) -> PlainsongError | None:
+        """Why nothing can be published under the write pointer of a request that has one; None: it may be tried."""
+        if isinstance(part, codec.Whole) and part.request.write_pointer is not None:
+            try:
+                await enlist_first(self._service, self._name, part.request.write_pointer)
+            except PlainsongError as error:
+                return error
+        return None
 
     def _put(self, part: codec.Part, size: int) -> Ticket[Any] | PlainsongError:
         try:

@@ -7,6 +7,7 @@ from binascii import b2a_base64
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from actors.supervision import moved
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query
 from broker.http.exchange import HttpAnswer
@@ -87,9 +88,15 @@ async def abort(service: Service, request: HotRequest) -> HttpAnswer:
 
 
 def embedded(service: Service) -> TransactionService:
-    """The daemon's own service. Raises TransactionsUnavailable where it has none, and says who does."""
+    """The daemon's own service.
+
+    Raises:
+      NoOwner: it is another instance's now. TransactionsUnavailable: there is none; the text says who decides.
+    """
     if service.embedded is not None:
         return service.embedded
+    if service.decider.anywhere is not None:
+        raise moved()
     if service.config.transactions.service == "tephra":
         where = service.config.transactions.tephra
         raise TransactionsUnavailable("a Tephra decides here", hint=f"begin and end transactions at {where}")

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 MAX_SNAPSHOT_BYTES = 16 << 20
 
 
+async def fresh_for(service: Service, isolation: Isolation | None, transaction: bytes | None = None) -> None:
+    """Before ``view_for``: whatever was committed before the request came is in the view of one who asks for it.
+
+    Raises:
+      TransactionsUnavailable: as ``view_for``.
+    """
+    if isolation == "committed" and transaction is None:
+        await service.transactions.fresh()
+
+
 def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
     """What the reader may see; None: everything, undecided and rolled back.
 

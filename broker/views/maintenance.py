@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from broker.handlers.transactions import longs
@@ -32,6 +33,8 @@ async def maintain(service: Service, request: ViewRequest) -> HttpAnswer:
     """
     name = request.name
     as_number = longs(request.parameters("longs"))
+    with suppress(TransactionsUnavailable):  # the answer says that nobody can say
+        await service.transactions.fresh()
     described = await service.directory.ask(name, Describe())
     plan = await service.directory.ask(name, PlanCleaning(service.config.retention.delete_grace_s * 1000))
     pointers = await service.directory.ask(name, ListPointers())

@@ -12,7 +12,7 @@ import trio
 from broker.handlers.held import hidden_messages, wait_for_decision
 from broker.handlers.poll import apply_query
 from broker.handlers.publish import off_loop
-from broker.handlers.views_of_readers import view_for
+from broker.handlers.views_of_readers import fresh_for, view_for
 from broker.http.exchange import HttpAnswer
 from broker.http.status import answer_for
 from broker.views.reach import Here, Since
@@ -134,6 +134,7 @@ async def _read_or_wait(
     if body.wait_ms:
         wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
         deadline_s = trio.current_time() + wait_ms / 1000
+    await fresh_for(service, body.isolation)
     while True:
         # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
         mark = service.pointers.mark

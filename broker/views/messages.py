@@ -60,6 +60,8 @@ async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
     ttl_ms, span = await _look(service, name, Look(since, _bound(parameters, "to")))
     shown = _Shown(span, limit or DEFAULT_LIMIT, service.config.poll.max_bytes)
     await walk_rows(service.store, shown)
+    if any(each.pointer > 0 for each in shown.messages):
+        await _learn(service)
     states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}
     origins = await shown.origins.find(service.store, span.prefix)
     form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
@@ -189,6 +191,14 @@ def _answer(shown: _Shown, form: _Form) -> HttpAnswer:
     if last_id is not None:
         headers.append(("Plainsong-Last-Id", last_id.hex()))
     return json_answer([form.written(each) for each in shown.messages], headers=headers)
+
+
+async def _learn(service: Service) -> None:
+    """What was decided before this is known here afterwards, unless nobody can be asked."""
+    try:
+        await service.transactions.fresh()
+    except TransactionsUnavailable:
+        return
 
 
 def _state(service: Service, pointer: int) -> str:

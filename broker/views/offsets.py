@@ -8,7 +8,7 @@ import trio
 
 from actors.reading import walk_rows
 from broker.handlers.held import wait_for_decision
-from broker.handlers.views_of_readers import view_for
+from broker.handlers.views_of_readers import fresh_for, view_for
 from broker.views.route import json_answer
 from protocol.checks import check_poll
 from protocol.codec import json_values as values
@@ -88,6 +88,7 @@ async def _measured(
         deadline_s = trio.current_time() + wait_ms / 1000
     expired = False
     parks = read.isolation != "committed"
+    await fresh_for(service, read.isolation, read.transaction)
     while True:
         # In this order, as for a poll: of what the view shows nothing stands behind the span.
         mark = service.pointers.mark

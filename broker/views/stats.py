@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.handlers.views_of_readers import view_for
+from broker.handlers.views_of_readers import fresh_for, view_for
 from broker.views.counting import count_for_reader, count_from, expired_from, newest_from
 from broker.views.producers import bound
 from broker.views.route import json_answer
@@ -77,6 +77,7 @@ async def _reader(
 ) -> dict[str, Any]:
     """What is before a committed reader; without a transaction service, before one who reads everything."""
     try:
+        await fresh_for(service, "committed")
         view = view_for(service, "committed", None)
     except TransactionsUnavailable:
         view = None

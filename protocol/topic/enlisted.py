@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protocol.transactions.authority import Standing
 
 #: What may become of a pointer still: only who decides it can say more.
-_OPEN = ("in_progress", "unknown", "deciding", "committed")
+_OPEN = ("in_progress", "unknown", "deciding")
 
 
 class NotEnlisted(TransactionsUnavailable):

@@ -251,6 +251,8 @@ async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it
 class Elsewhere:
     """A list kept by somebody who is away, or can't keep the pass."""
 
+    whereabouts = None
+
     def __init__(self, fails):
         self.fails = fails
         self.completed = []

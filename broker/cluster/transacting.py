@@ -1,0 +1,146 @@
+"""The transaction service of another instance, over links: what mirrors and topics ask, and who answers it.
+
+tx.sync      [term, changes, wait_ms]         the state, as ``Synced.packed``, in the body
+tx.enlist    [pointer, namespace, topic]      whether the service has issued the pointer
+tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
+ns.changed   namespace                        once the row of its properties has been read again
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgpack
+import trio
+
+from actors.supervision import moved
+from actors.transaction_actor import SERVICE_NAME
+from broker.peering.link import LinkBroken, Reply
+from broker.thrift.methods import TephraMethods
+from protocol.errors import MalformedTransaction, NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
+from protocol.names import topic_name
+from protocol.transactions.mirrored import Synced, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from actors.ownership import Instance
+    from actors.transactions import TransactionService
+    from broker.cluster.dispatch import Handler
+    from broker.cluster.owners import Owners
+    from broker.peering.serving import Call
+    from broker.service import Service
+    from protocol.names import TopicName
+
+#: How long an answer may take that waits for nothing but the service.
+ANSWER_S = 5.0
+#: How long instances may take to read what another one has changed.
+TELL_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class LinkedPeer:
+    """Implements ``actors.mirror.Peer``: the service at the instance that owns it now."""
+
+    def __init__(self, owners: Callable[[], Owners]) -> None:
+        """``owners``: the way to other instances, once it is there."""
+        self._owners = owners
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """See ``Peer.sync``."""
+        reply = await self._call("tx.sync", [*known, wait_ms], b"", wait_ms / 1000 + ANSWER_S)
+        try:
+            return Synced.unpack(msgpack.unpackb(await _body(reply)))
+        except (ValueError, msgpack.exceptions.UnpackException) as error:
+            raise MalformedTransaction("the state of the transaction service cannot be read") from error
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """See ``Peer.enlist``."""
+        return bool((await self._call("tx.enlist", [pointer, *name], b"", ANSWER_S)).value)
+
+    async def thrift(self, message: bytes) -> bytes:
+        """The answer to a message of Tephra's clients. Raises as all calls, and OutcomeUnknown."""
+        return await _body(await self._call("tx.thrift", None, message, None))
+
+    async def _call(self, kind: str, value: Any, body: bytes, within_s: float | None) -> Reply:
+        deadline_s = None if within_s is None else trio.current_time() + within_s
+        owner = self._owners().elsewhere(SERVICE_NAME)
+        if owner is None:
+            raise moved()
+        try:
+            link = await self._owners().links.to(owner.address)
+            return await link.call(kind, value, body, deadline_s=deadline_s)
+        except LinkBroken as error:
+            raise TransactionsUnavailable(
+                f"{owner.name}, which owns the transaction service, cannot be reached", hint="ask again"
+            ) from error
+        except ShuttingDown as error:
+            raise NoOwner(error.detail) from error
+
+
+async def tell_of_namespace(owners: Owners, namespace: str) -> None:
+    """Have every other instance read a namespace's row again; who does not within ``TELL_S`` does it later by itself."""
+
+    async def tell(instance: Instance) -> None:
+        try:
+            with trio.fail_after(TELL_S):
+                link = await owners.links.to(instance.address)
+                await link.call("ns.changed", namespace, deadline_s=trio.current_time() + TELL_S)
+        except (LinkBroken, PlainsongError, trio.TooSlowError) as error:
+            why = error.detail if isinstance(error, PlainsongError) else str(error) or "it did not answer in time"
+            log.warning(
+                "instance not told of a namespace",
+                extra={"instance": instance.name, "namespace": namespace, "why": why},
+            )
+
+    async with trio.open_nursery() as nursery:
+        for instance in owners.ownership.instances:
+            if instance.name != owners.ownership.me.name:
+                nursery.start_soon(tell, instance)
+
+
+async def _body(reply: Reply) -> bytes:
+    if isinstance(reply.body, bytes):
+        return reply.body
+    return b"".join([part async for part in reply.body])
+
+
+class TransactionCalls:
+    """What this instance answers others while it owns the service. Everything raises NoOwner when it does not."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def kinds(self) -> dict[str, Handler]:
+        """What answers what."""
+        return {
+            "tx.sync": self._sync,
+            "tx.enlist": self._enlist,
+            "tx.thrift": self._thrift,
+            "ns.changed": self._namespace_changed,
+        }
+
+    def _home(self) -> TransactionService:
+        home = self._service.embedded
+        if home is None:
+            raise moved()
+        return home
+
+    async def _sync(self, call: Call) -> Reply:
+        term, changes, wait_ms = map(int, call.value)
+        synced = await self._home().sync(Version(term, changes), wait_ms)
+        return Reply(None, msgpack.packb(synced.packed()))
+
+    async def _enlist(self, call: Call) -> Reply:
+        pointer, namespace, topic = call.value
+        return Reply(await self._home().enlist(int(pointer), topic_name(namespace, topic)))
+
+    async def _thrift(self, call: Call) -> Reply:
+        return Reply(None, await TephraMethods(self._home()).answer(call.body))
+
+    async def _namespace_changed(self, call: Call) -> Reply:
+        await self._service.namespaces.read_again(str(call.value))
+        return Reply()

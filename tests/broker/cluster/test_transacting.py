@@ -1,0 +1,159 @@
+"""Transactions, namespaces and Tephra's clients at any instance, by HTTP and over links."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import actors.mirror
+import actors.transactions_anywhere
+from broker.cluster.routing import NAMESPACES, TRANSACTIONS
+from tests.broker.cluster.in_process import TOPICS, cluster, until
+
+SERVICE = "/v1/transactions"
+
+
+@pytest.fixture
+async def nodes():
+    """The service is a's, one topic is b's, and one c's."""
+    async with cluster("a", "b", "c", transactions__service="embedded") as running:
+        running.move(TRANSACTIONS, "a")
+        running.move(NAMESPACES, "a")
+        running.move("ns:t", "b")
+        running.move("ns:u", "c")
+        await running["a"].create("t")
+        await running["a"].create("u")
+        await known(running)
+        yield running
+
+
+async def known(nodes):
+    """Every instance knows what is committed."""
+    for node in nodes.values():
+        with trio.fail_after(10):
+            while (await node.http.get("/readyz")).json()["transactions"]["available"] is not True:
+                await trio.sleep(0.01)
+
+
+async def begin(node):
+    return (await node.call("POST", SERVICE)).json()["id"]
+
+
+async def publish_under(node, topic, pointer, *payloads, **more):
+    body = {"messages": list(payloads), "transactionWritePointer": pointer}
+    return await node.call("POST", f"{TOPICS}/{topic}/publish", json=body, **more)
+
+
+async def commit(node, pointer, **more):
+    return await node.call("POST", f"{SERVICE}/{pointer}/commit", **more)
+
+
+async def committed(node, topic):
+    answer = await node.call("POST", f"{TOPICS}/{topic}/poll?isolation=committed", json={})
+    return [message["payload"] for message in answer.json()]
+
+
+async def test_what_is_committed_through_one_instance_is_polled_at_once_through_any(nodes):
+    for turn in range(10):
+        through = list(nodes.values())[turn % 3]
+        pointer = await begin(through)
+        await publish_under(through, "t", pointer, f"t{turn}")
+        await publish_under(through, "u", pointer, f"u{turn}")
+        answer = await commit(through, pointer)
+        assert answer.json()["state"] == "committed"
+        for node in nodes.values():
+            assert (await committed(node, "t"))[-1] == f"t{turn}"
+            assert (await committed(node, "u"))[-1] == f"u{turn}"
+
+
+async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_another_instance(nodes):
+    pointer = await begin(nodes["c"])
+    await publish_under(nodes["c"], "t", pointer, "one")
+    polled = []
+
+    async def poll():
+        answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=20000", json={})
+        polled.extend(message["payload"] for message in answer.json())
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            await until(lambda: nodes["b"].service.pointers.waiters == 1)
+            await commit(nodes["b"], pointer)
+    assert polled == ["one"]
+
+
+async def test_nothing_is_written_behind_a_commit_or_an_abort(nodes):
+    first, second = await begin(nodes["b"]), await begin(nodes["b"])
+    await publish_under(nodes["b"], "t", first, "one")
+    await publish_under(nodes["b"], "u", second, "two")
+    await commit(nodes["c"], first)
+    await nodes["c"].call("POST", f"{SERVICE}/{second}/abort")
+    for topic, pointer in (("t", first), ("u", first), ("t", second), ("u", second)):
+        await publish_under(nodes["a"], topic, pointer, "late", status=409, code="transaction_not_in_progress")
+    assert await committed(nodes["a"], "t") == ["one"]
+    assert await committed(nodes["a"], "u") == []
+
+
+async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
+    pointer = await begin(nodes["b"])
+    await publish_under(nodes["b"], "t", pointer, "one")
+    nodes.move(TRANSACTIONS, "c")
+    await until(lambda: nodes["c"].service.embedded is not None and nodes["a"].service.embedded is None)
+    await publish_under(nodes["b"], "u", pointer, "two")
+    assert await begin(nodes["a"]) > pointer
+    assert (await commit(nodes["a"], pointer)).json()["state"] == "committed"
+    for node in nodes.values():
+        assert await committed(node, "t") == ["one"]
+        assert await committed(node, "u") == ["two"]
+
+
+async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
+    for module in (actors.mirror, actors.transactions_anywhere):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    pointer = await begin(nodes["b"])
+    nodes["a"].kill()
+    await nodes["a"].ended.wait()
+    await nodes["b"].publish("t", "plain")
+    assert await nodes["c"].poll("t") == ["plain"]
+    refused = {"status": 503, "code": "transactions_unavailable"}
+    await publish_under(nodes["b"], "t", pointer, "one", **refused)
+    await nodes["c"].call("POST", f"{TOPICS}/u/poll?isolation=committed", json={}, **refused)
+    nodes.move(TRANSACTIONS, "b")
+    await until(lambda: nodes["b"].service.embedded is not None)
+    await publish_under(nodes["c"], "t", pointer, "one")
+    await commit(nodes["c"], pointer)
+    assert await committed(nodes["c"], "t") == ["plain", "one"]
+
+
+async def test_a_client_may_roll_back_what_is_not_committed_through_any_instance(nodes):
+    pointer, other = await begin(nodes["b"]), await begin(nodes["b"])
+    detail = (await publish_under(nodes["a"], "t", pointer, "one")).json()
+    await publish_under(nodes["a"], "t", other, "two")
+    await nodes["c"].call("POST", f"{TOPICS}/t/rollback", json=detail)
+    await commit(nodes["c"], pointer)
+    await commit(nodes["a"], other)
+    assert await committed(nodes["a"], "t") == ["two"]
+    await nodes["c"].call("POST", f"{TOPICS}/t/rollback", json=detail, status=409, code="transaction_not_in_progress")
+
+
+async def test_a_poll_of_many_topics_shows_all_of_a_transaction_or_nothing(nodes):
+    pointer = await begin(nodes["b"])
+    await publish_under(nodes["b"], "t", pointer, "one")
+    await publish_under(nodes["b"], "u", pointer, "two")
+
+    async def poll(node):
+        body = {"topics": {"t": {}, "u": {}}}
+        topics = (await node.call("POST", "/v1/namespaces/ns/poll?isolation=committed", json=body)).json()["topics"]
+        return [len(topics[each]["messages"]) for each in "tu"]
+
+    assert [await poll(node) for node in nodes.values()] == [[0, 0]] * 3
+    await commit(nodes["c"], pointer)
+    assert [await poll(node) for node in nodes.values()] == [[1, 1]] * 3
+
+
+async def test_what_a_namespace_says_is_in_force_at_every_instance_when_it_is_answered(nodes):
+    for chosen in ("disabled", "enabled", "inherit"):
+        await nodes["c"].call("PUT", "/v1/namespaces/ns/properties", json={"deduplication": chosen})
+        for node in nodes.values():
+            assert node.service.namespaces.properties("ns") == {"deduplication": chosen}
