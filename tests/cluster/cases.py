@@ -1,0 +1,146 @@
+"""A producer's course on one topic, with one of its owner's calls to HBase disturbed; many of them side by side.
+
+Every row and every scan of a topic has the topic's name in its key, by which a proxy tells whose call a call is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from tests.cluster.harness import Instance
+from tests.cluster.proxy import GOOD, Fate
+from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
+
+#: More than fits into a cell, with ``storage.hbase.max_cell_bytes`` at its least: its payloads get rows of their own.
+LARGE = "x" * 100_000
+MAX_CELL_BYTES = 256 << 10
+#: What the producer sends, request after request; all but the first are atomic batches.
+REQUESTS = ((0,), (1, 2, 3), (4, 5, 6), (10,))
+#: How much of it a reader may see: a batch is there whole, or not at all.
+WHOLE = (0, 1, 4, 7, 8)
+#: How long a client asks again before it is no failure that is over.
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Case:
+    """One topic; ``number`` says which of its calls to HBase is disturbed, and ``fate`` how."""
+
+    topic: str
+    number: int
+    fate: Fate
+    calls: int = 0
+    hit: trio.Event = field(default_factory=trio.Event)
+    done: trio.Event = field(default_factory=trio.Event)
+
+    def __str__(self) -> str:
+        return f"call {self.number}, {self.fate.fault}"
+
+
+class ByTopic:
+    """A proxy's choice: of each case's calls the one that it names. With ``ends``, none that follows it arrives."""
+
+    def __init__(self, cases: list[Case], *, ends: bool = False) -> None:
+        self._cases = {case.topic.encode(): case for case in cases}
+        self._ends = ends
+        self.all_hit = trio.Event()
+
+    def __call__(self, request: bytes) -> Fate:
+        at = request.find(b"ring:case-")
+        case = self._cases.get(request[at + 5 : request.find(b":", at + 5)]) if at >= 0 else None
+        if case is None:
+            return GOOD
+        case.calls += 1
+        if case.calls == case.number:
+            case.hit.set()
+            self.look()
+            return case.fate
+        return Fate("lost request") if self._ends and case.hit.is_set() else GOOD
+
+    def look(self) -> None:
+        """Whether every case has been hit, or is over."""
+        if all(each.hit.is_set() or each.done.is_set() for each in self._cases.values()):
+            self.all_hit.set()
+
+
+class Client:
+    """The producer's program: whenever it does not know what became of a request, it opens its session again."""
+
+    def __init__(self, instance: Instance, topic: str) -> None:
+        self.instance, self.topic = instance, topic
+        self.epoch = 0
+
+    async def ask(self, method: str, path: str, value: Any = None) -> Answer | None:
+        """The answer; None when there is none."""
+        body = b"" if value is None else json.dumps(value).encode()
+        try:
+            async with await Talk.to(self.instance.address) as talk:
+                return await talk.ask(method, topic_path(self.topic, path), body, JSON_HEADERS)
+        except (ConnectionLost, NotConnected):
+            return None
+
+    async def open(self) -> int:
+        """Ask until a session is open; its last sequence id."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                answer = await self.ask("PUT", "/producers/p", {})
+                if answer is not None and answer.status == 200:
+                    told = answer.json()
+                    self.epoch = told["epoch"]
+                    return int(told["lastSequenceId"])
+                assert answer is None or answer.status == 503, answer
+                await trio.sleep(0.05)
+
+    async def send(self, sequences: tuple[int, ...]) -> None:
+        """Until it is there: after any doubt the session is opened again, which tells whether it is."""
+        messages = [payload_of(number) for number in sequences]
+        request = {"messages": messages, "producer": "p", "sequenceIds": sequences, "atomic": len(sequences) > 1}
+        while True:
+            answer = await self.ask("POST", "/publish", {**request, "producerEpoch": self.epoch})
+            if answer is not None and answer.status == 200:
+                return
+            assert answer is None or answer.status == 503, answer
+            await self.look()
+            last = await self.open()
+            assert last in (sequences[-1], *(each[-1] for each in REQUESTS if each < sequences), -1)
+            if last == sequences[-1]:
+                return
+
+    async def look(self) -> list[str]:
+        """What a reader sees, which is whole requests in their order; empty when nobody answers."""
+        answer = await self.ask("POST", "/poll", {})
+        if answer is None or answer.status != 200:
+            return []
+        found = [message["payload"] for message in answer.json()]
+        assert found == [payload_of(number) for each in REQUESTS for number in each][: len(found)], self.topic
+        assert len(found) in WHOLE, (self.topic, len(found))
+        return found
+
+    async def create(self) -> None:
+        """The topic, before anything is wrong."""
+        answer = await self.ask("PUT", "?ifNotExists=true", {})
+        assert answer is not None, self.topic
+        assert answer.status == 200, answer
+
+
+def payload_of(number: int) -> str:
+    return f"{number}{LARGE if number in (4, 5, 6) else ''}"
+
+
+async def course(instance: Instance, case: Case, choice: ByTopic) -> None:
+    """All that the producer sends, and a last look."""
+    client = Client(instance, case.topic)
+    await client.open()
+    for sequences in REQUESTS:
+        await client.send(sequences)
+    case.done.set()
+    choice.look()
+    found: list[str] = []
+    while not found:  # the disturbed call may be this one's
+        await client.open()
+        found = await client.look()
+    assert len(found) == WHOLE[-1], case

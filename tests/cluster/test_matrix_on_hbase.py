@@ -1,0 +1,57 @@
+"""The failure matrix of a topic's producers on HBase: whichever call fails, and however, each message is there once."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.cluster.cases import MAX_CELL_BYTES, ByTopic, Case, Client, course
+from tests.cluster.harness import Instance, open_cluster
+from tests.cluster.proxy import FAULTS, Fate, calm
+
+#: A course makes from 16 to 19; what is beyond is not disturbed.
+CALLS = range(1, 21)
+SETTINGS = (
+    f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}",
+    "deduplication.snapshot_entries=2",
+    # All calls may stand still at the same time, and the janitor makes none of those that are counted.
+    "storage.hbase.max_connections=100",
+    "retention.interval_s=3600",
+)
+
+
+async def run_all(instance: Instance, cases: list[Case], choice: ByTopic) -> None:
+    instance.thrift.choose = choice
+    async with trio.open_nursery() as nursery:
+        for case in cases:
+            nursery.start_soon(course, instance, case, choice)
+
+
+async def test_whichever_call_to_hbase_is_lost_late_or_cut_each_message_is_there_once(hbase, tmp_path):
+    """Rows 2, 8, 10 and 23 of the matrix: the call is made again, or the topic falls and is loaded."""
+    async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=1", alone=True) as cluster:
+        numbered = [(fault, number) for number in CALLS for fault in FAULTS]
+        cases = [Case(f"case-{fault.replace(' ', '-')}-{n}", n, Fate(fault, 1.5)) for fault, n in numbered[::2]]
+        for case in cases:
+            await Client(cluster[0], case.topic).create()
+        await run_all(cluster[0], cases, ByTopic(cases))
+        made = cluster[0].thrift.faults
+        assert sum(made.values()) >= 40, made
+
+
+@pytest.mark.parametrize("fault", ["lost request", "lost answer"])
+async def test_whichever_call_to_hbase_the_daemon_dies_in_each_message_is_there_once(hbase, tmp_path, fault):
+    """Rows 3 to 7 of the matrix, before each call and after it: each topic stands in one of its calls at the kill."""
+    async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=60", alone=True) as cluster:
+        cases = [Case(f"case-{number}", number, Fate(fault)) for number in CALLS]
+        for case in cases:
+            await Client(cluster[0], case.topic).create()
+        dying = ByTopic(cases, ends=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_all, cluster[0], cases, dying)
+            with trio.fail_after(60):
+                await dying.all_hit.wait()
+            await cluster[0].kill()
+            cluster[0].thrift.choose = calm
+            await cluster[0].start()
+        assert [case.hit.is_set() for case in cases[:16]] == [True] * 16
