@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.app import create_app
+from broker.cluster.thrift import ThriftAnywhere
 from broker.front.answering import Answering
 from broker.front.parent import serve_front_ends
 from broker.handlers.stream import PublishStream
@@ -14,6 +15,7 @@ from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
 from broker.http.settings import HttpSettings
 from broker.thrift.listen import serve_thrift
+from broker.thrift.methods import TephraMethods
 from broker.views.table import ROUTES
 
 if TYPE_CHECKING:
@@ -72,12 +74,13 @@ def http_settings(config: Config) -> HttpSettings:
 async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
     config = service.config
-    if not config.transactions.thrift or service.embedded is None:
+    own, anywhere = service.decider.own, service.decider.anywhere
+    if not config.transactions.thrift or (own is None and anywhere is None):
         return []
     serving = partial(
         serve_thrift,
         config.transactions.thrift,
-        service.embedded,
+        ThriftAnywhere(service) if own is None else TephraMethods(own),
         budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -13,7 +13,6 @@ from protocol.transactions.thrift_frames import Frames, FrameTooLarge, framed
 
 if TYPE_CHECKING:
     from broker.http.bodies import BodyBudget, Holding
-    from broker.thrift.methods import TephraMethods
 
 log = logging.getLogger("plainsong.thrift")
 
@@ -23,10 +22,18 @@ FRAME_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 30.0
 
 
+class Methods(Protocol):
+    """Who answers: the service of this instance, or of whichever owns it."""
+
+    async def answer(self, message: bytes) -> bytes:
+        """The message that answers a message. Raises MalformedThrift: it is no call."""
+        ...
+
+
 class Connection:
     """Serves one client until it leaves, or sends what is no call."""
 
-    def __init__(self, stream: trio.SocketStream, methods: TephraMethods, budget: BodyBudget) -> None:
+    def __init__(self, stream: trio.SocketStream, methods: Methods, budget: BodyBudget) -> None:
         self._stream = stream
         self._methods = methods
         self._budget = budget

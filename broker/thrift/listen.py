@@ -11,11 +11,10 @@ import trio
 
 from broker.http.sockets import listen_on, shown
 from broker.thrift.connection import Connection
-from broker.thrift.methods import TephraMethods
 
 if TYPE_CHECKING:
-    from actors.transactions import TransactionService
     from broker.http.bodies import BodyBudget
+    from broker.thrift.connection import Methods
 
 log = logging.getLogger("plainsong.thrift")
 
@@ -25,7 +24,7 @@ MAX_CONNECTIONS = 4_096
 
 async def serve_thrift(
     bind: str,
-    service: TransactionService,
+    methods: Methods,
     *,
     budget: BodyBudget,
     stop: trio.Event,
@@ -42,7 +41,7 @@ async def serve_thrift(
     """
     sockets = await trio.to_thread.run_sync(listen_on, bind)
     try:
-        server = _Server(TephraMethods(service), budget, max_connections)
+        server = _Server(methods, budget, max_connections)
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
@@ -62,7 +61,7 @@ async def serve_thrift(
 
 
 class _Server:
-    def __init__(self, methods: TephraMethods, budget: BodyBudget, max_connections: int) -> None:
+    def __init__(self, methods: Methods, budget: BodyBudget, max_connections: int) -> None:
         self._methods = methods
         self._budget = budget
         self._max_connections = max_connections

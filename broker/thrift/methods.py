@@ -92,10 +92,10 @@ class TephraMethods:
             return encode_error(call, error)
         except PlainsongError as error:
             declared = _in_tephras_words(error)
-            return encode_error(call, declared) if declared else _failure(call, error.detail)
+            return encode_error(call, declared) if declared else failure(call, error.detail)
         except Exception:
             log.exception("a method failed", extra={"method": call.method})
-            return _failure(call, "the log says more")
+            return failure(call, "the log says more")
 
     # --- beginning --------------------------------------------------------------------------------
 
@@ -198,5 +198,6 @@ def _in_tephras_words(error: PlainsongError) -> Declared | None:
     return None
 
 
-def _failure(call: Call, why: str) -> bytes:
+def failure(call: Call, why: str) -> bytes:
+    """The message that says that a call could not be carried out."""
     return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {why}")

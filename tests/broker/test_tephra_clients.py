@@ -15,6 +15,7 @@ from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
 from broker.http.bodies import BodyBudget
 from broker.thrift.listen import serve_thrift
+from broker.thrift.methods import TephraMethods
 from protocol.transactions.codec import decode_transaction
 from protocol.transactions.manager.settings import TransactionSettings
 from protocol.transactions.tephra_idl import ILLEGAL_ARGUMENT, TOO_LARGE
@@ -80,7 +81,7 @@ class World:
         async def serve(*, task_status):
             await serve_thrift(
                 "127.0.0.1:0",
-                self.service,
+                TephraMethods(self.service),
                 budget=BodyBudget(1 << 20),
                 stop=self.stop,
                 grace_s=5,

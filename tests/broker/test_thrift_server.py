@@ -11,6 +11,7 @@ from tephra_thrift import TEPHRA, struct_bytes
 from broker.http.bodies import BodyBudget
 from broker.thrift.connection import FRAME_TIMEOUT_S, SEND_TIMEOUT_S
 from broker.thrift.listen import serve_thrift
+from broker.thrift.methods import TephraMethods
 from protocol.errors import Overloaded, TransactionsUnavailable
 from protocol.transactions.manager.answers import ServiceFigures
 from protocol.transactions.tephra_rpc import (
@@ -98,7 +99,7 @@ class Served:
         async def serve(*, task_status):
             await serve_thrift(
                 "127.0.0.1:0",
-                self.service,
+                TephraMethods(self.service),
                 budget=self.budget,
                 stop=self.stop,
                 grace_s=5,
@@ -299,4 +300,4 @@ async def test_a_client_that_leaves_before_the_answer_harms_nobody(server, caplo
 
 async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
     with pytest.raises(OSError, match="in use"):
-        await serve_thrift(server.address, server.service, budget=server.budget, stop=trio.Event(), grace_s=1)
+        await serve_thrift(server.address, TephraMethods(server.service), budget=server.budget, stop=trio.Event(), grace_s=1)

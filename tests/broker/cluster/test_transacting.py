@@ -7,7 +7,10 @@ import trio
 
 import actors.mirror
 import actors.transactions_anywhere
+import broker.cluster.thrift
 from broker.cluster.routing import NAMESPACES, TRANSACTIONS
+from broker.cluster.thrift import ThriftAnywhere
+from protocol.transactions.tephra_rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 
 SERVICE = "/v1/transactions"
@@ -29,10 +32,9 @@ async def nodes():
 
 async def known(nodes):
     """Every instance knows what is committed."""
+    await until(lambda: nodes["a"].service.embedded is not None)
     for node in nodes.values():
-        with trio.fail_after(10):
-            while (await node.http.get("/readyz")).json()["transactions"]["available"] is not True:
-                await trio.sleep(0.01)
+        await node.service.transactions.fresh()
 
 
 async def begin(node):
@@ -157,3 +159,21 @@ async def test_what_a_namespace_says_is_in_force_at_every_instance_when_it_is_an
         await nodes["c"].call("PUT", "/v1/namespaces/ns/properties", json={"deduplication": chosen})
         for node in nodes.values():
             assert node.service.namespaces.properties("ns") == {"deduplication": chosen}
+
+
+async def test_tephras_clients_are_answered_at_any_instance(nodes):
+    begun = []
+    for number, node in enumerate(nodes.values()):
+        answer = await ThriftAnywhere(node.service).answer(encode_call("startShort", number))
+        begun.append(decode_reply(answer, "startShort", number).transaction_id)
+    assert begun == sorted(set(begun))
+    assert nodes["a"].service.embedded.figures().open == 3
+
+
+async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
+    monkeypatch.setattr(broker.cluster.thrift, "PATIENCE_S", 0.1)
+    nodes.move(TRANSACTIONS, None)
+    await until(lambda: nodes["a"].service.embedded is None)
+    answer = await ThriftAnywhere(nodes["b"].service).answer(encode_call("startShort", 1))
+    with pytest.raises(ApplicationError, match="another instance owns"):
+        decode_reply(answer, "startShort", 1)
