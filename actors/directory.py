@@ -70,6 +70,11 @@ class Directory:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
+    @property
+    def closing(self) -> int:
+        """Topics that were let go and have not ended yet."""
+        return len(self._leaving)
+
     def peek(self, name: TopicName) -> TopicState | None:
         """The state of a topic that is open and loaded, to look at; does not count as use."""
         entry = self._entries.get(name)

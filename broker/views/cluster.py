@@ -99,7 +99,7 @@ def _members(service: Service) -> Sequence[Member]:
 async def _count_topics(service: Service, member: Member, opened: dict[str, int]) -> None:
     """How many topics are open there; an instance that cannot be asked is left out."""
     if member.name == service.directory.around.ownership.me.name:
-        opened[member.name] = len(service.directory)
+        opened[member.name] = _opened(service)
         return
     if service.cluster is None:
         return
@@ -115,7 +115,12 @@ async def topics_open(service: Service, call: Call) -> Reply:
     """The answer to another instance that shows the cluster."""
     del call
     await trio.lowlevel.checkpoint()
-    return Reply(len(service.directory))
+    return Reply(_opened(service))
+
+
+def _opened(service: Service) -> int:
+    """Topics that are open here, those that are on their way to somebody else among them."""
+    return len(service.directory) + service.directory.closing
 
 
 async def drain(service: Service, request: ViewRequest) -> HttpAnswer:
