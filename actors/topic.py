@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 
 #: Topics that are let go and write down where they were, at the same time; parked polls are answered before.
 CLOSING_AT_ONCE = 64
+#: Topics that are opened at once: those that come first are there first, instead of all at the end. As many as a store
+#: on HBase has connections by default.
+OPENING_AT_ONCE = 16
 #: Asks whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -92,6 +95,8 @@ class Surroundings:
     """What topics are enlisted for, where transactions may be decided at another instance; None: they need not be."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, CLOSING_AT_ONCE))
     """Who waits its turn while many topics are let go."""
+    openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, OPENING_AT_ONCE))
+    """Who waits its turn while many topics are opened."""
 
 
 class TopicActor:
@@ -125,9 +130,10 @@ class TopicActor:
         Raises what the store raises, after everybody whose request was under way has been told.
         """
         told: Callable[[], PlainsongError] = _loading_again
-        claim = await self._around.store.claim(self.name)
         around = self._around
-        core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
+        async with around.openings:
+            claim = await around.store.claim(self.name)
+            core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
         self._core = core
         # Most are there from their rows; what a commit that was cut off left behind is known only now. Where others
         # write too, nothing is known of a topic that is not open.
