@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
+        "cluster": Listed("plainsong.cli.cluster:cluster", "Instances of one service: who is there, who owns what."),
         "ping": Listed("plainsong.cli.ping:ping", "Ask daemons whether they are there and ready."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Examine disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
