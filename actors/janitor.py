@@ -104,6 +104,7 @@ class Janitor:
             if len(rows) < LIST_ROWS:
                 break
             start = rows[-1][0] + b"\x00"
+        await self._store.tidy()
         self.rounds += 1
         return removed
 

@@ -211,6 +211,13 @@ class Store(Protocol):
         """
         ...
 
+    async def tidy(self) -> int:
+        """Remove some of what the store itself keeps of rows that are gone: one bounded step; how much that was.
+
+        Called once in a while, for ever. Raises StoreError.
+        """
+        ...
+
     def statistics(self) -> StoreStatistics:
         """Numbers for metrics; never waits, never raises."""
         ...

@@ -149,6 +149,10 @@ class FaultyStore(Faults):
         if fault is not None:
             raise _failed("scan")
 
+    async def tidy(self) -> int:
+        """See ``Store.tidy``."""
+        return await self.inner.tidy()
+
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``."""
         if await self._begin("reclaim") is not None:

@@ -59,7 +59,7 @@ class Owners:
         self._heads.pop(prefix, None)
         epoch = int(await self._pool.call("atomicIncrement", self._counter, EPOCHS_KEY, EPOCHS_COLUMN, 1))
         for _ in range(_ATTEMPTS):
-            head = await self._read(prefix)
+            head = await self.read(prefix)
             if head.last.epoch > epoch:
                 raise StoreError(f"topic {name} was claimed by another instance at the same time", hint="try again")
             await self._keep_fence(prefix, head)
@@ -73,7 +73,7 @@ class Owners:
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
         """What the head is about to lose goes into a cell of its own: it is true already, whoever claims next."""
         if head.last.serial and head.before.epoch:
-            column = FENCE + _EPOCH.pack(head.before.epoch)
+            column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
             await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
@@ -101,7 +101,7 @@ class Owners:
             "checkAndPut", self._table, row, HEAD, head.encode(), mutation, {}
         )
         if not done:
-            now = await self._read(prefix)
+            now = await self.read(prefix)
             if now.last != after.last:  # else an attempt whose answer was lost has done it
                 self._heads.pop(prefix, None)
                 raise _deposed(claim, happened=None if attempts > 1 and now.tells(after.last) is not False else False)
@@ -151,9 +151,15 @@ class Owners:
         found = await self._pool.call("get", self._table, hashed(prefix), HEAD, {})
         return found[0].value if found else None
 
-    async def _read(self, prefix: bytes) -> Head:
+    async def read(self, prefix: bytes) -> Head:
+        """The head as HBase has it now, also of a topic of this instance's. Raises StoreError."""
         rows = await self._pool.call("getRow", self._table, hashed(prefix), {})
         return _head_in({column: cell.value for column, cell in rows[0].columns.items()} if rows else {})
+
+
+def encode_epoch(epoch: int) -> bytes:
+    """As it stands in a fence's column."""
+    return _EPOCH.pack(epoch)
 
 
 def _deposed(claim: Claim, *, happened: Literal[False] | None = False) -> Deposed:

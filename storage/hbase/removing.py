@@ -1,10 +1,12 @@
 """Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone.
 
-A row of HBase goes as it was seen, by its time: one that has come to the same place since stays.
+A row of HBase goes as it was seen, by its time: one that has come to the same place since stays, and what removes it
+hides nothing that is put later, by whatever clock.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol.effects import Table
@@ -12,8 +14,9 @@ from protocol.keys import stop_after, topic_prefix
 from storage.hbase.gateway import thrift
 from storage.hbase.owners import HEAD
 from storage.hbase.packed import CELL, SAID, removing_columns, rolling_column, stamp_of, unpack
-from storage.hbase.scanning import Range, scan
+from storage.hbase.scanning import Range, found_in, scan
 from storage.hbase.tables import hashed
+from storage.hbase.together import together
 from storage.rolled import rolled_back
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from storage.hbase.tables import Tables
 
 _FIRST_PAGE = 16
+#: Rows of metadata looked at in one call.
+_ROWS = 500
 
 
 class Removing:
@@ -40,8 +45,9 @@ class Removing:
     async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
         """Remove rows; those that are not there are no error. Raises StoreError: some may be removed."""
         if table is Table.METADATA:
-            for key in keys:
-                await self._pool.call("deleteAllRow", self._tables[table], key, {})
+            for at in range(0, len(keys), _ROWS):
+                found = await self._pool.call("getRows", self._tables[table], list(keys[at : at + _ROWS]), {})
+                await together(self._gone(table, found_in(row)) for row in found)
             return
         by_topic: dict[bytes, list[bytes]] = {}
         for key in keys:
@@ -53,6 +59,7 @@ class Removing:
         gone = set(keys)
         last = max(gone)
         head = await self._owners.head_of(topic_prefix(last))
+        whole: list[Callable[[], Awaitable[None]]] = []
 
         async def change(found: Found) -> bool:
             key = found.key[1:]
@@ -64,13 +71,19 @@ class Removing:
             void = stamp is None or head.is_void(stamp)
             rows = [] if void else unpack(key, found.columns)
             if all(row[0] in gone for row in rows):
-                await self._pool.call("deleteAllRowTs", self._tables[table], found.key, found.time_ms, {})
+                whole.append(self._gone(table, found))
             else:
                 columns = removing_columns(found.columns[CELL], [row[0] for row in rows], gone)
                 await self._say(table, found.key, columns)
             return key < last
 
         await self._each(table, min(gone), topic_prefix(last), change)
+        await together(whole)
+
+    def _gone(self, table: Table, found: Found) -> Callable[[], Awaitable[None]]:
+        """What removes a row of HBase as it was seen."""
+        call = partial(self._pool.call, "deleteAllRowTs", self._tables[table])
+        return partial(call, found.key, found.time_ms, {})
 
     async def roll_back(self, operation: RollBack) -> None:
         """Turn the pointer's sign in its rows of the range. Raises StoreError: some may be turned."""

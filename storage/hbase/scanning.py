@@ -117,7 +117,7 @@ class _Scanner:
         while not page and not self._ended:
             answer = await self._gateway.call("scannerGetList", self._number, self._rows)
             self._ended = len(answer) < self._rows
-            page = [found for found in map(_found, answer) if self._is_wanted(found.key)]
+            page = [found for found in map(found_in, answer) if self._is_wanted(found.key)]
         if page:
             each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
             self._rows = max(1, min(self._rows * _GROWTH, _PAGE_BYTES // each, _MAX_PAGE_ROWS))
@@ -138,7 +138,8 @@ def _below(key: bytes) -> bytes:
     return key[:-1] + bytes([key[-1] - 1]) + b"\xff" * 32
 
 
-def _found(row: Any) -> Found:
+def found_in(row: Any) -> Found:
+    """A row as an answer has it."""
     columns = {column: cell.value for column, cell in row.columns.items()}
     return Found(row.row, columns, max((cell.timestamp for cell in row.columns.values()), default=0))
 

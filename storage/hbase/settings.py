@@ -22,6 +22,8 @@ class HBaseOptions:
     """The largest cell that HBase takes; its own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
     create_tables: bool = True
     """Whether missing tables are made; where that is not allowed, ``etc/hbase/tables.rb`` makes them."""
+    gone_kept_s: float = 86_400.0
+    """How long cells that say that a row is gone are kept; no setting."""
 
     @property
     def max_row_bytes(self) -> int:

@@ -64,6 +64,10 @@ class Pair(NamedTuple):
         """From a row of HBase."""
         return cls(*map(columns.get, SLOTS))
 
+    def stamps(self) -> list[Stamp]:
+        """Of the cells that are there. Raises DamagedRow."""
+        return [_stamp_of(cell) for cell in self if cell]
+
     def valid(self, head: Head) -> int | None:
         """Which of the two counts; None: neither. Raises DamagedRow."""
         counting = [(stamp, at) for at, cell in enumerate(self) if cell and head.counts(stamp := _stamp_of(cell))]

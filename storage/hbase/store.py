@@ -26,6 +26,7 @@ from storage.hbase.reading import Reading
 from storage.hbase.removing import Removing
 from storage.hbase.slots import Slots
 from storage.hbase.tables import Tables
+from storage.hbase.tidying import Tidying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class HBaseStore:
         self._removing = Removing(pool, tables, self._owners, timeout_s=options.timeout_s)
         putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
         cells = Cells(pool, tables[Table.METADATA])
+        self._tidying = Tidying(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
         self._committing = Committing(self._owners, cells, putting, self._removing, options.max_row_bytes)
         #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
         self._epochs: dict[TopicName, int] = {}
@@ -166,6 +168,11 @@ class HBaseStore:
         del table, start, stop
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
+
+    async def tidy(self) -> int:
+        """See ``Store.tidy``."""
+        self._refuse_if_closed()
+        return await self._tidying.step()
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``: what HBase occupies, it tells its own operators."""

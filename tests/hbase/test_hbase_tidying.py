@@ -1,0 +1,188 @@
+"""What is removed is gone from HBase itself: rows and bytes are counted there, major compactions included."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import trio
+
+from protocol.effects import Delete, Put, RollBack, put_one
+from protocol.keys import generation_prefix, metadata_key, pointer_key
+from protocol.names import TopicName
+from storage.base import StoreError
+from storage.hbase.scanning import Range, some
+from storage.hbase.store import HBaseStore
+from storage.hbase.tables import Tables
+from storage.hbase.tidying import MANY_FENCES
+from tests.hbase.conftest import OPTIONS
+from tests.hbase.held_calls import Lost, puts_to
+from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
+
+TABLES = Tables(OPTIONS.table_prefix)
+
+
+@pytest.fixture
+async def tidy(hbase, store):
+    """A store on the same tables that keeps nothing of what is gone."""
+    async with await HBaseStore.open([hbase.address], replace(OPTIONS, gone_kept_s=-1.0)) as opened:
+        yield opened
+
+
+async def cells(store, table):
+    """Cells of each row in HBase, without heads and the counter of epochs."""
+    found = await some(store._pool, Range(TABLES[table], b"", b""), 10_000, timeout_s=20)
+    return {row.key: row.columns for row in found if not {b"d:h", b"d:n"} & row.columns.keys()}
+
+
+def files(hbase, table) -> int:
+    """Bytes of a table's store files."""
+    name = TABLES[table].decode()
+    return sum(
+        path.stat().st_size
+        for path in (hbase.directory / "data/data/default" / name).rglob("d/*")
+        if path.is_file() and not path.name.startswith(".")
+    )
+
+
+async def compacted(hbase, store, table, below: int) -> int:
+    """The bytes of the table's files once a compaction of all of them, a major one, has brought them below a bound.
+
+    The gateway asks for a minor one whatever is called; it takes all of three small files.
+    """
+    await store._pool.call("majorCompact", TABLES[table])
+    deadline_s = time.monotonic() + 60
+    while (size := files(hbase, table)) >= below:
+        assert time.monotonic() < deadline_s, size
+        await trio.sleep(0.2)
+    return size
+
+
+async def flushed(hbase, store, table) -> int:
+    """The bytes of the table's files when everything is in files: disabling a table writes them."""
+    await store._pool.call("disableTable", TABLES[table])
+    await store._pool.call("enableTable", TABLES[table])
+    return files(hbase, table)
+
+
+async def test_rows_that_are_removed_take_no_place_in_hbase_after_a_major_compaction(hbase, store):
+    claim = await store.claim(NAME)
+    prefix = generation_prefix(NAME, 1)
+    keys = [(100 + number).to_bytes(8, "big") + b"\x00\x00" for number in range(400)]
+    for at in range(0, 400, 10):
+        values_ = [number.to_bytes(2, "big") * 5000 for number in range(at, at + 10)]
+        await store.write([Put(MESSAGE, prefix, keys[at : at + 10], values_)], claim=claim)
+        if at == 200:
+            await flushed(hbase, store, MESSAGE)
+    before = await flushed(hbase, store, MESSAGE)
+    assert len(await cells(store, MESSAGE)) == 40
+    await store.discard(MESSAGE, [prefix + key for key in keys[:395]])
+    assert len(await cells(store, MESSAGE)) == 1
+    await flushed(hbase, store, MESSAGE)
+    after = await compacted(hbase, store, MESSAGE, before // 4)
+    assert [len(value) for value in await values(store)] == [10_000] * 5
+    print(f"store files: {before} bytes before, {after} after")
+
+
+async def test_rows_of_commits_that_never_took_place_go_with_those_around_them(store, others):
+    claim = await store.claim(NAME)
+    await store.write([rows(MESSAGE, b"before", 1)], claim=claim)
+    Lost(store, puts_to("heads"), happens=False)
+    with pytest.raises(StoreError):
+        await store.write([rows(MESSAGE, b"void", 2, 3)], claim=claim)
+    claim = await others[0].claim(NAME)
+    await others[0].write([rows(MESSAGE, b"behind", 4)], claim=claim)
+    assert len(await cells(store, MESSAGE)) == 3
+    await others[0].discard(MESSAGE, [rows(MESSAGE, b"", 4).prefix + rows(MESSAGE, b"", n).suffixes[0] for n in (1, 4)])
+    assert await cells(store, MESSAGE) == {}
+
+
+async def test_rolled_back_and_partly_removed_rows_leave_no_cells_when_the_last_of_them_goes(store):
+    claim = await store.claim(NAME)
+    put = rows(MESSAGE, b"m", *range(10))
+    keys = [put.prefix + each for each in put.suffixes]
+    await store.write([put, RollBack(keys[0], keys[-1] + b"\x00", 7)], claim=claim)
+    await store.discard(MESSAGE, keys[::2])
+    assert len(next(iter((await cells(store, MESSAGE)).values()))) > 1
+    await store.discard(MESSAGE, keys)
+    assert await cells(store, MESSAGE) == {}
+
+
+async def test_rows_of_metadata_that_are_gone_leave_hbase_and_those_that_are_there_stay(store, tidy):
+    claim = await store.claim(NAME)
+    keys = [pointer_key(NAME, 1, number) for number in range(1, 31)]
+    await store.write([put_one(METADATA, key, b"there") for key in keys], claim=claim)
+    await store.write([Delete(METADATA, keys[:20])], claim=claim)
+    assert len(await cells(store, METADATA)) == 30
+    assert await store.tidy() == 0  # younger than a day
+    assert await tidy.tidy() == 20
+    assert set(await cells(store, METADATA)) == set(keys[20:])
+    await store.write([put_one(METADATA, keys[0], b"again")], claim=claim)
+    assert await store.get(METADATA, keys[0]) == await tidy.get(METADATA, keys[0]) == b"again"
+    assert await values(tidy, METADATA) == [b"again", *[b"there"] * 10]
+
+
+async def test_a_row_whose_commit_is_under_way_is_not_taken_for_one_that_is_gone(store, tidy):
+    claim = await store.claim(NAME)
+    commit = store._owners.commit
+
+    async def late(of):
+        assert await tidy.tidy() == 0
+        await commit(of)
+
+    store._owners.commit = late
+    await store.write([put_one(METADATA, POINTER_KEY, b"there")], claim=claim)
+    assert await tidy.get(METADATA, POINTER_KEY) == b"there"
+
+
+async def test_a_step_looks_at_a_bounded_number_of_rows_and_the_next_goes_on_behind_them(store, tidy, monkeypatch):
+    monkeypatch.setattr("storage.hbase.tidying.STEP_ROWS", 8)
+    claim = await store.claim(NAME)
+    keys = [pointer_key(NAME, 1, number) for number in range(1, 31)]
+    await store.write([put_one(METADATA, key, b"there") for key in keys], claim=claim)
+    await store.write([Delete(METADATA, keys)], claim=claim)
+    steps = [await tidy.tidy() for _ in range(5)]
+    assert max(steps) <= 8
+    assert sum(steps) == 30
+
+
+async def fences(store) -> int:
+    head = await store._owners.read(metadata_key(NAME))
+    return len(head.fences)
+
+
+async def test_fences_of_owners_of_whom_nothing_is_left_go_and_what_there_is_still_counts(store, tidy):
+    claim = await store.claim(NAME)
+    await store.write([put_one(METADATA, KEY, b"properties")], claim=claim)
+    for number in range(MANY_FENCES + 4):
+        await store.write([rows(MESSAGE, b"%d" % number, number)], claim=await store.claim(NAME))
+    many = await fences(store)
+    assert many > MANY_FENCES
+    assert await tidy.tidy() == 0
+    first = rows(MESSAGE, b"", *range(MANY_FENCES))
+    await store.discard(MESSAGE, [first.prefix + each for each in first.suffixes])
+    assert await tidy.tidy() == MANY_FENCES
+    assert await fences(tidy) == many - MANY_FENCES
+    for each in (tidy, store):
+        await each.claim(NAME)
+        assert await values(each) == [b"%d" % number for number in range(MANY_FENCES, MANY_FENCES + 4)]
+        assert await values(each, METADATA) == [b"properties"]
+
+
+async def test_fences_stay_while_there_are_stored_messages_whose_owners_nobody_has_looked_at(store, tidy):
+    await store.write([rows(PAYLOAD, b"p", 1), put_one(METADATA, KEY, b"m")], claim=await store.claim(NAME))
+    for number in range(MANY_FENCES + 4):
+        await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=await store.claim(NAME))
+    assert await tidy.tidy() == 0
+    assert await values(tidy, PAYLOAD) == [b"p"]
+
+
+async def test_heads_of_other_topics_are_none_of_a_topics_rows(store, tidy):
+    other = TopicName("ns", "topics")
+    for number in range(MANY_FENCES + 4):
+        for name in (NAME, other):
+            key = metadata_key(name)
+            await store.write([put_one(METADATA, key, b"%d" % number)], claim=await store.claim(name))
+    assert await tidy.tidy() > 0
+    assert await tidy.get(METADATA, metadata_key(other)) == await tidy.get(METADATA, KEY) == b"%d" % (MANY_FENCES + 3)

@@ -1,0 +1,190 @@
+"""The job ``maintain`` cleans tables in HBase beside a living daemon: counted in HBase itself, killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+import trio
+
+from pipeline.maintain.place import Place, count_rows, shares
+from pipeline.maintain.ranges import KeyRange
+from plainsong import Client
+from protocol.effects import Table
+from protocol.keys import generation_prefix, stop_after
+from protocol.names import TopicName
+from protocol.rows import decode_row
+from storage.base import read_rows
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.spark_session import why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+PREFIX = "maintained_"
+SHORT, TWICE, KEPT = (TopicName("default", name) for name in ("short", "twice", "kept"))
+
+
+@pytest.fixture(scope="module")
+def place(hbase):
+    return Place((hbase.address,), PREFIX)
+
+
+@pytest.fixture(scope="module")
+def daemon(hbase, tmp_path_factory):
+    """One whose janitor does not come within these tests."""
+    sets = (
+        "storage.kind=hbase",
+        "storage.hbase.thrift={}:{}".format(*hbase.address),
+        f"storage.hbase.table_prefix={PREFIX}",
+        "retention.interval_s=3600",
+    )
+    with Daemon(tmp_path_factory.mktemp("maintained") / "data", *sets) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon):
+    with Client("http://{}:{}".format(*daemon.address)) as made:
+        yield made
+
+
+def line(daemon, hbase, *words: str) -> list[str]:
+    where = ("--url", "http://{}:{}".format(*daemon.address), "--thrift", "{}:{}".format(*hbase.address))
+    return [str(PLAINSONG), "pipeline", "run", "maintain", *where, "--table-prefix", PREFIX, *words]
+
+
+def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
+    """Its events by their names; of several of one name the last."""
+    done = subprocess.run(
+        [*line(daemon, hbase, *words), "--json"],
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
+
+
+def whole(name: TopicName, generation: int, table: Table) -> KeyRange:
+    prefix = generation_prefix(name, generation)
+    return KeyRange(table, prefix, stop_after(prefix), "expired")
+
+
+def in_hbase(place: Place, *parts: KeyRange) -> int:
+    return trio.run(count_rows, place, parts)
+
+
+def rows_of(place: Place, part: KeyRange) -> list[tuple[bytes, bytes]]:
+    async def read():
+        store = await place.store()
+        rows = await read_rows(store, part.table, part.start, part.stop, limit=100_000)
+        await store.aclose()
+        return rows
+
+    return trio.run(read)
+
+
+def expire(client: Client, requests: int) -> None:
+    """A topic of messages that have expired, some of which were stored first."""
+    client.create_topic("short", ttl_s=3)
+    stored = client.transactions.begin(client_id="maintain")
+    client.store("short", [b"stored"] * 50, transaction=stored)
+    for _ in range(requests):
+        client.publish("short", [bytes(100)] * 10)
+    client.transactions.abort(stored)
+    eventually("they expire", lambda: not client.stats("short")["messages"])
+
+
+def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_beside_a_publisher(
+    daemon, hbase, client, place
+):
+    client.create_topic("twice")
+    client.publish("twice", [b"of the first"] * 500)
+    client.delete_topic("twice")
+    client.create_topic("twice")
+    client.publish("twice", [b"of the second"])
+    expire(client, 200)
+    client.create_topic("kept")
+    invalid = client.transactions.begin(client_id="maintain")
+    client.publish("kept", [b"invalid"] * 20, transaction=invalid)
+    client.transactions.invalidate(invalid)
+    ids: list[bytes] = []
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.is_set():
+            ids.append(bytes(client.publish("kept", b"meanwhile").first_id))
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    before = in_hbase(place, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE))
+    try:
+        cleaned = maintained(daemon, hbase, "--parts", "3", "--compact")["cleaned"]
+    finally:
+        stop.set()
+        publisher.join()
+    assert cleaned["removedRows"] == 2_500
+    assert before >= 200
+    assert in_hbase(place, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE)) == 0
+    assert [message.value for message in client.read("twice")] == [b"of the second"]
+    pointers = {decode_row(value).pointer for _, value in rows_of(place, whole(KEPT, 1, Table.MESSAGE))}
+    assert pointers == {None, -invalid.write_pointer}
+    assert [bytes(message.id) for message in client.read("kept", isolation="committed")] == ids
+    client.publish("short", b"it goes on")
+    assert maintained(daemon, hbase)["cleaned"]["removedRows"] == 0
+
+
+def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hbase, client, place):
+    client.delete_topic("short")
+    expire(client, 1_000)
+    part = whole(SHORT, 2, Table.MESSAGE)
+    before = in_hbase(place, part)
+    process = subprocess.Popen(
+        line(daemon, hbase, "short"),
+        env=clean_environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    eventually("some of it is gone", lambda: in_hbase(place, part) < before or process.poll() is not None, 60)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    maintained(daemon, hbase, "short")
+    assert in_hbase(place, part) == 0
+    assert client.publish("short", b"it goes on").count == 1
+
+
+def test_a_dry_run_shows_the_plan_and_removes_nothing(daemon, hbase, client, place):
+    client.create_topic("dry", ttl_s=1)
+    client.publish("dry", [b"soon gone"])
+    eventually("it expires", lambda: not client.stats("dry")["messages"])
+    told = maintained(daemon, hbase, "--dry-run", "dry")
+    assert [part["why"] for part in told["topic"]["parts"]] == ["expired", "expired"]
+    assert told["dry-run"]["done"] is False
+    assert in_hbase(place, whole(TopicName("default", "dry"), 1, Table.MESSAGE)) == 1
+
+
+def test_tables_of_another_deployment_are_refused_before_anything_is_removed(daemon, hbase, client, tmp_path):
+    client.create_topic("mine", if_not_exists=True)
+    with (
+        Daemon(
+            tmp_path / "data",
+            "storage.kind=hbase",
+            "storage.hbase.thrift={}:{}".format(*hbase.address),
+            "storage.hbase.table_prefix=elsewhere_",
+        ) as other,
+        Client("http://{}:{}".format(*other.address)) as theirs,
+    ):
+        theirs.create_topic("mine")
+        maintained(other, hbase, "mine", code=2)
+
+
+def test_shares_of_keys_are_of_equal_width():
+    assert shares(b"\x00\x00", b"\x01\x00", 4) == [b"\x00\x40", b"\x00\x80", b"\x00\xc0"]
+    assert shares(b"a", b"bb", 4) == []
