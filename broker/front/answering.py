@@ -1,15 +1,12 @@
 """The owning process's side of its front ends: what they pass on is answered by the very handlers of one process.
 
-Small plain publishes, of which there are many, get no task: their messages are put into the topic's mailbox while the
-frame is read, and the answer is written when the topic settles, together with all others of that turn.
+What there is most of, small plain publishes, is answered in ``quick.py``, unless each is to have a line in the log.
 """
 
 from __future__ import annotations
 
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-
-import trio
 
 from broker.cluster.passing import heard_hot, heard_view, told_answer
 from broker.front.streams import serve_conversation
@@ -18,11 +15,10 @@ from broker.http.respond import begun
 from broker.http.status import only_plain, status_of
 from broker.peering.link import Reply
 from protocol.codec import JSON
-from protocol.errors import BadRequest, NoOwner, PlainsongError
+from protocol.errors import BadRequest, NoOwner
 from protocol.names import TopicName
 from protocol.peering.vocabulary import VOCABULARY
 from protocol.requests import PublishRequest
-from protocol.topic.asks import Publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,16 +26,13 @@ if TYPE_CHECKING:
     from broker.http.bodies import BodyBudget
     from broker.http.conversation import Begin
     from broker.http.exchange import HotHandlers, HttpAnswer
-    from broker.peering.serving import Answer, Call
+    from broker.peering.serving import Call
     from broker.service import Service
     from broker.views.route import Route
-    from protocol.requests import Receipt
-
-_NOT_HERE = NoOwner("the topic is not owned here")
 
 
 class Answering:
-    """The ``Dispatch`` and ``Quick`` of the links to front ends.
+    """The ``Dispatch`` of the links to front ends.
 
     Args:
       handlers, routes, begin: what a door of this process would have, counted and forwarded as there.
@@ -49,7 +42,7 @@ class Answering:
     def __init__(
         self, service: Service, handlers: HotHandlers, routes: Iterable[Route], begin: Begin, budget: BodyBudget
     ) -> None:
-        self._service = service
+        self.service = service
         self._handlers = handlers
         self._routes = {route.name: route for route in routes}
         self._begin = begin
@@ -78,8 +71,8 @@ class Answering:
 
     async def _view(self, call: Call) -> Reply:
         name, request = heard_view(call.value, call.body)
-        self._service.access.begin(request.request_id)
-        return await _told(await self._routes[name].view(self._service, request))
+        self.service.access.begin(request.request_id)
+        return await _told(await self._routes[name].view(self.service, request))
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -91,38 +84,10 @@ class Answering:
     async def _counted(self, call: Call) -> Reply:
         """A front end answered something itself."""
         route, status, seconds = call.value
-        self._service.metrics.requested(route, status, seconds)
+        self.service.metrics.requested(route, status, seconds)
         return Reply()
 
     # --- publishes that a front end has read and checked -----------------------------------------
-
-    def quick(self, call: Call, answer: Answer) -> bool:
-        """Takes a small plain publish at once."""
-        if call.kind != "publish" or self._service.access.enabled:  # a line names its request, and so needs its task
-            return False
-        begun_s = perf_counter()
-        namespace, topic, messages, size, _ = call.value
-        name = TopicName(namespace, topic)
-
-        def settled(told: Receipt | PlainsongError) -> None:
-            if isinstance(told, PlainsongError):
-                status = status_of(told)
-                answer(told)
-            else:
-                status = 200
-                self._service.rates.published(name, len(messages), trio.current_time())
-                answer(Reply([told.first_id, told.last_id, told.generation]))
-            self._account(name, status, begun_s)
-
-        try:
-            ticket = self._service.directory.put(name, Publish(PublishRequest(messages), size))
-        except NoOwner:
-            answer(_NOT_HERE)  # the front end passes on the whole request, which finds its way
-        except PlainsongError as error:
-            settled(error)
-        else:
-            ticket.on_settled(settled)
-        return True
 
     async def _publish_one(self, call: Call) -> Reply:
         namespace, topic, messages, size, request_id = call.value
@@ -137,9 +102,9 @@ class Answering:
 
     async def _published(self, name: TopicName, body: PublishRequest, size: int, request_id: str) -> Reply:
         begun_s = perf_counter()
-        self._service.access.begin(request_id)
+        self.service.access.begin(request_id)
         try:
-            told = await published(self._service, name, body, size)
+            told = await published(self.service, name, body, size)
         except NoOwner:
             raise
         except Exception as error:
@@ -151,8 +116,8 @@ class Answering:
 
     def _account(self, name: TopicName, status: int, begun_s: float) -> None:
         seconds = perf_counter() - begun_s
-        self._service.metrics.requested("publish", status, seconds)
-        self._service.access.answered("publish", str(name), status, seconds)
+        self.service.metrics.requested("publish", status, seconds)
+        self.service.access.answered("publish", str(name), status, seconds)
 
 
 async def _told(answer: HttpAnswer) -> Reply:

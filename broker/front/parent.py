@@ -17,6 +17,7 @@ import trio
 
 from broker.config import every_setting
 from broker.front import descriptors
+from broker.front.quick import QuickPublishes
 from broker.http.sockets import listen_together, shown
 from broker.peering.bounds import WITHIN_DAEMON
 from broker.peering.link import Reply
@@ -154,7 +155,8 @@ class _FrontEnd:
             their_door.close()
         try:
             async with trio.open_nursery() as nursery:
-                serving = partial(serve_link, quick=self._parts.answering.quick, peer=self._name)
+                quick = QuickPublishes(self._parts.answering.service)
+                serving = partial(serve_link, quick=quick, peer=self._name)
                 nursery.start_soon(serving, descriptors.stream_of(ours), self._dispatch, WITHIN_DAEMON)
                 nursery.start_soon(self._take_peers, door)
                 nursery.start_soon(self._tell_to_leave, process)

@@ -41,4 +41,4 @@ class LinkBounds:
 
 BETWEEN_INSTANCES = LinkBounds()
 #: Between processes of one daemon: the end of one is seen at once, and a busy one is not taken for dead.
-WITHIN_DAEMON = LinkBounds(requests=20_000, silence_s=inf)
+WITHIN_DAEMON = LinkBounds(requests=20_000, silence_s=inf, dial_s=inf)

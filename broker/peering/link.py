@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -85,32 +84,38 @@ class Link:
         number = self._number
         reply: Reply | None = None
         try:
-            with trio.CancelScope(deadline=inf if deadline_s is None else deadline_s):
-                if self._wire.is_full:
-                    await self._wire.room()
-                await self._send_call(number, waiting, kind, value, body, deadline_s)
-                reply = await waiting.wait()
+            if deadline_s is None:
+                reply = await self._answer(number, waiting, kind, value, body, None)
+                return reply
+            with trio.CancelScope(deadline=deadline_s):
+                reply = await self._answer(number, waiting, kind, value, body, deadline_s - trio.current_time())
                 return reply
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
             if reply is None or isinstance(reply.body, bytes):
                 self._over(number, cancel=waiting.answer is None)
 
-    async def _send_call(
-        self, number: int, waiting: Waiting, kind: str, value: Any, body: bytes, deadline_s: float | None
-    ) -> None:
+    async def _answer(
+        self, number: int, waiting: Waiting, kind: str, value: Any, body: bytes, left_s: float | None
+    ) -> Reply:
         wire = self._wire
-        left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
+        if wire.is_full:
+            await wire.room()
         if len(body) <= INLINE_BYTES:
             waiting.place = wire.put(Frame.CALL, number, kind, value, body, left_s)
-            return
-        wire.put(Frame.BEGIN, number, kind, value, len(body), left_s)
+        else:
+            wire.put(Frame.BEGIN, number, kind, value, len(body), left_s)
+            await self._send_body(number, waiting, body)
+        reply: Reply = await waiting.wait()
+        return reply
+
+    async def _send_body(self, number: int, waiting: Waiting, body: bytes) -> None:
         for start in range(0, len(body), PIECE_BYTES):
-            await wire.room()
+            await self._wire.room()
             if waiting.answer is not None:
                 return  # refused before it was whole
             last = start + PIECE_BYTES >= len(body)
-            place = wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], not last)
+            place = self._wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], not last)
             if last:
                 waiting.place = place
 
@@ -208,6 +213,9 @@ class Link:
             waiting.outflow.credit(frame[2])
         else:
             raise MalformedBody(f"a frame of kind {kind} that makes no sense to a caller")
+
+    def taken(self) -> None:
+        """Each frame was acted upon at once."""
 
     def _begun(self, number: int, waiting: Waiting, value: Any, *, whole: bool) -> None:
         if whole:

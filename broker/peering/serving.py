@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import trio
 
@@ -44,8 +44,16 @@ class Call:
 
 Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
 """Answers one call. It may raise ``PlainsongError``; anything else is a bug, logged here and told as one."""
-Quick: TypeAlias = Callable[["Call", "Answer"], bool]
-"""Takes a call at once, without a task, and answers it later; or does not take it (False). It never waits."""
+
+
+class Quick(Protocol):
+    """Answers some calls without a task of their own."""
+
+    def take(self, call: Call, answer: Answer) -> bool:
+        """Takes a call at once, to answer it later; or does not take it (False). It never waits."""
+
+    def taken(self) -> None:
+        """Nothing more has come for now: what was gathered is done."""
 
 
 async def serve_link(
@@ -157,6 +165,11 @@ class _Served:
             return
         raise MalformedBody(f"a frame of kind {kind} that makes no sense to whoever is called")
 
+    def taken(self) -> None:
+        """As ``Side.taken`` says."""
+        if self._quick is not None:
+            self._quick.taken()
+
     def _called(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
         if type(kind) is not str or type(body) is not bytes:
             raise MalformedBody("a call is a kind, a value and a body")
@@ -164,7 +177,7 @@ class _Served:
             return
         call = Call(kind, value, body, _deadline(left_s))
         under_way = self.calls[number] = _UnderWay(call, 0)
-        if self._quick is not None and not self.wire.is_full and self._quick(call, Answer(self, number)):
+        if self._quick is not None and not self.wire.is_full and self._quick.take(call, Answer(self, number)):
             return
         self._bytes += len(body)
         under_way.size = len(body)

@@ -30,6 +30,9 @@ class Side(Protocol):
     def take(self, frame: list[Any]) -> None:
         """Takes one frame; never waits. Raises MalformedBody for one that may not be: the link ends."""
 
+    def taken(self) -> None:
+        """All frames that had come have been taken; those that come next are read later."""
+
 
 class Wire:
     """One connection and its frames; ``run`` it once."""
@@ -149,6 +152,7 @@ class Wire:
                         self.put(Frame.PONG, frame[1])
                     elif frame[0] != Frame.PONG:
                         side.take(frame)
+                side.taken()
                 data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
                 self.received = True
                 if not data:
