@@ -23,7 +23,7 @@ JOBS: dict[str, Listed] = {
     "replay": Listed("pipeline.replay", "Publish archived messages again, in order."),
     "audit": Listed("pipeline.audit", "Audit trail, usage registry and lineage of datasets."),
     "report": Listed("pipeline.report", "Queues, throughput, latencies and hold times, with plots."),
-    "maintain": Listed("pipeline.maintain", "What waits to be cleaned, who cleans it, and the plan."),
+    "maintain": Listed("pipeline.maintain", "What waits to be cleaned, the plan; in HBase, the cleaning."),
 }
 
 

@@ -1,4 +1,4 @@
-"""``plainsong pipeline run maintain``: what waits to be cleaned, who cleans it, and the plan for it."""
+"""``plainsong pipeline run maintain``: what waits to be cleaned, the plan for it, and in HBase the cleaning itself."""
 
 from __future__ import annotations
 
@@ -39,32 +39,47 @@ STANDALONE = {"leveldb": "a directory that no other process may open", "memory":
         "plainsong pipeline run maintain",
         "plainsong pipeline run maintain --dry-run 'orders-*'",
         "plainsong pipeline run maintain --dry-run --parts 8 --json orders",
+        "plainsong pipeline run maintain --thrift hbase:9090 --parts 16 --compact",
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
 @click.option(
     "--parts", type=click.IntRange(1, 1000), default=2, show_default=True, help="To cut expired ranges into, by time."
 )
+@click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, with commas: storage.hbase.thrift.")
+@click.option("--table-prefix", default="plainsong_", show_default=True, help="As storage.hbase.table_prefix.")
+@click.option("--compact", is_flag=True, help="Ask HBase for a major compaction behind it.")
 @job_options("maintain")
-def maintain(run: Run, topics: tuple[str, ...], parts: int) -> None:
-    """Say what waits to be cleaned, who cleans it, and the plan.
+def maintain(
+    run: Run, topics: tuple[str, ...], parts: int, thrift: str | None, table_prefix: str, compact: bool
+) -> None:
+    """Say what waits to be cleaned, who cleans it, and the plan; in HBase, clean.
 
     A daemon with a store of its own cleans by itself, and no other process may
-    open that store: so nothing is done here, and Spark is not started. With
-    --dry-run it also shows which ranges of keys may go, and why. Asking makes
-    the daemon note each topic's time on disk.
+    open that store: so nothing is done here, and Spark is not started. What is
+    in HBase is cleaned beside the daemons, in parallel. With --dry-run it only
+    shows which ranges of keys may go, and why. Asking makes the daemon note
+    each topic's time on disk.
     """
     with run.client() as client:
         kind = store_kind(client)
-        if kind not in STANDALONE:
+        if kind not in STANDALONE and kind != "hbase":
             raise CommandFailed(
                 f"the daemon's store is {kind!r}, which this version does not clean from outside",
                 hint="use the version of the daemon",
                 code=Exit.USAGE,
             )
-        looks = _looked(run, client, chosen(client.topics(), topics), parts)
+        outside = kind == "hbase" and not run.dry_run
+        # In HBase parts are cut where its rows end, when the cleaning begins.
+        looks = _looked(run, client, chosen(client.topics(), topics), 1 if outside else parts)
         _tell(run, looks, _pruning(client))
+        if outside:
+            _clean(run, client, looks, parts, thrift, table_prefix, compact=compact)
+            return
     waiting = sum(look.waiting.expired for look in looks)
+    if kind == "hbase":
+        run.progress.result("Nothing was done.", "dry-run", store=kind, expiredRows=waiting, done=False)
+        return
     run.progress.result(
         f"The daemon keeps its tables in {STANDALONE[kind]} ({kind}), and its janitor removes these rows. "
         "Nothing is left to do, and nothing was done.",
@@ -72,6 +87,29 @@ def maintain(run: Run, topics: tuple[str, ...], parts: int) -> None:
         store=kind,
         expiredRows=waiting,
         done=False,
+    )
+
+
+def _clean(
+    run: Run, client: Client, looks: list[Look], parts: int, thrift: str | None, table_prefix: str, *, compact: bool
+) -> None:
+    from pipeline.maintain.carrying import ask_for_compaction, carry_out, needed  # here: the store takes a moment
+
+    place = needed(thrift, table_prefix)
+    totals = carry_out(run, client, place, looks, parts)
+    if compact:
+        ask_for_compaction(place)
+    removed, before, after = (sum(each) for each in zip(*totals.values(), strict=True)) if totals else (0, 0, 0)
+    run.progress.result(
+        f"Removed {removed} rows. HBase had {before} rows in these ranges, and has {after}"
+        + (", of which it was asked to compact what is left." if compact else "."),
+        "cleaned",
+        store="hbase",
+        removedRows=removed,
+        hbaseRowsBefore=before,
+        hbaseRowsAfter=after,
+        compacting=compact,
+        done=True,
     )
 
 
