@@ -8,11 +8,11 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LOAD = Path(__file__).with_name("load.py")
 #: More than any run reaches: the time ends it.
@@ -45,12 +45,22 @@ class Load:
 @contextmanager
 def load(port: int, connections: int, request: bytes, seconds: float = 0, warm_up: int = 0) -> Iterator[Load]:
     """A load generator that sends ``request`` for so many seconds (0: until it is enough)."""
-    with NamedTemporaryFile(prefix="request-") as file:
-        file.write(request)
-        file.flush()
-        command = [sys.executable, str(LOAD), "--port", str(port), "--connections", str(connections)]
-        command += ["--requests", str(_REQUESTS), "--warm-up", str(warm_up), "--seconds", str(seconds)]
-        command += ["--request-file", file.name]
+    with loads([(port, request)], connections, seconds, warm_up) as running:
+        yield running
+
+
+@contextmanager
+def loads(
+    targets: Sequence[tuple[int, bytes]], connections: int, seconds: float = 0, warm_up: int = 0
+) -> Iterator[Load]:
+    """As ``load``, for several ports and requests, dealt to the connections in turn."""
+    with TemporaryDirectory(prefix="requests-") as directory:
+        command = [sys.executable, str(LOAD), "--connections", str(connections), "--requests", str(_REQUESTS)]
+        command += ["--warm-up", str(warm_up), "--seconds", str(seconds)]
+        for number, (port, request) in enumerate(targets):
+            file = Path(directory) / str(number)
+            file.write_bytes(request)
+            command += ["--port", str(port), "--request-file", str(file)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             yield Load(process)
@@ -62,4 +72,10 @@ def load(port: int, connections: int, request: bytes, seconds: float = 0, warm_u
 def run_load(port: int, connections: int, request: bytes, seconds: float) -> dict[str, Any]:
     """A whole run, with a short warm-up; see ``bench/load.py`` for what it returns."""
     with load(port, connections, request, seconds, warm_up=2 * connections) as running:
+        return running.end()
+
+
+def run_loads(targets: Sequence[tuple[int, bytes]], connections: int, seconds: float) -> dict[str, Any]:
+    """As ``run_load``, for several ports and requests."""
+    with loads(targets, connections, seconds, warm_up=2 * connections) as running:
         return running.end()

@@ -82,6 +82,7 @@ def open_costs(ours: Daemon, topics: list[str]) -> Row:
         took_s = time.perf_counter() - begun_s
     opened = len(topics) - 1
     values = {"ms": took_s / opened * 1e3, "daemon µs": (ours.cpu_s() - used) / opened * 1e6}
+    values["resident MB"] = memory
     values["KiB"] = max(0.0, ours.resident_mb() - memory) * 1e6 / 1024 / opened
     return _row("cost of opening a topic", 1, values)
 

@@ -3,6 +3,7 @@
     python bench/load.py --port 7420 --connections 16 --requests 20000 --request-file request.bin
     python bench/load.py --port 7420 --connections 16 --requests 20000 --path /v1/... --body-size 100 --header 'Content-Type: …'
 
+Several ``--port`` and ``--request-file``, as many of one as of the other, are dealt to the connections in turn.
 It needs nothing but the standard library, runs as a process of its own, and prints one JSON object: ``requests``,
 ``seconds``, ``requests_per_s``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``p999_ms``, ``max_ms``, ``received_bytes``,
 ``statuses`` (how often each), ``cpu_s`` (its own: near ``seconds`` means that it, and not the server, is the limit).
@@ -21,7 +22,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RECEIVE_BYTES = 1 << 20
 
@@ -29,10 +33,11 @@ RECEIVE_BYTES = 1 << 20
 class Answers:
     """One connection: sends a request, and says when its answer is complete."""
 
-    __slots__ = ("_need", "_parts", "_size", "_tail", "sent_at", "sock")
+    __slots__ = ("_need", "_parts", "_size", "_tail", "request", "sent_at", "sock")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, request: bytes = b"") -> None:
         self.sock = sock
+        self.request = request
         self.sent_at = 0.0
         self._reset()
 
@@ -75,24 +80,32 @@ class Answers:
 
 
 def run(
-    host: str, port: int, connections: int, requests: int, request: bytes, *, warm_up: int = 0, seconds: float = 0
+    host: str,
+    targets: Sequence[tuple[int, bytes]],
+    connections: int,
+    requests: int,
+    *,
+    warm_up: int = 0,
+    seconds: float = 0,
 ) -> dict[str, Any]:
-    """Sends ``requests`` times ``request`` over ``connections`` connections, after ``warm_up`` unmeasured ones.
+    """Sends ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
 
-    ``seconds``: send no more after so long; 0: as long as it takes.
+    ``targets``: port and request, dealt to the connections in turn. ``seconds``: send no more after so long; 0: as long
+    as it takes.
     """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
-    for _ in range(connections):
+    for number in range(connections):
+        port, request = targets[number % len(targets)]
         sock = socket.create_connection((host, port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        by_fd[sock.fileno()] = Answers(sock)
+        by_fd[sock.fileno()] = Answers(sock, request)
         poll.register(sock, select.EPOLLIN)
     if warm_up:
-        _drive(poll, by_fd, warm_up, request, math.inf)
+        _drive(poll, by_fd, warm_up, math.inf)
     cpu = time.process_time()
     started = time.perf_counter()
-    latencies, statuses, received = _drive(poll, by_fd, requests, request, started + (seconds or math.inf))
+    latencies, statuses, received = _drive(poll, by_fd, requests, started + (seconds or math.inf))
     took = time.perf_counter() - started
     cpu = time.process_time() - cpu
     for connection in by_fd.values():
@@ -123,7 +136,7 @@ class _Told:
 
 
 def _drive(
-    poll: select.epoll, by_fd: dict[int, Answers], requests: int, request: bytes, until_s: float
+    poll: select.epoll, by_fd: dict[int, Answers], requests: int, until_s: float
 ) -> tuple[list[float], Counter[int], int]:
     clock = time.perf_counter
     latencies: list[float] = []
@@ -136,7 +149,7 @@ def _drive(
             to_send -= 1
             outstanding += 1
             connection.sent_at = clock()
-            connection.sock.sendall(request)
+            connection.sock.sendall(connection.request)
     while outstanding:
         for fd, _ in poll.poll():
             connection = by_fd[fd]
@@ -150,7 +163,7 @@ def _drive(
             if to_send and now < until_s and not _Told.enough:
                 to_send -= 1
                 connection.sent_at = now
-                connection.sock.sendall(request)
+                connection.sock.sendall(connection.request)
             else:
                 outstanding -= 1
     return latencies, statuses, received
@@ -166,23 +179,24 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Load over raw sockets; prints one JSON object.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, action="append")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0, help="send no more after so long")
-    parser.add_argument("--request-file", type=Path, help="the bytes of one whole request")
+    parser.add_argument("--request-file", type=Path, action="append", default=[], help="the bytes of one whole request")
     parser.add_argument("--path", default="/v1/namespaces/bench/topics/empty/publish")
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--body-file", type=Path)
     parser.add_argument("--body-size", type=int, default=0, help="a body of so many zero bytes")
     args = parser.parse_args()
     body = args.body_file.read_bytes() if args.body_file else bytes(args.body_size)
-    request = args.request_file.read_bytes() if args.request_file else post(args.path, body, args.header)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(_Told, "enough", True))
-    measured = run(
-        args.host, args.port, args.connections, args.requests, request, warm_up=args.warm_up, seconds=args.seconds
+    requests = [file.read_bytes() for file in args.request_file] or [post(args.path, body, args.header)] * len(
+        args.port
     )
+    targets = list(zip(args.port, requests, strict=True))
+    signal.signal(signal.SIGTERM, lambda *_: setattr(_Told, "enough", True))
+    measured = run(args.host, targets, args.connections, args.requests, warm_up=args.warm_up, seconds=args.seconds)
     json.dump(measured, sys.stdout)
     print()
 

@@ -51,6 +51,12 @@ class Profile:
     """Of Spark's tables."""
     hbase_connections: tuple[int, ...]
     """Of publishers to a daemon on HBase."""
+    instances: tuple[int, ...]
+    """How many share the topics, in turn."""
+    cluster_topics: int
+    """Of each of them."""
+    handed_topics: int
+    """That change hands at once."""
 
 
 FULL = Profile(
@@ -78,6 +84,9 @@ FULL = Profile(
     spark_rows=1_000_000,
     partitions=(1, 2),
     hbase_connections=(1, 4),
+    instances=(1, 2, 3),
+    cluster_topics=6,
+    handed_topics=300,
 )
 
 QUICK = Profile(
@@ -105,4 +114,7 @@ QUICK = Profile(
     spark_rows=20_000,
     partitions=(1,),
     hbase_connections=(1,),
+    instances=(1, 2),
+    cluster_topics=2,
+    handed_topics=8,
 )

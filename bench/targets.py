@@ -218,6 +218,30 @@ TARGETS = (
         lambda what: what["what"] == "single",
     ),
     Target(
+        "several instances: processor time of a message, or of forwarding a publish, ÷ with fewer instances",
+        "cluster",
+        "÷ fewer instances",
+        "<=",
+        1.15,
+        lambda what: what["what"] in ("topics", "forwarded publish"),
+    ),
+    Target(
+        "several instances: median silence of a topic whose owner leaves, s a thousand topics",
+        "cluster",
+        "median s a thousand",
+        "<",
+        1.0,
+        lambda what: what["what"] == "hand-over, leaving",
+    ),
+    Target(
+        "several instances: longest silence of a topic whose owner was killed, s, its session 4 s",
+        "cluster",
+        "worst s",
+        "<=",
+        6.0,
+        lambda what: what["what"] == "hand-over, killed",
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(

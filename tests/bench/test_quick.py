@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ import pytest
 from bench.profiles import QUICK
 from bench.report import verdict_line
 from bench.rounds import Row, Section, Spread, in_turns
+from bench.scale_costs import Costs, derive
 from bench.targets import TARGETS, judge
 from tests import hbase_server, spark_session
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark"),
-    "hbase",
+    *("hbase", "cluster"),
 )
 
 
@@ -93,6 +95,21 @@ def test_hbase_is_measured_beside_raw_calls_for_the_same_messages(report):
     assert ratios["poll frames"] == {"÷ scan", "÷ scan of rows"}
     assert rows["cost of a compare-and-set"]["log B"]["median"] > 100
     assert rows["cost of opening a topic"]["ms"]["median"] > 0
+
+
+def test_several_instances_are_measured_at_work_forwarding_and_changing_hands(report):
+    rows = {row["what"]["what"]: row["values"] for row in results(report)["sections"]["cluster"]["rows"]}
+    assert {"forwarded single", "forwarded publish", "forwarded poll of 1000"} < rows.keys()
+    assert rows["forwarded single"]["forwarder µs"]["median"] > 0
+    assert rows["topics"]["daemons µs"]["median"] > 0
+    leaving, killed = rows["hand-over, leaving"], rows["hand-over, killed"]
+    assert 0 < leaving["median s"]["median"] <= leaving["worst s"]["median"] < killed["median s"]["median"]
+
+
+def test_a_run_gives_the_costs_that_the_plan_reckons_with(report):
+    derived = derive(results(report), "a test")
+    assert derived.keys() == {field.name for field in fields(Costs)}
+    assert all(cost["source"] for cost in derived.values())
 
 
 def test_every_target_that_was_measured_has_a_verdict(report):

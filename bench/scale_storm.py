@@ -1,0 +1,96 @@
+"""Hand-over storms: topics that lost their owner, opened one after the other by those who are left.
+
+death     the owner is gone at 0; its session ends, and the others know, ``session_s`` later
+asks      whoever was refused meanwhile, or waits for messages, asks at once then; others when their next request comes
+opening   takes a slot of its new owner (``slots`` at a time), its turn at the one counter of epochs (a row of HBase,
+          one increment after the other), the calls that claim and load, and processor time of the owner's one core
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.scale_costs import Costs
+    from bench.scale_model import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """How long the topics were silent."""
+
+    topics: int
+    median_s: float
+    p99_s: float
+    last_s: float
+    counter_s: float
+    """How long the counter of epochs was busy with them, all together."""
+
+
+class _Opener:
+    """An instance that opens topics."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = [0.0] * slots
+        self.core_s = 0.0
+
+
+def storm(
+    placement: Placement,
+    instances: int,
+    dead: Sequence[int],
+    costs: Costs,
+    *,
+    session_s: float = 10.0,
+    slots: int = 16,
+    busy: float = 0.5,
+    seed: int = 1,
+) -> Storm:
+    """The instances ``dead`` are gone; all of them: the whole deployment starts again at ``session_s``.
+
+    Args:
+      busy: how busy the others' cores are with everything else.
+    """
+    dice = random.Random(seed)
+    gone = set(dead)
+    left = [number for number in range(instances) if number not in gone] or list(range(instances))
+    openers = {number: _Opener(slots) for number in left}
+    counter_s = 0.0
+    step_s = costs.round_trip_ms / 1e3
+    opened: list[float] = []
+    for asked_s, owner in sorted(_asks(placement, instances, gone, left, session_s, dice)):
+        opener = openers[owner]
+        begun_s = max(asked_s, heapq.heappop(opener.slots))
+        counter_s = max(begun_s, counter_s) + step_s
+        opener.core_s = max(begun_s, opener.core_s) + costs.open_us / 1e6 / (1 - busy)
+        done_s = max(counter_s + costs.open_ms / 1e3 - step_s, opener.core_s)
+        heapq.heappush(opener.slots, done_s)
+        opened.append(done_s)
+    opened.sort()
+    if not opened:
+        return Storm(0, 0.0, 0.0, 0.0, 0.0)
+    count = len(opened)
+    return Storm(count, opened[count // 2], opened[int(count * 0.99)], opened[-1], count * step_s)
+
+
+def _asks(
+    placement: Placement, instances: int, gone: set[int], left: list[int], session_s: float, dice: random.Random
+) -> list[tuple[float, int]]:
+    """When each topic that has no owner is asked for, and who is to open it."""
+    asks = []
+    load = placement.load
+    for owner, messages in zip(placement.owners(instances), placement.rates, strict=True):
+        if owner not in gone:
+            continue
+        rate = messages / load.messages_per_request
+        # Refused once in the time without an owner, or waiting: there at once.
+        waits = load.readers_per_topic > 0 or dice.random() < -math.expm1(-rate * session_s)
+        asked_s = session_s + (0.0 if waits else dice.expovariate(rate))
+        asks.append((asked_s, dice.choice(left)))
+    return asks
