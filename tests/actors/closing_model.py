@@ -1,0 +1,225 @@
+"""The end of one transaction over topics that change hands, small enough to try every order in which things can happen.
+
+Owners of a topic come one after another at two instances, while those before go on as if nothing had happened; so do
+owners of the transaction service. Questions, grants and writes are under way for as long as they like, and whoever asks
+may ask whoever ever owned what is asked. What must never happen: that a row of the transaction becomes durable behind
+its end, which is a commit or, with other words for the same steps, an abort.
+
+``Rules`` are the ingredients; each can be left out, to see what for it is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRONG = "a row came behind the end"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds the protocol together."""
+
+    enlisted_durably: bool = True
+    """A topic is in the service's rows before it is told that it may write; the next owner finds it there."""
+    grants_checked: bool = True
+    """A grant that needed no row is given by who owns the service still."""
+    frozen: bool = True
+    """Nobody is enlisted while topics are asked to close."""
+    terms: bool = True
+    """A grant counts for the owner who asked, not for a later one at the same instance."""
+    voided: bool = True
+    """A grant that was asked for before the topic closed counts for nothing."""
+    closed: bool = True
+    """Topics are asked to close before the end is decided."""
+    in_turn: bool = True
+    """A topic closes when what it writes is durable, or will never be."""
+    closings_checked: bool = True
+    """Whoever answers that the topic is closed owns it still."""
+    closed_anew: bool = True
+    """A closing that was given up does not count for the next attempt."""
+    fenced: bool = True
+    """The store takes no row of an owner who was replaced."""
+
+
+class Term(NamedTuple):
+    """One owner of a topic."""
+
+    topic: int
+    epoch: int
+    instance: int
+    held: bool = False
+    asking: int = 0
+    """The number of the question whose answer counts; 0: none."""
+    writing: bool = False
+
+
+class Owner(NamedTuple):
+    """One owner of the service."""
+
+    epoch: int
+    enlisted: frozenset[int] = frozenset()
+    closing: bool = False
+    closed: frozenset[int] = frozenset()
+
+
+class Message(NamedTuple):
+    """A question of a topic's owner, or the grant that answers it."""
+
+    topic: int
+    epoch: int
+    instance: int
+    number: int
+
+
+class World(NamedTuple):
+    """Everything there is."""
+
+    terms: frozenset[Term]
+    owners: frozenset[Owner]
+    epochs: tuple[int, ...]
+    """Of each topic, in the store; ``epoch``: of the service."""
+    epoch: int = 0
+    rows: frozenset[int] = frozenset()
+    """Topics that are enlisted, in the store."""
+    questions: frozenset[Message] = frozenset()
+    grants: frozenset[Message] = frozenset()
+    asked: int = 0
+    ended: bool = False
+    late: bool = False
+
+
+class Model:
+    """Every world that can come about."""
+
+    def __init__(self, rules: Rules, *, topics: int = 1, claims: int = 3, owners: int = 2, questions: int = 2) -> None:
+        self.rules = rules
+        self.topics = topics
+        self.claims = claims
+        self.owners = owners
+        self.questions = questions
+
+    def explore(self) -> tuple[int, str | None]:
+        """How many worlds there are, and what is wrong with the first one found in which something is."""
+        start = World(frozenset(), frozenset(), (0,) * self.topics)
+        seen, queue = {start}, deque([start])
+        while queue:
+            for world in self.following(queue.popleft()):
+                if world.late:
+                    return len(seen), WRONG
+                if world not in seen:
+                    seen.add(world)
+                    queue.append(world)
+        return len(seen), None
+
+    def following(self, world: World) -> Iterator[World]:
+        """What may happen next."""
+        if world.epoch < self.owners:
+            yield self.begin_service(world)
+        for topic in range(self.topics):
+            if sum(world.epochs) < self.claims:
+                for instance in (0, 1):
+                    yield self.claim(world, topic, instance)
+        for term in world.terms:
+            yield from self.of_term(world, term)
+        for owner in world.owners:
+            yield from self.of_owner(world, owner)
+        for grant in world.grants:
+            yield self.arrive(world, grant)
+
+    # --- topics ---
+
+    def claim(self, world: World, topic: int, instance: int) -> World:
+        epochs = (*world.epochs[:topic], world.epochs[topic] + 1, *world.epochs[topic + 1 :])
+        before = [each for each in world.terms if (each.topic, each.instance) == (topic, instance)]
+        kept = not self.rules.terms and any(each.held for each in before)
+        # An instance has one owner of a topic at a time; its write may be under way still.
+        terms = world.terms - {each for each in before if not each.writing}
+        stopped = {each for each in before if each.writing}
+        terms = (terms - stopped) | {each._replace(held=False, asking=0) for each in stopped}
+        return world._replace(epochs=epochs, terms=terms | {Term(topic, epochs[topic], instance, kept)})
+
+    def of_term(self, world: World, term: Term) -> Iterator[World]:
+        if not (term.held or term.asking or term.writing) and world.asked < self.questions and not world.ended:
+            number = world.asked + 1
+            question = Message(term.topic, term.epoch, term.instance, number)
+            asking = self.with_term(world, term, term._replace(asking=number))
+            yield asking._replace(questions=world.questions | {question}, asked=number)
+        if term.held and not term.writing:
+            yield self.with_term(world, term, term._replace(writing=True))
+        if term.writing:
+            lands = term.epoch == world.epochs[term.topic] or not self.rules.fenced
+            after = self.with_term(world, term, term._replace(writing=False) if lands else None)
+            yield after._replace(late=lands and world.ended)
+
+    @staticmethod
+    def with_term(world: World, before: Term, after: Term | None) -> World:
+        return world._replace(terms=(world.terms - {before}) | (set() if after is None else {after}))
+
+    def arrive(self, world: World, grant: Message) -> World:
+        world = world._replace(grants=world.grants - {grant})
+        for term in world.terms:
+            if (term.topic, term.instance) != (grant.topic, grant.instance):
+                continue
+            if self.rules.terms and term.epoch != grant.epoch:
+                continue
+            if term.asking == grant.number or not self.rules.voided or not self.rules.terms:
+                return self.with_term(world, term, term._replace(held=True, asking=0))
+        return world
+
+    # --- the service ---
+
+    def begin_service(self, world: World) -> World:
+        owner = Owner(world.epoch + 1, world.rows)
+        return world._replace(epoch=owner.epoch, owners=world.owners | {owner})
+
+    @staticmethod
+    def with_owner(world: World, before: Owner, after: Owner | None) -> World:
+        return world._replace(owners=(world.owners - {before}) | (set() if after is None else {after}))
+
+    def of_owner(self, world: World, owner: Owner) -> Iterator[World]:
+        is_owner = owner.epoch == world.epoch
+        if not (is_owner and world.ended):
+            for question in world.questions:
+                yield self.answer(world, owner, question)
+        if not world.ended and not owner.closing:
+            yield self.with_owner(world, owner, owner._replace(closing=True))
+        if not owner.closing:
+            return
+        for term in world.terms:
+            if term.topic in owner.enlisted - owner.closed:
+                yield self.close(world, owner, term)
+        kept = frozenset() if self.rules.closed_anew else owner.closed
+        yield self.with_owner(world, owner, owner._replace(closing=False, closed=kept))
+        if owner.enlisted <= owner.closed or not self.rules.closed:
+            ended = self.with_owner(world, owner, owner._replace(closing=False) if is_owner else None)
+            yield ended._replace(ended=world.ended or is_owner)
+
+    def answer(self, world: World, owner: Owner, question: Message) -> World:
+        world = world._replace(questions=world.questions - {question})
+        if owner.closing and self.rules.frozen:
+            return world
+        is_owner = owner.epoch == world.epoch
+        if question.topic in owner.enlisted:
+            if self.rules.grants_checked and not is_owner:
+                return self.with_owner(world, owner, None)
+        elif not is_owner:
+            return self.with_owner(world, owner, None)
+        elif self.rules.enlisted_durably:
+            world = world._replace(rows=world.rows | {question.topic})
+        world = self.with_owner(world, owner, owner._replace(enlisted=owner.enlisted | {question.topic}))
+        return world._replace(grants=world.grants | {question})
+
+    def close(self, world: World, owner: Owner, term: Term) -> World:
+        """One owner of the topic is asked, whoever it is."""
+        if term.writing and self.rules.in_turn:
+            return world  # it answers later
+        if self.rules.closings_checked and term.epoch != world.epochs[term.topic]:
+            return self.with_term(world, term, None)
+        asking = 0 if self.rules.voided else term.asking
+        world = self.with_term(world, term, term._replace(held=False, asking=asking))
+        return self.with_owner(world, owner, owner._replace(closed=owner.closed | {term.topic}))

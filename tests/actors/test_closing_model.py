@@ -1,0 +1,30 @@
+"""Every order in which owners, questions, grants, writes and ends can meet: no row comes behind the end.
+
+And that each ingredient is needed: without it, some order goes wrong, and is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tests.actors.closing_model import WRONG, Model, Rules
+
+INGREDIENTS = [field.name for field in fields(Rules)]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"topics": 1, "claims": 3}, {"topics": 2, "claims": 3}],
+    ids=["one topic", "two topics"],
+)
+def test_no_row_comes_behind_the_end_in_any_order_of_events(bounds):
+    worlds, wrong = Model(Rules(), **bounds).explore()
+    assert wrong is None
+    assert worlds > 5_000
+
+
+@pytest.mark.parametrize("left_out", INGREDIENTS)
+def test_without_an_ingredient_some_order_of_events_goes_wrong(left_out):
+    assert Model(Rules(**{left_out: False})).explore()[1] == WRONG
