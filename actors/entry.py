@@ -16,7 +16,7 @@ from actors.failing import changed_hands
 from actors.mailbox import Mailbox
 from actors.scan_cache import TopicCache
 from actors.topic import TopicActor
-from protocol.errors import PlainsongError, Recovering, ShuttingDown, StorageFailed
+from protocol.errors import NoOwner, PlainsongError, Recovering, ShuttingDown, StorageFailed
 from storage.base import Deposed
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ class Entry:
                 return
             except Deposed as error:
                 self._was_deposed(error)
+                return
+            except NoOwner:
+                self._given_away = True
                 return
             except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
                 self._fell(error)

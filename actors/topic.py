@@ -127,11 +127,14 @@ class TopicActor:
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Serve the mailbox until it is closed; ``on_loaded`` is called once the topic is there.
 
-        Raises what the store raises, after everybody whose request was under way has been told.
+        Raises what the store raises, after everybody whose request was under way has been told; NoOwner when the topic
+        was given away before its turn came.
         """
         told: Callable[[], PlainsongError] = _loading_again
         around = self._around
         async with around.openings:
+            if not around.ownership.is_mine(self.name):
+                raise changed_hands(self.name)  # meanwhile: nobody else is to be replaced for it
             claim = await around.store.claim(self.name)
             core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
         self._core = core

@@ -28,7 +28,7 @@ import trio
 from actors.one_authority import keep_authority
 from broker.assembling import build_service
 from broker.authorities import told
-from broker.cluster.joining import find_others, hand_over
+from broker.cluster.joining import enter, find_others, hand_over, shown
 from broker.decisions import add_transaction_gauges
 from broker.doors import serve, start_thrift
 from broker.gauges import add_cluster_gauges, add_gauges
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.config import Config
-    from storage.base import Store
+    from broker.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
             addresses = await servers.start(partial(serve, service, budget, stop))
             thrift = await start_thrift(service, stop, servers)
             if membership is not None:
-                await membership.enter(config.cluster.advertise or addresses[0])
-            announce(_running(config, store, addresses, thrift, service.version))
+                await enter(membership, config.cluster.advertise or addresses[0], stop)
+            announce(_running(service, addresses, thrift))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
@@ -96,16 +96,18 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     log.info("stopped")
 
 
-def _running(config: Config, store: Store, addresses: list[str], thrift: list[str], daemon_version: str) -> Running:
+def _running(service: Service, addresses: list[str], thrift: list[str]) -> Running:
+    config, traits, membership = service.config, service.store.traits, service.membership
     return Running(
-        version=daemon_version,
+        version=service.version,
         addresses=[f"http://{address}" for address in addresses],
-        data_dir=config.storage.data_dir if store.traits.kind == "leveldb" else None,
+        data_dir=config.storage.data_dir if traits.kind == "leveldb" else None,
         place=place_of(config),
-        store_kind=store.traits.kind,
-        durability=store.traits.durability,
+        store_kind=traits.kind,
+        durability=traits.durability,
         decides=told(config.transactions),
         thrift=thrift,
+        cluster="" if membership is None else shown(membership),
     )
 
 

@@ -27,6 +27,8 @@ class Running:
     """Which transactions it decides, in a few words."""
     thrift: Sequence[str] = ()
     """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
+    cluster: str = ""
+    """What it is called among others, and how many they are; empty: it is alone."""
     place: str = "in memory"
     """Where the messages are, for a person, when there is no ``data_dir``."""
 
@@ -36,9 +38,11 @@ def banner(running: Running) -> str:
     first, *others = running.addresses
     where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
+    cluster = [f"  cluster     {running.cluster}"] if running.cluster else []
     return "\n".join(
         [
             f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
+            *cluster,
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
             f"  decides     {running.decides}{thrift}",

@@ -48,6 +48,26 @@ def instance_of(config: Config) -> str:
     return f"{host}-{port or os.getpid()}"  # a free port is another one after a restart
 
 
+def shown(membership: Membership) -> str:
+    """This instance among the others, in a few words for the banner."""
+    if not membership.entered:
+        return f"{membership.me.name}, not reached yet: nothing is owned"
+    return f"{membership.me.name} at {membership.me.address}, one of {len(membership.instances)}"
+
+
+async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
+    """Be one of the instances, reached at ``address``, unless ``stop`` is set first. Raises NameTaken, in a group."""
+    async with trio.open_nursery() as nursery:
+
+        async def not_after_all() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(not_after_all)
+        await membership.enter(address)
+        nursery.cancel_scope.cancel()
+
+
 async def hand_over(service: Service, membership: Membership, within_s: float) -> None:
     """Own nothing any more: others take over, and requests are forwarded to them while our topics are let go.
 

@@ -68,6 +68,7 @@ def _run(config: Config, logs: Logs) -> None:
             "daemon_version": running.version,
             "decides": running.decides,
             "thrift": running.thrift,
+            "cluster": running.cluster,
         }
         logs.say(banner(running), "serving", **facts)
 

@@ -12,7 +12,7 @@ from actors import pausing
 from actors.pausing import Pauses
 from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
 from protocol.names import TopicName
-from protocol.topic.asks import Look
+from protocol.topic.asks import Description, Look
 
 
 async def caught(call, *args, **kwargs):
@@ -275,6 +275,27 @@ async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [NoOwner]
         assert a.store._shared.epochs[NAME] == 1
+
+
+async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery):
+    first, second = TopicName("ns", "first"), TopicName("ns", "second")
+    async with instances("a", "b", openings=trio.CapacityLimiter(1)) as worlds:
+        a = worlds["a"]
+        a.store.reachable = trio.Event()
+        answers = []
+
+        async def create(name):
+            answers.append((name, await caught(a.create, name)))
+
+        nursery.start_soon(create, first)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(create, second)
+        await wait_all_tasks_blocked()
+        say(worlds, "b", second)
+        a.store.reachable.set()
+        await wait_all_tasks_blocked()
+        assert {name: type(answer) for name, answer in answers} == {first: Description, second: NoOwner}
+        assert second not in a.store._shared.epochs
 
 
 async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery):
