@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,6 +81,9 @@ class Gateway:
         self._stream = stream
         self._sequence = 0
         self._buffer = bytearray()
+        #: Calls that go out with the next one, and whose answers nobody waits for.
+        self._held = b""
+        self._unheard: list[tuple[int, str]] = []
 
     @classmethod
     async def open(cls, address: Address) -> Gateway:
@@ -102,9 +106,18 @@ class Gateway:
           OSError, trio.BrokenResourceError: the outcome is unknown.
           one of ``REFUSALS``: the gateway's own answer.
         """
-        self._sequence = (self._sequence + 1) & 0x7FFFFFFF
-        await self._stream.send_all(self._request(name, args))
-        return self._answer(name, await self._frame())
+        held, self._held = self._held, b""
+        await self._stream.send_all(held + self._request(name, args))
+        unheard, self._unheard = self._unheard, []
+        for sequence, held_name in unheard:
+            with suppress(*REFUSALS):
+                self._answer(held_name, await self._frame(), sequence)
+        return self._answer(name, await self._frame(), self._sequence)
+
+    def call_later(self, name: str, *args: object) -> None:
+        """Call ``name`` along with the next call, whatever it answers: for what tidies up and nobody waits for."""
+        self._held += self._request(name, args)
+        self._unheard.append((self._sequence, name))
 
     async def aclose(self) -> None:
         """Close, whatever is under way."""
@@ -122,6 +135,7 @@ class Gateway:
         return await self._exactly(size)
 
     def _request(self, name: str, args: tuple[object, ...]) -> bytes:
+        self._sequence = (self._sequence + 1) & 0x7FFFFFFF
         request = getattr(thrift.Hbase, f"{name}_args")()
         for (_, field), value in zip(sorted(request.thrift_spec.items()), args, strict=True):
             setattr(request, field[1], value)
@@ -133,7 +147,7 @@ class Gateway:
         body: bytes = out.getvalue()
         return _SIZE.pack(len(body)) + body
 
-    def _answer(self, name: str, body: bytes) -> Any:
+    def _answer(self, name: str, body: bytes, expected: int) -> Any:
         codec = TCyBinaryProtocol(TCyMemoryBuffer(body), decode_response=False)
         try:
             _, kind, sequence = codec.read_message_begin()
@@ -142,8 +156,8 @@ class Gateway:
             codec.read_struct(answer)
         except TException as error:
             raise OutOfStep(f"an answer that cannot be read: {error!r}") from error
-        if sequence != self._sequence:
-            raise OutOfStep(f"answer {sequence} to request {self._sequence}")
+        if sequence != expected:
+            raise OutOfStep(f"answer {sequence} to request {expected}")
         if failed:
             raise answer
         for field, value in vars(answer).items():

@@ -79,7 +79,7 @@ async def scan(
                     if not await take(page):
                         break
                     patience.went_on()
-                await _within(patience, scanner.close())
+                scanner.close()
                 return
         except BROKEN as error:
             await patience.after(error)
@@ -127,8 +127,9 @@ class _Scanner:
         """On the way down HBase has the row it begins with, and not the one it ends at: not what a range has."""
         return not self._wanted.reverse or self._wanted.start <= key < self._wanted.stop or not self._wanted.stop
 
-    async def close(self) -> None:
-        await self._gateway.call("scannerClose", self._number)
+    def close(self) -> None:
+        """With the connection's next call: a scan at its end has closed itself at the region server."""
+        self._gateway.call_later("scannerClose", self._number)
 
 
 def _below(key: bytes) -> bytes:

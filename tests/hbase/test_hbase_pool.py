@@ -67,6 +67,20 @@ async def test_calls_that_are_cancelled_never_give_their_answer_to_another(pool)
     assert answered >= 1000
 
 
+async def test_what_is_called_later_goes_out_with_the_next_call_and_its_answer_is_nobodys(pool):
+    await put(pool, b"later", b"value")
+    async with pool.connection() as gateway:
+        opened = [await gateway.call("scannerOpenWithScan", TABLE, thrift.TScan(), {}) for _ in range(2)]
+        gateway.call_later("scannerClose", opened[0])
+        gateway.call_later("scannerClose", 1 << 30)  # there is none: that nobody hears
+        found = await gateway.call("getRow", TABLE, b"later", {})
+        assert found[0].columns[b"d:v"].value == b"value"
+        assert await gateway.call("scannerGetList", opened[1], 1)
+    with pytest.raises(GatewayRefused):
+        async with pool.connection() as gateway:
+            await gateway.call("scannerGetList", opened[0], 1)  # closed
+
+
 async def test_what_hbase_refuses_is_told_and_the_connection_is_used_again(pool):
     await put(pool, b"k", b"v")
     connection = pool._idle[-1]
