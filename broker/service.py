@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from broker.metrics import Metrics
     from protocol.names import TopicName
     from protocol.page import Page
-    from protocol.topic.asks import Span
+    from protocol.topic.asks import Ask, Span
     from protocol.transactions.view import View
     from storage.base import Store
+
+A = TypeVar("A")
 
 
 @dataclass(slots=True)
@@ -81,6 +83,14 @@ class Service:
         """Wait until topics and then the transaction service, which may have asked them, have ended. Stop first."""
         await self.directory.drained()
         await self.decider.aclose()
+
+    async def ask(self, name: TopicName, ask: Ask[A]) -> A:
+        """The answer of a topic's actor wherever it is: for what goes on while the topic may change hands.
+
+        Raises:
+          NoOwner: there is no owner just now; nothing happened. PlainsongError: as ``AskAnywhere.ask`` does.
+        """
+        return await (self.directory if self.cluster is None else self.cluster.asking).ask(name, ask)
 
     async def read(
         self,

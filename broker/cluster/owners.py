@@ -67,6 +67,10 @@ class Owners:
         self.changed = trio.Event()
         for watcher in list(self._watchers):
             watcher.look()
+        there = {instance.address for instance in self.ownership.instances}
+        for address, _ in list(self.links):
+            if address not in there:
+                self.links.forget(address)  # gone, or leaving: what is under way there is still answered
 
     def watch(self, watcher: Watcher) -> None:
         """Have ``watcher.look`` called after every change of the view, for as long as somebody else holds it."""

@@ -191,14 +191,14 @@ async def _read(
 async def _stream(service: Service, name: TopicName, found: _Found, limit: int | None) -> AsyncGenerator[bytes, None]:
     """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
 
-    When something fails it breaks off without its end, which the client takes for an error, never for the
+    It goes on while the topic changes hands. When something fails it breaks off without its end, which the client takes for an error, never for the
     end of the topic.
     """
     span, page = found.span, found.page
     sent = page.count
     yield avro_block(page)
     while page.end == "more" and sent != limit and page.last_id is not None:
-        if (await service.directory.ask(name, Describe())).metadata.generation != span.generation:
+        if (await service.ask(name, Describe())).metadata.generation != span.generation:
             raise TopicNotFound(f"topic {name} has been re-created meanwhile")
         span = replace(span, since=after(page.last_id))
         room = service.config.poll.max_messages if limit is None else limit - sent

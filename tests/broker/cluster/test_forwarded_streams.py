@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import trio
@@ -55,21 +56,33 @@ async def test_a_poll_of_any_length_is_the_owners_byte_for_byte(nodes):
 
 
 async def test_a_reader_that_stops_holds_up_the_owner_and_fills_no_memory(nodes):
-    for _ in range(40):
+    for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     budget = nodes["b"].service.directory.budget
     before = budget.hits + budget.misses
     async with await poll_of_any_length(nodes["a"]) as socket:
         await calm()
         pages = budget.hits + budget.misses - before
-        assert 0 < pages < 20  # of forty; the rest waits at the owner
+        assert 0 < pages < 20  # of twenty-four; the rest waits at the owner
         assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 1
         reply = await Reader(socket).reply()
-        assert len(reply.body) > 40_000_000
+        assert len(reply.body) > 24_000_000
+
+
+@pytest.mark.parametrize("asked", "ab")
+async def test_a_poll_of_any_length_goes_on_while_its_topic_changes_hands(nodes, asked):
+    for _ in range(24):
+        await nodes["b"].publish("t", *[LARGE] * 10)
+    async with await poll_of_any_length(nodes[asked]) as socket:
+        await calm()
+        nodes.move("ns:t", "c")
+        reply = await Reader(socket).reply()
+        assert len(reply.body) > 24_000_000
+        assert reply.body.endswith(b"\0")
 
 
 async def test_a_reader_that_leaves_ends_its_answer_at_the_owner(nodes):
-    for _ in range(40):
+    for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     socket = await poll_of_any_length(nodes["a"])
     await calm()
@@ -78,7 +91,7 @@ async def test_a_reader_that_leaves_ends_its_answer_at_the_owner(nodes):
 
 
 async def test_an_answer_that_breaks_off_at_the_owner_breaks_off_here(nodes):
-    for _ in range(40):
+    for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     async with await poll_of_any_length(nodes["a"]) as socket:
         await calm()
@@ -134,6 +147,41 @@ async def test_a_stream_follows_its_topic_from_owner_to_owner(nodes):
             number += 20
     read = [int(text) for text in await _all(nodes["a"])]
     assert read == list(range(number))
+
+
+@pytest.mark.parametrize("view", ["all at once", "contradicting", "links cut"])
+async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topic_changes_hands(nodes, view):
+    chance = random.Random(8)
+
+    async def disturb():
+        while True:
+            await trio.sleep(0.02)
+            if view == "links cut":
+                nodes[chance.choice("ab")].cut_links()
+            for node in "abc" if view == "contradicting" else ["abc"]:
+                nodes.move("ns:t", chance.choice("abc"), seen_by=node)
+
+    outcomes = {}
+    async with open_stream(nodes["a"]) as stream, trio.open_nursery() as nursery:
+        nursery.start_soon(disturb)
+
+        async def send():
+            for start in range(0, 1000, 10):
+                await stream.send(*[request(number, b"%d" % number) for number in range(start, start + 10)])
+                await trio.sleep(0.001)
+
+        nursery.start_soon(send)
+        for number, status, fields in await stream.answers(1000):
+            assert number == len(outcomes)
+            outcomes[number] = "applied" if status == 200 else fields["outcome"]
+        nursery.cancel_scope.cancel()
+    nodes.move("ns:t", "c")
+    read = [int(text) for text in await _all(nodes["a"])]
+    assert read == sorted(set(read))
+    known = [number for number, outcome in outcomes.items() if outcome == "applied"]
+    assert set(known) <= set(read)
+    assert not {number for number, outcome in outcomes.items() if outcome == "not-applied"} & set(read)
+    assert len(known) > 200
 
 
 async def test_a_stream_whose_link_breaks_says_what_nobody_knows_and_goes_on(nodes):
