@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 #: Whatever route it is.
 ANY = ("invalid_parameter", "overloaded", "internal")
-#: Reading a topic.
-READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "shutting_down", "storage_failed")
+#: Reading a topic, which may have no owner just now.
+READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "no_owner", "shutting_down", "storage_failed")
 #: Changing a topic: it may not be known whether it happened.
 WRITES = (*READS, "outcome_unknown")
 #: A body is read.

@@ -9,7 +9,7 @@ from broker.openapi.schemas import COUNT, MILLISECONDS, POSITIVE, STRING, Schema
 TRANSACTIONS = "/v1/transactions"
 TRANSACTION = TRANSACTIONS + "/{transaction}"
 
-_ASKS = (*ANY, "transactions_unavailable", "shutting_down")
+_ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down")
 _BODY = ("malformed_body", "unknown_field", "body_too_large")
 #: It is looked up, and changed durably.
 _DECIDES = (*_ASKS, *_BODY, "transaction_not_found", "transaction_not_in_progress", "storage_failed", "outcome_unknown")

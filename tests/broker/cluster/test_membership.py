@@ -251,7 +251,7 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
         begun_s = trio.current_time()
         await a.leave()
         assert not owned(a)
-        assert trio.current_time() - begun_s < 3
+        assert trio.current_time() - begun_s < 10
     own_server.thaw()
 
 
@@ -327,7 +327,7 @@ async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(en
             frozen.send_signal(signal.SIGSTOP)
             begun_s = trio.current_time()
             await until(lambda: owned(b) == set(TOPICS), b)
-            assert trio.current_time() - begun_s < 3
+            assert trio.current_time() - begun_s < 10
             frozen.send_signal(signal.SIGCONT)
             assert await trio.to_thread.run_sync(frozen.stdout.readline) == "again True\n"
         finally:
