@@ -27,6 +27,7 @@ from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.names import TopicName
 from protocol.transactions.manager.asks import (
     Abort,
+    CloseFirst,
     Commit,
     FinishAbort,
     RollFirst,
@@ -177,6 +178,8 @@ class TransactionActor:
         for ticket, answer in answers:
             if isinstance(answer, RollFirst):
                 self._go_round(core, answer, (_as_ticket(ticket),), nursery)
+            elif isinstance(answer, CloseFirst):
+                self._return(_as_ticket(ticket))
             else:
                 _as_ticket(ticket).settle(answer)
 

@@ -202,7 +202,9 @@ class TransactionService:
           TransactionNotFound: never heard of, or forgotten.
           TransactionNotInProgress: aborted, invalid, or its time is over.
         """
-        return await self._ask(asks.Commit(transaction_id))
+        answer = await self._ask(asks.Commit(transaction_id))
+        assert not isinstance(answer, asks.CloseFirst)  # the actor has them closed
+        return answer
 
     async def abort(self, transaction_id: int) -> Decision:
         """Roll back its rows in every topic, then forget its pointers.

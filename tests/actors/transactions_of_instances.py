@@ -98,14 +98,19 @@ class OneInstance:
 
     async def committed(self, *names):
         """Payloads that a committed reader sees, with one view for all topics; each topic's owner says where it ends."""
+        found = [payloads for payloads, _ in await self.read_committed(*names or (NAME,))]
+        return found if names else found[0]
+
+    async def read_committed(self, *names):
+        """The same, each with whether something undecided stands behind it."""
         await self.transactions.fresh()
         view = self.transactions.view()
         found = []
-        for name in names or (NAME,):
+        for name in names:
             span = await self.cluster.ask(self.name, name, Look(FIRST_BOUND))
             page = await read_page(self.world.store, None, span, limit=1000, max_bytes=1 << 20, view=view)
-            found.append([payload.decode() for _, payload in page.messages()])
-        return found if names else found[0]
+            found.append(([payload.decode() for _, payload in page.messages()], page.held is not None))
+        return found
 
 
 @dataclass

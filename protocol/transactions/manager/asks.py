@@ -35,8 +35,13 @@ class Prepare(Ask[None]):
     size: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CloseFirst:
+    """The answer to a commit of what topics are enlisted for, and that is not frozen: they are to close it first."""
+
+
 @dataclass(slots=True)
-class Commit(Ask[Decision]):
+class Commit(Ask["Decision | CloseFirst"]):
     """Commit; nothing may be in the middle of being written under its pointers."""
 
     transaction_id: int

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import Overloaded, TransactionConflict, TransactionNotInProgress, TransactionTooLarge
 from protocol.transactions.manager.answers import ChangeConflict, Decision
-from protocol.transactions.manager.asks import RollFirst
+from protocol.transactions.manager.asks import CloseFirst, RollFirst
 from protocol.transactions.manager.beginning import in_progress, known, not_in_progress
 from protocol.transactions.manager.rows import CHANGES, ChangeSet
 from protocol.transactions.manager.visible import Change
@@ -39,11 +39,13 @@ def prepare(ledger: Ledger, step: Step, ask: Prepare, now: Now) -> None:
         step.keep(record)
 
 
-def commit(ledger: Ledger, step: Step, ask: Commit, now: Now) -> Decision:
+def commit(ledger: Ledger, step: Step, ask: Commit, now: Now) -> Decision | CloseFirst:
     """Commit what is open; say so again of what was committed before."""
     record = known(ledger, ask.transaction_id)
     if record.state == "committed":
         return Decision(record.transaction_id, "committed", changed=False)
+    if record.state == "in_progress" and record.topics and not record.frozen and not record.aborting:
+        return CloseFirst()  # one was enlisted in this very step
     record.frozen = 0
     record = in_progress(ledger, ask.transaction_id)
     if record.must_prepare:
@@ -73,7 +75,7 @@ def abort(ledger: Ledger, step: Step, ask: Abort, now: Now) -> Decision | RollFi
         raise _too_late(record)
     if record.state == "aborted":
         return Decision(record.transaction_id, "aborted", changed=False)
-    if not ask.has_rows:
+    if not (ask.has_rows or record.topics):
         return _aborted(ledger, step, record, now)
     if record.state == "in_progress" and not record.aborting:
         # Durable before the first row is touched: what is rolled back in one topic is never committed in another.
