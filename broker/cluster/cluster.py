@@ -11,6 +11,7 @@ from broker.cluster.owners import Owners
 from broker.cluster.spreading import Spreading
 from broker.cluster.streaming import RoutedStream
 from broker.http.bodies import BodyBudget
+from broker.peering.bounds import LinkBounds
 from broker.peering.door import peer_door
 from broker.peering.links import Links
 from broker.views.table import ROUTES
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from broker.service import Service
     from broker.views.route import Route
 
+#: Calls of a link that are no client's.
+OWN_CALLS = 1024
+
 
 class Cluster:
     """This instance as one of several.
@@ -41,7 +45,9 @@ class Cluster:
         self, config: Config, ownership: Ownership, directory: Directory, metrics: Metrics, nursery: trio.Nursery
     ) -> None:
         self.ownership = ownership
-        self.links = Links(nursery)
+        # Each connection may have one request under way, a poll that waits most often; and daemons ask, too.
+        self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
+        self.links = Links(nursery, self._bounds)
         self.owners = Owners(ownership, self.links, metrics)
         self.asking = AskAnywhere(self.owners, directory)
         self.forwarding = Forwarding(
@@ -65,7 +71,7 @@ class Cluster:
 
     def door(self) -> PeerDoor:
         """What serves the connections of other instances."""
-        return peer_door(self.dispatcher)
+        return peer_door(self.dispatcher, self._bounds)
 
     def routes(self) -> tuple[Route, ...]:
         """All routes that are not hot, answered wherever they belong."""

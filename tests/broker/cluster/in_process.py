@@ -22,6 +22,7 @@ from broker.config.config import config_of
 from broker.doors import serve
 from broker.http.bodies import BodyBudget
 from broker.metrics import Metrics
+from protocol.errors import TransactionsUnavailable
 from protocol.names import TopicName
 from storage.shared import SharedMemory
 
@@ -123,6 +124,15 @@ class Node:
     @property
     def cluster(self):
         return self.service.cluster
+
+    @property
+    def is_deciding(self):
+        """Whether transactions are decided here, or known from where they are."""
+        try:
+            self.service.transactions.view()
+        except TransactionsUnavailable:
+            return False
+        return True
 
     def cut_links(self):
         """Breaks the links that this one has made."""

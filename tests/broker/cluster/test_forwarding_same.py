@@ -14,7 +14,7 @@ from broker.http.exchange import HOT_PATHS, TOPIC_VERBS
 from broker.views.table import ROUTES
 from protocol.codec import AVRO, AVRO_2
 from protocol.requests import PollRequest, PublishRequest
-from tests.broker.cluster.in_process import TOPICS, cluster
+from tests.broker.cluster.in_process import TOPICS, cluster, until
 
 T = TOPICS + "/{topic}"
 JSON = {"Content-Type": "application/json"}
@@ -207,3 +207,48 @@ def is_of_the_topic(answered):
     refused_by_the_door |= status == 400 and b"gzip" in repr(answered.meaning).encode()
     name_that_cannot_be = "%20name" in answered.path
     return answered.name in OF_TOPICS and not refused_by_the_door and not name_that_cannot_be
+
+
+#: With the id that begin answered; in this order, once through each instance.
+TRANSACTIONS = [
+    ("POST", "/v1/transactions", {"type": "short", "timeoutSeconds": 30, "clientId": "me"}),
+    ("GET", "/v1/transactions/{id}", None),
+    ("POST", "/v1/transactions/{id}/prepare", {"changes": []}),
+    ("POST", "/v1/transactions/{id}/checkpoint", None),
+    ("POST", "/v1/transactions/{id}/commit", None),
+    ("POST", "/v1/transactions/{id}/commit", None),
+    ("POST", "/v1/transactions/{id}/abort", None),
+    ("GET", "/v1/transactions/{id}", None),
+    ("POST", "/v1/transactions", {"type": "long"}),
+    ("POST", "/v1/transactions/{id}/invalidate", None),
+    ("POST", "/v1/transactions/{id}/commit", None),
+    ("GET", "/v1/transactions?state=in_progress", None),
+    ("GET", "/v1/transactions/pruning", None),
+    ("POST", "/v1/transactions/truncate", {"ids": ["{id}"]}),
+    ("POST", "/v1/transactions", {"type": "medium"}),
+    ("POST", "/v1/transactions/x/commit", None),
+    ("POST", "/v1/transactions/12/commit", None),
+]
+
+
+async def decided(node):
+    """What each answer of the course above means, and whether it was forwarded."""
+    told, current = [], ""
+    for method, path, body in TRANSACTIONS:
+        content = None if body is None else json.dumps(body).replace('"{id}"', current)
+        answer = await node.http.request(method, path.replace("{id}", current), content=content)
+        if path == "/v1/transactions" and answer.status_code == 200:
+            current = str(answer.json()["id"])
+        text = re.sub(r"\b1[0-9]{12}\b|\b1[0-9]{18}\b", "N", re.sub(r'"snapshot":"[^"]*"', "", answer.text))
+        told.append(((path, answer.status_code, text), "plainsong-owner" in answer.headers))
+    return told
+
+
+async def test_transactions_are_decided_through_another_instance_as_at_their_owner():
+    async with cluster("a", "b", transactions__service="embedded") as nodes:
+        nodes.move(":transactions", "b")
+        await until(lambda: nodes["b"].is_deciding)
+        at_owner, elsewhere = await decided(nodes["b"]), await decided(nodes["a"])
+    for (one, is_forwarded), (other, other_is) in zip(at_owner, elsewhere, strict=True):
+        assert one == other
+        assert (is_forwarded, other_is) == (False, True)
