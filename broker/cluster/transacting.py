@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import msgpack
 import trio
 
 from actors.supervision import moved
 from actors.transaction_actor import SERVICE_NAME
 from broker.peering.link import LinkBroken, Reply
 from broker.thrift.methods import TephraMethods
-from protocol.errors import MalformedTransaction, NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
+from protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
 from protocol.names import topic_name
 from protocol.transactions.mirrored import Synced, Version
 
@@ -52,10 +51,7 @@ class LinkedPeer:
     async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
         """See ``Peer.sync``."""
         reply = await self._call("tx.sync", [*known, wait_ms], b"", wait_ms / 1000 + ANSWER_S)
-        try:
-            return Synced.unpack(msgpack.unpackb(await _body(reply)))
-        except (ValueError, msgpack.exceptions.UnpackException) as error:
-            raise MalformedTransaction("the state of the transaction service cannot be read") from error
+        return Synced.unpack(await _body(reply))
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """See ``Peer.enlist``."""
@@ -132,7 +128,7 @@ class TransactionCalls:
     async def _sync(self, call: Call) -> Reply:
         term, changes, wait_ms = map(int, call.value)
         synced = await self._home().sync(Version(term, changes), wait_ms)
-        return Reply(None, msgpack.packb(synced.packed()))
+        return Reply(None, synced.packed())
 
     async def _enlist(self, call: Call) -> Reply:
         pointer, namespace, topic = call.value

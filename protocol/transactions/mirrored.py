@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgpack
 
 from protocol.errors import MalformedTransaction
 from protocol.transactions.manager.visible import Change, Visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
     from protocol.transactions.authority import Standing
     from protocol.transactions.manager.core import ManagerCore
@@ -58,20 +59,22 @@ class Synced:
     """Whatever was issued up to here and is not known any more was decided."""
     pointers: Mapping[Durable, tuple[int, ...]]
 
-    def packed(self) -> list[Any]:
-        """As numbers and lists, for the way from one instance to the other."""
+    def packed(self) -> bytes:
+        """As bytes, for the way from one instance to the other."""
         lists = [list(self.pointers.get(each, ())) for each in _DURABLE]
-        return [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
+        told = [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
+        packed: bytes = msgpack.packb(told)
+        return packed
 
     @classmethod
-    def unpack(cls, packed: object) -> Synced:
+    def unpack(cls, packed: bytes) -> Synced:
         """What ``packed`` made. Raises MalformedTransaction."""
         try:
-            term, count, complete, read_pointer, first, forgotten, lists = cast("list[Any]", packed)
+            term, count, complete, read_pointer, first, forgotten, lists = msgpack.unpackb(packed)
             pointers = {each: tuple(map(int, given)) for each, given in zip(_DURABLE, lists, strict=True)}
             version = Version(int(term), int(count))
             return cls(version, bool(complete), int(read_pointer), int(first), int(forgotten), pointers)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
             raise MalformedTransaction("the state of the transaction service cannot be read") from error
 
 

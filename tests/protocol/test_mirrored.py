@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from deciding_at_work import AtWork
 from hypothesis import given
@@ -127,7 +128,7 @@ def test_a_view_stays_the_same_object_until_something_changes():
 @pytest.mark.parametrize("packed", [None, [], [1] * 7, [1, 2, True, 4, 5, 6, [[1]]], ["x", 2, True, 4, 5, 6, [[]] * 6]])
 def test_what_is_no_state_is_refused(packed):
     with pytest.raises(MalformedTransaction):
-        Synced.unpack(packed)
+        Synced.unpack(msgpack.packb(packed))
 
 
 def test_a_mirror_that_knows_nothing_says_so():
