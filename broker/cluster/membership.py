@@ -155,8 +155,7 @@ class Membership:
     async def leave(self) -> None:
         """Own nothing from now on, and tell the others; without ZooKeeper they learn it when our session ends."""
         self._me = Member(self._me.name, self._me.address, self._me.weight, leaving=True)
-        members = [self._me if each.name == self._me.name else each for each in self._assignment.members]
-        self._see(Assignment(members, self._assignment.placement))
+        self._see(self._assignment.members, self._assignment.placement)
         with trio.move_on_after(PATIENCE_S):
             await self._look()
 
@@ -191,14 +190,14 @@ class Membership:
             lost, self._lost = self._lost, OrderedDict()
             try:
                 well = self._wanted is False or await self._keep()
-                seen = Assignment(await self._nodes.members(), await self._nodes.placement())
+                members, placement = await self._nodes.members(), await self._nodes.placement()
             except Away as error:
                 # What was lost before stays so: this look has not said anything else.
                 self._lost = OrderedDict([*lost.items(), *self._lost.items()])
                 log.debug("zookeeper not read", extra={"why": str(error)})
                 well = False
             else:
-                self._see(seen)
+                self._see(members, placement)
         self._read.set()
         self._read = trio.Event()
         return well
@@ -223,14 +222,16 @@ class Membership:
             self._tell()
         return True
 
-    def _see(self, seen: Assignment) -> None:
+    def _see(self, members: Sequence[Member], placement: Placement) -> None:
+        # That we leave is known here before anybody has read it.
+        mine = {self._me.name: self._me} if self._me.leaving else {}
+        seen = Assignment([mine.get(each.name, each) for each in members], placement)
         if seen == self._assignment:
             return
         self._assignment = seen
         self._instances = {each.name: Instance(each.name, each.address) for each in seen.members}
         self.changes += 1
         names = ", ".join(each.name + (" (leaving)" if each.leaving else "") for each in seen.members)
-        placement = seen.placement
         log.info(
             "the cluster changed",
             extra={"instances": names, "pins": len(placement.pins), "drained": ", ".join(sorted(placement.drained))},

@@ -148,6 +148,21 @@ async def test_a_long_poll_survives_its_topics_hand_over(ensemble, monkeypatch):
         assert found == ["after the hand-over"]
 
 
+async def test_an_open_transaction_is_open_still_when_its_service_is_elsewhere(ensemble, monkeypatch):
+    async with daemons(ensemble, monkeypatch, "a", "b", **{"transactions.service": "embedded"}) as each:
+        first = (await each["a"].cluster())["transactions"]
+        (other,) = (daemon for name, daemon in each.items() if name != first)
+        await other.call("PUT", f"{TOPICS}/t")
+        begun = await other.call("POST", "/v1/transactions", json={})
+        body = {"messages": ["under it"], "transactionWritePointer": begun["writePointer"]}
+        await other.call("POST", f"{TOPICS}/t/publish", json=body)
+        each[first].leave()
+        await each[first].ended.wait()
+        assert await other.poll("t", isolation="committed") == []
+        await other.call("POST", f"/v1/transactions/{begun['id']}/commit")
+        assert await other.poll("t", isolation="committed") == ["under it"]
+
+
 async def test_an_instance_that_dies_is_replaced_and_nothing_acknowledged_is_lost(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b") as each:
         a, b = each["a"], each["b"]

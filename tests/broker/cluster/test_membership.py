@@ -117,6 +117,29 @@ async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(e
         assert [each.leaving for each in b.assignment.members] == [True, False]
 
 
+async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        read, looking, on = a._nodes.placement, trio.Event(), trio.Event()
+
+        async def held():
+            looking.set()
+            await on.wait()
+            return await read()
+
+        a._nodes.placement = held
+        a._notice()
+        await looking.wait()
+        seen = []
+        a.on_change(lambda: seen.append(len(owned(a))))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.leave)
+            await until(lambda: seen, a)
+            on.set()
+        assert set(seen) == {0}
+        assert not owned(a)
+
+
 async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_over(ensemble):
     async with running(ensemble, "b") as b:
         async with running(ensemble, "a", session_s=60.0):
