@@ -68,7 +68,7 @@ class Owners:
         for watcher in list(self._watchers):
             watcher.look()
         there = {instance.address for instance in self.ownership.instances}
-        for address, _ in list(self.links):
+        for address in [*dict(self.links), *self.links.unreachable]:
             if address not in there:
                 self.links.forget(address)  # gone, or leaving: what is under way there is still answered
 

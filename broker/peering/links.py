@@ -62,6 +62,12 @@ class Links:
             if peer.link is not None and peer.link.is_open:
                 yield address, peer.link
 
+    @property
+    def unreachable(self) -> dict[str, str]:
+        """Addresses that were asked for and could not be reached the last time → why."""
+        lost = {address: peer for address, peer in self._peers.items() if peer.failures}
+        return {address: peer.why for address, peer in lost.items() if peer.link is None or not peer.link.is_open}
+
     async def to(self, address: str) -> Link:
         """The link to ``address``, dialled if need be; many who ask at once share one attempt.
 

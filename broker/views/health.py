@@ -11,6 +11,7 @@ from broker.views.route import json_answer
 from protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
+    from broker.cluster.cluster import Cluster
     from broker.cluster.membership import Membership
     from broker.service import Service
     from broker.views.route import ViewRequest
@@ -39,7 +40,7 @@ async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
     found = _reasons(service)
     told: dict[str, object] = {"transactions": _transactions(service)}
     if service.membership is not None:
-        told["cluster"] = _cluster(service.membership)
+        told["cluster"] = _cluster(service.membership, service.cluster)
     if not found:
         return json_answer({"ready": True, "reasons": [], **told})
     answer = answer_for(found[0])
@@ -49,13 +50,15 @@ async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
     return answer
 
 
-def _cluster(membership: Membership) -> dict[str, object]:
-    """What this instance is among the others."""
+def _cluster(membership: Membership, cluster: Cluster | None) -> dict[str, object]:
+    """What this instance is among the others, and which of them it needed and could not reach."""
+    lost = {} if cluster is None else cluster.links.unreachable
     return {
         "instance": membership.me.name,
         "instances": len(membership.instances),
         "zookeeper": membership.connected,
         "since": membership.since_ms,
+        "unreachable": sorted(each.name for each in membership.instances if each.address in lost),
     }
 
 

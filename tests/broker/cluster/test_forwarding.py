@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -276,3 +277,21 @@ async def test_a_bug_at_the_owner_is_logged_there_under_the_clients_request_id(n
 async def test_stats_name_the_owner(nodes):
     await nodes["b"].create()
     assert (await nodes["a"].call("GET", f"{TOPICS}/t/stats")).json()["owner"] == nodes["b"].address
+
+
+async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, briefly):
+    await nodes["b"].create()
+    me, view = nodes["a"], nodes["a"].view
+    told = {"me": view.me, "instances": view.instances, "connected": True, "since_ms": 5, "taken_by": None}
+    me.service.membership = SimpleNamespace(entered=True, **told)
+    assert (await me.call("GET", "/readyz")).json()["cluster"]["unreachable"] == []
+    nodes["b"].kill()
+    await nodes["b"].ended.wait()
+    await me.call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
+    ready = (await me.call("GET", "/readyz")).json()
+    assert ready["ready"]
+    assert ready["cluster"] == {"instance": "a", "instances": 3, "zookeeper": True, "since": 5, "unreachable": ["b"]}
+    nodes.there.remove("b")
+    nodes.move("ns:t", "c", seen_by="ac")
+    assert me.cluster.links.unreachable == {}  # it is gone, and nobody asks for it any more
+    me.service.membership = None
