@@ -1,0 +1,237 @@
+"""Gateways that are killed, frozen and cut; HBase killed and frozen; clocks set back; tables disabled: work goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+
+from protocol.effects import Delete, RollBack, put_one
+from protocol.keys import pointer_key
+from storage.base import NothingWritten, StoreConflict, StoreError
+from storage.hbase.gateway import thrift
+from storage.hbase.scanning import Range, some
+from storage.hbase.store import HBaseStore
+from storage.hbase.tables import Tables
+from tests.hbase.conftest import OPTIONS
+from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
+from tests.hbase_server import PATIENCE_S, free_ports
+
+TABLES = Tables(OPTIONS.table_prefix)
+NUMBERS = itertools.count()
+QUICK = replace(OPTIONS, timeout_s=9.0)
+
+
+@pytest.fixture
+def two(hbase, store):
+    """A second gateway; the addresses of both."""
+    (port,) = free_ports(1)
+    hbase.start("second", "-p", str(port), "-f")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    yield [hbase.address, ("127.0.0.1", port)]
+    if "second" in hbase.processes:
+        hbase.kill("second")
+
+
+@contextmanager
+def frozen(hbase, name):
+    os.kill(hbase.processes[name].pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(hbase.processes[name].pid, signal.SIGCONT)
+
+
+async def write_each(store, numbers) -> list[bytes]:
+    """Acknowledged commits of a row each; after a failure the topic is claimed again, and the row is looked for."""
+    written: list[bytes] = []
+    claim = None
+    for number in numbers:
+        while True:
+            try:
+                claim = claim or await store.claim(NAME)
+                await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
+                break
+            except StoreError:
+                claim = None
+                try:
+                    claim = await store.claim(NAME)
+                    if b"%d" % number in await values(store):
+                        break
+                except StoreError:
+                    claim = None
+                    await trio.sleep(0.1)
+        written.append(b"%d" % number)
+    return written
+
+
+async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go_on(hbase, two):
+    async with await HBaseStore.open(two, QUICK) as store:
+        claim = await store.claim(NAME)
+        await store.write([rows(MESSAGE, b"0", 0)], claim=claim)
+        with frozen(hbase, "second"):
+            begun_s = time.monotonic()
+            for number in range(1, 30):
+                await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
+            assert time.monotonic() - begun_s < 25
+        for gateway in store._pool._idle:
+            gateway._stream.socket.shutdown(socket.SHUT_RDWR)
+        await store.write([rows(MESSAGE, b"30", 30)], claim=claim)
+        await trio.to_thread.run_sync(hbase.kill, "second")
+        for number in range(31, 60):
+            await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
+        assert await values(store) == [b"%d" % number for number in range(60)]
+
+
+async def test_a_gateway_that_fails_is_told_of_once_and_again_when_it_answers(hbase, two, caplog):
+    caplog.set_level("INFO")
+    async with await HBaseStore.open(two, QUICK) as store:
+        await trio.to_thread.run_sync(hbase.kill, "second")
+        claim = await store.claim(NAME)
+        for number in range(20):
+            store._pool._idle, idle = [], store._pool._idle
+            for gateway in idle:
+                await gateway.aclose()
+            await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
+        told = [record for record in caplog.records if record.message == "an HBase gateway does not answer"]
+        assert [record.gateway for record in told] == [f"127.0.0.1:{two[1][1]}"]
+        hbase.start("second", "-p", str(two[1][1]), "-f")
+        with trio.fail_after(60):
+            while "an HBase gateway answers again" not in [record.message for record in caplog.records]:
+                store._pool._idle, idle = [], store._pool._idle
+                for gateway in idle:
+                    await gateway.aclose()
+                await store.check(claim)
+                await trio.sleep(0.2)
+
+
+async def test_no_acknowledged_commit_is_lost_when_hbase_is_killed_and_started_again(hbase, store):
+    begun = trio.Event()
+
+    async def kill() -> None:
+        await begun.wait()
+        await trio.sleep(0.3)
+        await trio.to_thread.run_sync(hbase.kill, "hbase")
+        hbase.start("hbase")
+
+    async with await HBaseStore.open([hbase.address], replace(OPTIONS, timeout_s=60.0)) as patient:
+        await write_each(patient, range(20))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            begun.set()
+            with trio.fail_after(PATIENCE_S):
+                written = await write_each(patient, range(20, 300))
+        assert await values(patient) == [b"%d" % number for number in range(20)] + written
+
+
+async def test_while_hbase_is_frozen_writes_wait_fail_in_time_and_nothing_of_them_is_left_half(hbase, store):
+    async with await HBaseStore.open([hbase.address], replace(OPTIONS, timeout_s=2.0)) as hasty:
+        claim = await hasty.claim(NAME)
+        await hasty.write([rows(MESSAGE, b"before", 1)], claim=claim)
+        with frozen(hbase, "hbase"):
+            begun_s = time.monotonic()
+            with pytest.raises(NothingWritten, match="had no answer in 2 s"):
+                await hasty.write([rows(MESSAGE, b"frozen", 2)], claim=claim)
+            assert time.monotonic() - begun_s < 10
+    claim = await store.claim(NAME)
+    await store.write([rows(MESSAGE, b"after", 3)], claim=claim)
+    assert await values(store) == [b"before", b"after"]
+
+
+async def test_a_table_that_is_disabled_meanwhile_fails_commits_at_once_until_it_is_enabled(store):
+    claim = await store.claim(NAME)
+    await store._pool.call("disableTable", TABLES[PAYLOAD])
+    try:
+        with pytest.raises(NothingWritten):
+            await store.write([rows(PAYLOAD, b"p", 1), put_one(METADATA, POINTER_KEY, b"w")], claim=claim)
+        assert await values(store, METADATA) == []
+    finally:
+        await store._pool.call("enableTable", TABLES[PAYLOAD])
+    claim = await store.claim(NAME)
+    await store.write([rows(PAYLOAD, b"p", 1), put_one(METADATA, POINTER_KEY, b"w")], claim=claim)
+    assert await values(store, PAYLOAD) == [b"p"]
+
+
+async def test_a_cell_that_hbase_does_not_take_fails_its_commit_and_no_other(hbase, store):
+    async with await HBaseStore.open([hbase.address], replace(OPTIONS, max_cell_bytes=16 << 20)) as large:
+        claim = await large.claim(NAME)
+        with pytest.raises(NothingWritten, match="HBase refused"):
+            await large.write([rows(MESSAGE, bytes(11 << 20), 1)], claim=claim)
+        claim = await large.claim(NAME)
+        await large.write([rows(MESSAGE, b"m", 1)], claim=claim)
+        assert await values(large) == [b"m"]
+
+
+@pytest.fixture
+async def instances(hbase):
+    """Three of them on tables of their own: what has a time in the future is not removed by the other tests."""
+    options = replace(OPTIONS, table_prefix=f"clocks{next(NUMBERS)}_")
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(await HBaseStore.open([hbase.address], options)) for _ in range(3)]
+
+
+async def an_hour_ahead(store) -> None:
+    """Everything has been written by clocks that were an hour ahead."""
+    for name in store._owners._table, store._owners._counter:
+        for row in await some(store._pool, Range(name, b"", b""), 10_000, timeout_s=20):
+            mutations = [thrift.Mutation(column=column, value=value) for column, value in row.columns.items()]
+            await store._pool.call("mutateRowTs", name, row.key, mutations, row.time_ms + 3_600_000, {})
+
+
+async def test_a_store_whose_clocks_are_set_back_by_an_hour_goes_on(instances):
+    store, *others = instances
+    claim = await store.claim(NAME)
+    ten = rows(MESSAGE, b"m", *range(10))
+    keys = [ten.prefix + each for each in ten.suffixes]
+    spare = pointer_key(NAME, 1, 99)
+    first = [ten, put_one(METADATA, KEY, b"0"), put_one(METADATA, POINTER_KEY, b"0"), put_one(METADATA, spare, b"0")]
+    await store.write(first, claim=claim)
+    await store.write([put_one(METADATA, KEY, b"1"), Delete(METADATA, [spare])], claim=claim)
+    await an_hour_ahead(store)
+    await store.write([rows(MESSAGE, b"n", 10), put_one(METADATA, KEY, b"2")], claim=claim)
+    await store.write([put_one(METADATA, KEY, b"3"), Delete(METADATA, [POINTER_KEY])], claim=claim)
+    await store.write([put_one(METADATA, KEY, b"4"), put_one(METADATA, spare, b"again")], claim=claim)
+    await store.write([RollBack(keys[2], keys[3], 7), Delete(MESSAGE, keys[:2])], claim=claim)
+    for each in (store, others[0]):
+        assert len(await values(each)) == 9
+        assert [await each.get(METADATA, key) for key in (KEY, POINTER_KEY, spare)] == [b"4", None, b"again"]
+    later = await others[0].claim(NAME)
+    assert later.epoch > claim.epoch
+    await others[0].write([rows(MESSAGE, b"o", 11), put_one(METADATA, KEY, b"5")], claim=later)
+    await others[0].discard(MESSAGE, keys)
+    for each in instances:
+        each._owners.forget(b"ns:topic:")
+        assert await values(each) == [b"n", b"o"]
+        assert await each.get(METADATA, KEY) == b"5"
+
+
+async def test_a_row_of_a_commit_that_never_took_place_is_replaced_though_clocks_are_set_back(instances):
+    store, *others = instances
+    claim = await store.claim(NAME)
+    commit = store._owners.commit
+
+    async def lost(_):
+        store._owners.commit = commit
+        raise StoreError("no answer")
+
+    store._owners.commit = lost
+    with pytest.raises((StoreError, StoreConflict)):
+        await store.write([rows(MESSAGE, b"void", 1), put_one(METADATA, KEY, b"void")], claim=claim)
+    await an_hour_ahead(store)
+    claim = await others[0].claim(NAME)
+    await others[0].write([rows(MESSAGE, b"m", 1), put_one(METADATA, KEY, b"1")], claim=claim)
+    assert await values(others[1]) == [b"m"]
+    assert await others[1].get(METADATA, KEY) == b"1"
