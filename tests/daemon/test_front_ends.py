@@ -1,0 +1,218 @@
+"""Front ends of a real daemon: one address, one owner, and what happens when any of the processes dies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client
+from protocol.requests import PollRequest
+from tests.daemon import harness
+from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually
+from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
+
+FRONT_ENDS = "http.processes=2"
+#: Three interpreters have to start, at times while others are at work.
+START_S = 90.0
+PUBLISH = topic_path("t", "/publish")
+HEADERS = {"Content-Type": "application/json", "Prefer": "return=representation"}
+
+
+def front_ends(daemon: Daemon) -> list[int]:
+    """The processes that a daemon has started, from whichever thread."""
+    started = [path.read_text() for path in Path(f"/proc/{daemon.pid}/task").glob("*/children")]
+    return sorted(int(pid) for line in started for pid in line.split())
+
+
+def runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def counted(daemon: Daemon, route: str, status: int) -> float:
+    text = ask(daemon.address, "GET", "/metrics").body.decode()
+    line = f'plainsong_requests_total{{route="{route}",status="{status}"}} '
+    return sum(float(each.removeprefix(line)) for each in text.splitlines() if each.startswith(line))
+
+
+class Publisher:
+    """Publishes one message after the other, on a new connection whenever one broke; keeps what was acknowledged."""
+
+    def __init__(self, address: tuple[str, int], name: str) -> None:
+        self.acknowledged: list[str] = []
+        self.stop = threading.Event()
+        self._address = address
+        self._name = name
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        sent = 0
+        while not self.stop.is_set():
+            connection = http.client.HTTPConnection(*self._address, timeout=PATIENCE_S)
+            with suppress(OSError, http.client.HTTPException):
+                while not self.stop.is_set():
+                    sent += 1
+                    text = f"{self._name}-{sent}"
+                    connection.request("POST", PUBLISH, json.dumps({"messages": [text]}), HEADERS)
+                    answer = connection.getresponse()
+                    answer.read()
+                    if answer.status == 200:
+                        self.acknowledged.append(text)
+            connection.close()
+
+    def end(self) -> list[str]:
+        self.stop.set()
+        self._thread.join(PATIENCE_S)
+        return self.acknowledged
+
+
+def stored(daemon: Daemon) -> list[str]:
+    return [payload.decode() for _, payload in read_all(daemon.address, "t")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Starts may take longer than those of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "PATIENCE_S", START_S)
+        yield
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with front ends whose tests leave it well."""
+    with Daemon(tmp_path_factory.mktemp("front") / "data", FRONT_ENDS) as one:
+        yield one
+
+
+def test_all_of_it_is_one_daemon_that_counts_every_request_once(running):
+    assert len(front_ends(running)) == 2
+    create(running.address, "t")
+    for number in range(20):  # each on a connection of its own, which either may get
+        publish(running.address, "t", b"%d" % number)
+    assert ask(running.address, "POST", PUBLISH, b'{"messagess": []}', HEADERS).code == "unknown_field"
+    assert ask(running.address, "GET", topic_path("missing")).code == "topic_not_found"
+    assert ask(running.address, "GET", "/nowhere").status == 404
+    assert [int(payload) for payload in stored(running)] == list(range(20))
+    assert (counted(running, "publish", 200), counted(running, "publish", 400)) == (20, 1)
+    assert counted(running, "create_topic", 200) == 1
+    eventually("those are counted, too", lambda: counted(running, "get_topic", 404) == 1)
+    eventually("what is no route is", lambda: counted(running, "unknown", 404) == 1)
+
+
+def test_streams_pass_through_front_ends(running):
+    create(running.address, "s")
+    with (
+        Client(f"http://127.0.0.1:{running.address[1]}", namespace="ring") as client,
+        client.publisher("s") as publisher,
+    ):
+        for number in range(5000):
+            publisher.send(b"%d" % number)
+    assert [int(payload) for _, payload in read_all(running.address, "s")] == list(range(5000))
+
+
+def test_a_poll_whose_client_leaves_is_held_no_longer(running):
+    create(running.address, "quiet")
+    method, path, body, headers = poll_call("quiet", PollRequest(), "json", wait_ms=60_000)
+    connection = http.client.HTTPConnection(*running.address)
+    connection.request(method, path, body, dict(headers))
+    eventually("it is parked", lambda: metric(running.address, "plainsong_parked_polls") == 1)
+    connection.close()
+    eventually("it is not any more", lambda: metric(running.address, "plainsong_parked_polls") == 0)
+
+
+def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
+    running = daemon(FRONT_ENDS)
+    create(running.address, "t")
+    publishers = [Publisher(running.address, f"p{number}") for number in range(6)]
+    killed = set()
+    for _ in range(3):
+        eventually("both run", lambda: len([pid for pid in front_ends(running) if runs(pid)]) == 2)
+        before = sum(len(each.acknowledged) for each in publishers)
+        victim = front_ends(running)[0]
+        killed.add(victim)
+        os.kill(victim, signal.SIGKILL)
+        eventually("it goes on", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20)
+    running.wait_for_line('"event":"a front end ended"')
+    eventually("both run again", lambda: len([pid for pid in front_ends(running) if runs(pid)]) == 2)
+    assert killed.isdisjoint(front_ends(running))
+    acknowledged = [text for each in publishers for text in each.end()]
+    found = stored(running)
+    assert set(acknowledged) <= set(found)
+    assert len(found) == len(set(found))
+    assert running.stop() == 0
+
+
+def test_front_ends_end_by_themselves_when_the_owning_process_is_killed(daemon):
+    running = daemon(FRONT_ENDS)
+    create(running.address, "t")
+    publisher = Publisher(running.address, "p")
+    eventually("it publishes", lambda: len(publisher.acknowledged) > 20)
+    pids = front_ends(running)
+    running.signal(signal.SIGKILL)
+    eventually("they have ended", lambda: not any(runs(pid) for pid in pids))
+    acknowledged = publisher.end()
+    running.end()
+    again = daemon()
+    assert set(acknowledged) <= set(stored(again))
+
+
+def test_a_client_that_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon):
+    running = daemon(FRONT_ENDS)
+    create(running.address, "t")
+    body = b'{"messages": ["x"]}'
+    head = (
+        f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(running.address, timeout=PATIENCE_S) as sock:
+        for asked in range(1_000_000):
+            if asked == 50:
+                running.signal(signal.SIGTERM)
+            sock.sendall(head.encode() + body)
+            answer = sock.recv(65536).lower()
+            assert answer.startswith((b"http/1.1 200", b"http/1.1 503"))
+            if b"connection: close" in answer:
+                break
+    assert asked >= 50
+    assert running.wait() == 0
+
+
+def test_parked_polls_are_answered_when_ctrl_c_reaches_all_processes(daemon):
+    running = daemon(FRONT_ENDS, "log.access=true")
+    create(running.address, "t")
+    line = json.loads(running.wait_for_line('"route":"create_topic"'))
+    assert line["process"] in ("front-1", "front-2")
+    method, path, body, headers = poll_call("t", PollRequest(), "avro", wait_ms=60_000)
+    connections = [http.client.HTTPConnection(*running.address, timeout=PATIENCE_S) for _ in range(20)]
+    for connection in connections:
+        connection.request(method, path, body, dict(headers))
+    eventually("all are parked", lambda: metric(running.address, "plainsong_parked_polls") == 20)
+    pids = front_ends(running)
+    os.killpg(running.pid, signal.SIGINT)
+    answers = [connection.getresponse() for connection in connections]
+    assert [(answer.status, answer.read()) for answer in answers] == [(200, b"\x00")] * 20
+    for connection in connections:
+        connection.close()
+    assert running.wait() == 0
+    assert not any(runs(pid) for pid in pids)
+
+
+def test_nobody_else_gets_the_address(running, daemon, tmp_path):
+    """Sockets that share an address would let a second daemon in, and each had half of the clients."""
+    taken = f"127.0.0.1:{running.address[1]}"
+    for setting in (FRONT_ENDS, "http.processes=1"):
+        with pytest.raises(DaemonEnded, match="is in use"):
+            daemon(setting, data_dir=tmp_path / "other", bind=taken)
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(DaemonEnded, match="is in use"):
+        daemon(FRONT_ENDS, data_dir=tmp_path / "other", bind=f"127.0.0.1:{other.getsockname()[1]}")
