@@ -9,6 +9,7 @@ import httpx
 import trio
 
 import broker.main
+from broker.cluster.joining import find_others
 from broker.config.config import config_of
 from storage.shared import SharedMemory
 
@@ -28,7 +29,7 @@ class Daemon:
         self.config = config
         self.ended = trio.Event()
         self.life = trio.CancelScope()
-        self.stop = self.address = self.http = None
+        self.stop = self.address = self.http = self.membership = None
 
     async def call(self, method, path, *, status=200, **more):
         answer = await self.http.request(method, path, **more)
@@ -124,6 +125,11 @@ async def _open_store(config):
     yield MINE.get().store
 
 
+async def _find_others(config, nursery):
+    MINE.get().membership = found = await find_others(config, nursery)
+    return found
+
+
 async def _stop_when_told(stop):
     MINE.get().stop = stop
     await trio.sleep_forever()
@@ -134,6 +140,7 @@ async def daemons(ensemble, monkeypatch, *names, **values):
     """Daemons that see each other; those that are left are told to leave at the end."""
     monkeypatch.setattr(broker.main, "open_store", _open_store)
     monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
+    monkeypatch.setattr(broker.main, "find_others", _find_others)
     async with trio.open_nursery() as nursery:
         found = Daemons(nursery, ensemble, values)
         for name in names:

@@ -7,6 +7,8 @@ from itertools import count
 import pytest
 import trio
 
+from actors.clock import SystemClock
+from broker.cluster.membership import Membership
 from broker.config.clustering import Ensemble
 from protocol.cluster.placement import NameTaken
 from tests.broker.cluster.daemons import TOPICS, daemons
@@ -192,3 +194,28 @@ async def started_beside(each, name):
     async with trio.open_nursery() as nursery:
         each._nursery = nursery
         await each.start(name)
+
+
+async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(ensemble, monkeypatch):
+    async with daemons(ensemble, monkeypatch, "a") as each:
+        a = each["a"]
+        membership = a.membership
+        path = f"{ensemble.path}/instances/a"
+        await membership._reading.acquire()  # it does not notice for a moment
+        node = await membership._zookeeper.get(path)
+        await membership._zookeeper.delete(path, node.version)
+        async with trio.open_nursery() as nursery:
+            other = Membership(ensemble, "a", weight=100, session_timeout_s=2.0, clock=SystemClock())
+            await nursery.start(other.run)
+            await other.enter("elsewhere:7420")
+            membership._reading.release()
+            answer = await a.http.get("/readyz")
+            while answer.status_code == 200:
+                answer = await a.http.get("/readyz")
+            assert (answer.json()["code"], "elsewhere:7420" in answer.json()["detail"]) == ("no_owner", True)
+            refused = await a.http.put(f"{TOPICS}/t")
+            assert (refused.status_code, refused.json()["outcome"]) == (503, "not-applied")
+            nursery.cancel_scope.cancel()
+        while (await a.http.get("/readyz")).status_code != 200:
+            pass
+        await a.call("PUT", f"{TOPICS}/t")
