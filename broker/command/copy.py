@@ -26,7 +26,7 @@ from storage.copying.copying import Asked, Copying, NotTheSame, refuse_differenc
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from broker.config.hbase import HBaseConfig
     from storage.base import Store
@@ -85,9 +85,14 @@ def copy(
     told = Told(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
     try:
         trio.run(_copy, urls[0], urls[1], asked, settings, told, "dry-run" if dry_run else "verify" * verify_only)
-    except* PlainsongError as group:
+    except BaseException as error:
         told.clear()
-        raise _failed(_first(group)) from None
+        for leaf in _leaves(error):
+            if isinstance(leaf, PlainsongError):
+                raise _failed(leaf) from error
+            if isinstance(leaf, KeyboardInterrupt):
+                raise leaf from None
+        raise
 
 
 def _topic(text: str) -> TopicName:
@@ -118,11 +123,13 @@ async def _copy(
             told.compared(done or [], "copied") if done is not None else told.done_before()
 
 
-def _first(error: BaseException) -> PlainsongError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, PlainsongError)
-    return error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group of groups: nurseries wrap what falls in them."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
 
 
 def _failed(error: PlainsongError) -> CommandFailed:

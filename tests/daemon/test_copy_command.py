@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 
 import pytest
 
 from plainsong import Client
+from plainsong.cli.exits import Exit
 from tests.daemon.deployment import (
     duplicates_are_told,
     fill,
@@ -26,8 +28,8 @@ def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def killed_while(stage: str, *words: str) -> None:
-    """SIGKILL as soon as it says that it is at ``stage``."""
+def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
+    """A signal as soon as it says that it is at ``stage``; its exit code."""
     line = [str(PLAINSONG), "copy", "--progress", *words]
     with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=clean_environ()) as process:
         assert process.stderr is not None
@@ -36,8 +38,9 @@ def killed_while(stage: str, *words: str) -> None:
             more = process.stderr.read1(4096)
             assert more, said
             said += more
-        process.kill()
-        process.wait()
+        process.send_signal(by)
+        process.stderr.read()
+        return process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,13 @@ def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(fille
         open_transactions_can_be_committed(client, made)
         new_messages_come_behind(client, made)
     assert "orders" in copy(*words, "--verify-only", code=1).stderr
+
+
+def test_ctrl_c_ends_it_with_its_code_and_it_goes_on_later(filled, tmp_path):
+    directory, _ = filled
+    words = ("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'other'}")
+    assert killed_while("copying", *words, by=signal.SIGINT) == Exit.INTERRUPTED
+    assert "both sides are the same" in copy(*words).stdout
 
 
 def test_a_dry_run_says_what_would_be_copied_and_makes_nothing(filled, tmp_path):
