@@ -67,6 +67,7 @@ class Membership:
         #: Since when ZooKeeper is what it is, connected or not; milliseconds since 1970.
         self.since_ms = clock.now_ms()
         self._was_connected = False
+        self._said_why = ""
         self.changes = 0
 
     def __repr__(self) -> str:
@@ -194,13 +195,20 @@ class Membership:
             except Away as error:
                 # What was lost before stays so: this look has not said anything else.
                 self._lost = OrderedDict([*lost.items(), *self._lost.items()])
-                log.debug("zookeeper not read", extra={"why": str(error)})
+                self._not_read(error)
                 well = False
             else:
+                self._said_why = ""
                 self._see(members, placement)
         self._read.set()
         self._read = trio.Event()
         return well
+
+    def _not_read(self, error: Away) -> None:
+        """Tell, once, of a ZooKeeper that is connected and gives no answer, as where nobody may read or write there."""
+        if self._zookeeper.connected and str(error) != self._said_why:
+            self._said_why = str(error)
+            log.warning("zookeeper cannot be used, owners go on", extra={"why": self._said_why})
 
     async def _keep(self) -> bool:
         """Our node; False while another instance has our name."""

@@ -14,6 +14,7 @@ from itertools import count
 import pytest
 import trio
 from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from actors.clock import SystemClock
 from broker.cluster import membership as membership_module
@@ -305,6 +306,22 @@ async def test_nodes_that_are_none_of_ours_are_left_out_and_told(ensemble, caplo
         await until(lambda: "placement unreadable" in caplog.text, a)
         assert owned(a) == set(TOPICS)
         assert "node of an instance unreadable" in caplog.text
+
+
+async def test_nodes_that_may_not_be_read_are_told_of_once_and_owners_go_on(ensemble, caplog):
+    async with running(ensemble, "a") as a:
+        operator = KazooClient(hosts=ensemble.hosts)
+        await trio.to_thread.run_sync(operator.start)
+        path = f"{ensemble.path}/instances"
+        operator.set_acls(path, [make_digest_acl("somebody", "else", all=True)])
+        for _ in range(3):
+            await a._look()
+        assert owned(a) == set(TOPICS)
+        assert caplog.text.count("zookeeper cannot be used") == 1
+        operator.add_auth("digest", "somebody:else")
+        operator.set_acls(path, OPEN_ACL_UNSAFE)
+        await trio.to_thread.run_sync(operator.stop)
+        operator.close()
 
 
 async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
