@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.config.hbase import HBaseConfig
     from storage.base import Store, StoreTraits
+    from storage.explain import Rows
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         # Here, since its library takes a moment to load.
         from storage.hbase.store import HBaseStore
 
-        addresses = [(address.host, address.port) for address in parse_addresses(config.storage.hbase.thrift)]
-        store = await HBaseStore.open(addresses, hbase_options(config.storage.hbase))
+        store = await HBaseStore.open(_addresses(config.storage.hbase), hbase_options(config.storage.hbase))
     else:
         options = LevelDBOptions(
             write_buffer_bytes=config.storage.write_buffer_bytes, block_cache_bytes=config.storage.block_cache_bytes
@@ -54,6 +54,17 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.aclose()
+
+
+def look_at_hbase(config: HBaseConfig) -> Rows:
+    """The rows of a store in HBase, for whoever only looks. Raises StoreUnusable."""
+    from storage.hbase.looking import Looking
+
+    return Looking(_addresses(config), hbase_options(config))
+
+
+def _addresses(config: HBaseConfig) -> list[tuple[str, int]]:
+    return [(address.host, address.port) for address in parse_addresses(config.thrift)]
 
 
 def place_of(config: Config) -> str:

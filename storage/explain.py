@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from protocol.effects import Table
 from storage.base import StoreError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
     from protocol.records import Metadata
     from storage.base import Row
-    from storage.leveldb.database import Database
 
 #: After every key: names are ASCII, and system keys start with 00.
 _AFTER_ALL = b"\xff" * 8
@@ -61,17 +60,25 @@ class Choice:
         return (self.first is None or at >= self.first) and (self.stop is None or at < self.stop)
 
 
-def walk(database: Database, table: Table, take: Callable[[Described], bool]) -> str:
+class Rows(Protocol):
+    """A store that somebody looks at."""
+
+    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+        """As ``Store.scan``, upwards; blocks. Raises StoreError."""
+        ...
+
+
+def walk(rows: Rows, table: Table, take: Callable[[Described], bool]) -> str:
     """Give every row of ``table`` to ``take`` until it says False. Blocks.
 
     Returns what the store said when it could not read on, else an empty string.
     """
 
-    def feed(rows: list[Row]) -> bool:
-        return all(take(describe(table, key, value)) for key, value in rows)
+    def feed(chunk: list[Row]) -> bool:
+        return all(take(describe(table, key, value)) for key, value in chunk)
 
     try:
-        database.scan(table, b"", _AFTER_ALL, feed, reverse=False, first_chunk=64, values=True, between=lambda: None)
+        rows.scan(table, b"", _AFTER_ALL, feed)
     except StoreError as error:
         return error.detail
     return ""
@@ -212,7 +219,7 @@ class Summary:
         return not any(table.unparseable or table.stopped for table in self.tables.values())
 
 
-def explain(database: Database, *, now_ms: int) -> Summary:
+def explain(looked_at: Rows, *, now_ms: int) -> Summary:
     """Sum a store up. Blocks, and reads all of it.
 
     Args:
@@ -222,7 +229,7 @@ def explain(database: Database, *, now_ms: int) -> Summary:
     # Metadata first: it says what the ttl of the messages is, and which pointers are invalid.
     for table in Table:
         counted = summary.tables[table] = TableSummary()
-        counted.stopped = walk(database, table, partial(_count, summary, counted, now_ms))
+        counted.stopped = walk(looked_at, table, partial(_count, summary, counted, now_ms))
     return summary
 
 

@@ -1,4 +1,4 @@
-"""``plainsong store``: what a stopped data directory holds, read without changing it."""
+"""``plainsong store``: what a stopped data directory, or a store in HBase, holds, read without changing it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from broker.command import store_text
 from broker.command.settings import load_settings
+from broker.stores import look_at_hbase
 from plainsong.cli.exits import CommandFailed, Exit
 from protocol.effects import Table
 from protocol.errors import InvalidMessageId
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from storage.describe import Described
-    from storage.leveldb.database import Database
+    from storage.explain import Rows
 
 _TABLES = {table.name.lower(): table for table in Table}
 _WHERE = (
-    click.option("--config", "file", type=click.Path(path_type=Path), help="Read this TOML file for storage.data_dir."),
+    click.option("--config", "file", type=click.Path(path_type=Path), help="Read this TOML file for storage.*."),
     click.option("--data-dir", metavar="DIR", help="The daemon's data directory (storage.data_dir)."),
+    click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set a setting, as storage.kind=hbase."),
 )
 
 
@@ -51,11 +53,12 @@ class Position(click.ParamType[bytes]):
 
 @click.group()
 def store() -> None:
-    """Look into a stopped data directory.
+    """Look into a stopped data directory, or a store in HBase.
 
-    Nothing is changed: a copy is opened, beside the directory or under TMPDIR,
-    and removed afterwards. A daemon that runs answers the same questions at
-    its HTTP address.
+    Nothing is changed: of a directory a copy is opened, beside it or under
+    TMPDIR, and removed afterwards; in HBase (storage.kind=hbase) daemons may
+    go on meanwhile. A daemon that runs answers the same questions at its HTTP
+    address.
     """
 
 
@@ -78,6 +81,7 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
 def dump(
     file: Path | None,
     data_dir: str | None,
+    sets: tuple[str, ...],
     namespace: str | None,
     topic: str | None,
     generation: int | None,
@@ -107,11 +111,11 @@ def dump(
             left = None if left is None else left - 1
         return left != 0
 
-    with _opened(file, data_dir) as database:
+    with _opened(file, data_dir, sets) as rows:
         stopped = {}
         for table in sorted(chosen):
             if left != 0:
-                stopped[table] = walk(database, table, show)
+                stopped[table] = walk(rows, table, show)
     _fail_if_stopped(stopped)
     if not shown and (namespace or topic):
         wanted = f"topic {topic}" if topic else f"namespace {namespace}"
@@ -123,7 +127,7 @@ def dump(
 @store.command(name="explain")
 @_where
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def explain_command(file: Path | None, data_dir: str | None, as_json: bool) -> None:
+def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Sum up what is there: topics, generations, rows, times, damage.
 
     Also tells what the janitor would remove, which write pointers are undecided
@@ -131,8 +135,8 @@ def explain_command(file: Path | None, data_dir: str | None, as_json: bool) -> N
     rows of each table that do not parse, with some examples. Exits with 1 when
     there is damage.
     """
-    with _opened(file, data_dir) as database:
-        summary = explain(database, now_ms=int(time.time() * 1000))
+    with _opened(file, data_dir, sets) as rows:
+        summary = explain(rows, now_ms=int(time.time() * 1000))
     click.echo(json.dumps(store_text.summary_json(summary)) if as_json else store_text.summary_text(summary))
     _fail_if_stopped({table: counted.stopped for table, counted in summary.tables.items()})
     if not summary.whole:
@@ -141,11 +145,13 @@ def explain_command(file: Path | None, data_dir: str | None, as_json: bool) -> N
 
 
 @contextmanager
-def _opened(file: Path | None, data_dir: str | None) -> Iterator[Database]:
-    config = load_settings(file, data_dir, None, ()).config
-    path = config.value("storage.data_dir")
+def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> Iterator[Rows]:
+    config = load_settings(file, data_dir, None, sets).config
     try:
-        with open_stopped(Path(str(path))) as (database, complaint):
+        if config.storage.kind == "hbase":
+            yield look_at_hbase(config.storage.hbase)
+            return
+        with open_stopped(config.storage.data_dir) as (database, complaint):
             if complaint:
                 click.echo(f"warning: {complaint}", err=True)
                 click.echo("warning: what follows is what can still be read; rows may be missing", err=True)

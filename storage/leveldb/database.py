@@ -119,10 +119,10 @@ class Database:
         stop: bytes,
         feed: Callable[[list[Row]], bool],
         *,
-        reverse: bool,
-        first_chunk: int,
-        values: bool,
-        between: Callable[[], None],
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         """See ``Store.scan``; ``between`` is called between two lists, and ends the scan by raising."""
         # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
