@@ -1,6 +1,6 @@
 """``python -m bench``: measure, print ratios and verdicts, write the report.
 
-    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory,spark,hbase,cluster] [--report DIR] [--scratch DIR]
+    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory,spark,hbase,cluster,front] [--report DIR] [--scratch DIR]
 
 The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a few seconds, for seeing that it works. It
 exits 0 whether or not the targets are reached: what they say is in the report.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bench.cleaning import measure_cleaning
 from bench.cluster import measure_cluster
 from bench.delivery import measure_delivery
+from bench.front import measure_front
 from bench.hbase import measure_hbase
 from bench.memory import measure_memory
 from bench.polling import measure_polling
@@ -49,6 +50,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "spark": measure_spark,
     "hbase": measure_hbase,
     "cluster": measure_cluster,
+    "front": measure_front,
 }
 
 

@@ -242,6 +242,22 @@ TARGETS = (
         lambda what: what["what"] == "hand-over, killed",
     ),
     Target(
+        "two front ends: single durable publishes ÷ those of one process, 64 connections, two cores of their own",
+        "front",
+        "÷ by CPU",
+        ">=",
+        1.5,
+        lambda what: what["connections"] == 64,
+    ),
+    Target(
+        "two front ends: median of a publish at one connection ÷ that of one process",
+        "front",
+        "p50 ÷ one process",
+        "<=",
+        1.2,
+        lambda what: what["connections"] == 1,
+    ),
+    Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
     Target(

@@ -12,16 +12,16 @@ import trio
 
 from broker.http.status import only_plain
 from broker.peering.answers import LinkBroken, Reply
-from broker.peering.bounds import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds
+from broker.peering.bounds import BETWEEN_INSTANCES, LinkBounds
 from broker.peering.channels import ServedChannel
 from broker.peering.flow import Inflow, Outflow
+from broker.peering.replying import send_reply
 from broker.peering.wire import Wire
 from protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
 from protocol.peering.frames import Frame
 from protocol.peering.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from broker.http.exchange import BodyStream
     from protocol.peering.values import Vocabulary
 
 __all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
@@ -251,7 +251,11 @@ class _Served:
                 try:
                     reply = await self._dispatch(call)
                     scope.deadline = inf
-                    await self._send(number, under_way, reply)
+                    if call.channel is not None:
+                        call.channel.finish()
+                    else:
+                        under_way.outflow = Outflow(self.wire, number)
+                        await send_reply(self.wire, number, reply, under_way.outflow)
                 except Exception as error:  # noqa: BLE001 - a bug is told, and logged, as one
                     self.wire.put(Frame.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
@@ -261,36 +265,6 @@ class _Served:
             if under_way.inflow is not None:
                 under_way.inflow.end()
             self._over(number)
-
-    async def _send(self, number: int, under_way: _UnderWay, reply: Reply) -> None:
-        wire, body = self.wire, reply.body
-        if call_channel := under_way.call.channel:
-            call_channel.accept()
-            call_channel.finish()
-            return
-        await wire.room()  # until then it counts as under way: so answers that nobody reads are bounded, too
-        if not isinstance(body, bytes):
-            await self._send_stream(number, under_way, reply.value, body)
-        elif len(body) <= INLINE_BYTES:
-            wire.put(Frame.ANSWER, number, reply.value, body)
-        else:
-            wire.put(Frame.HEAD, number, reply.value, True)
-            for start in range(0, len(body), PIECE_BYTES):
-                wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], False)
-                await wire.room()
-            wire.put(Frame.END, number)
-
-    async def _send_stream(self, number: int, under_way: _UnderWay, value: Any, body: BodyStream) -> None:
-        under_way.outflow = outflow = Outflow(self.wire, number)
-        try:
-            self.wire.put(Frame.HEAD, number, value, False)
-            async for data in body:
-                if data:
-                    await outflow.send(data)
-        finally:
-            with trio.CancelScope(shield=True):
-                await body.aclose()
-        outflow.end()
 
 
 def _deadline(left_s: Any) -> float | None:

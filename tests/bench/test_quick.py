@@ -20,7 +20,7 @@ from tests import hbase_server, spark_session
 ROOT = Path(__file__).parents[2]
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark"),
-    *("hbase", "cluster"),
+    *("hbase", "cluster", "front"),
 )
 
 
@@ -41,6 +41,11 @@ def report(tmp_path_factory):
 
 def results(report) -> dict:
     return json.loads((report[0] / "results.json").read_text(encoding="utf-8"))
+
+
+def test_front_ends_are_measured_beside_one_process(report):
+    for row in results(report)["sections"]["front"]["rows"]:
+        assert {"÷ one process", "p50 ÷ one process", "CPU of the owner", "÷ by CPU", "feeds"} <= row["values"].keys()
 
 
 def test_every_section_has_rows_with_spreads_in_order(report):
