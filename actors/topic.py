@@ -60,6 +60,9 @@ CLOSING_AT_ONCE = 64
 #: Topics that are opened at once: those that come first are there first, instead of all at the end. As many as a store
 #: on HBase has connections by default.
 OPENING_AT_ONCE = 16
+#: On a shared store so many rows are read in as many calls as none, while a mark takes calls just when the next owner
+#: makes some for every topic.
+FEW_ROWS = 1000
 #: Asks whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -243,8 +246,9 @@ class TopicActor:
             self._cache.roll_back(prefix, pointer, first, last)
 
     async def _close(self, core: TopicCore, claim: Claim) -> None:
-        """Answer the parked polls, empty; leave a high-water mark, so that the next load is short."""
-        step, answers = core.close(self._around.pointers.take_decided(self.name))
+        """Answer the parked polls, empty; leave a high-water mark, where it makes the next load shorter."""
+        few_rows = FEW_ROWS if self._shared else 0
+        step, answers = core.close(self._around.pointers.take_decided(self.name), few_rows=few_rows)
         if not self._shared:
             _settle(answers)
         try:

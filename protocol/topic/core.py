@@ -163,14 +163,18 @@ class TopicCore:
             answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
         return answers
 
-    def close(self, decided: Iterable[int] = ()) -> tuple[Step, Answers]:
-        """Nothing comes after this: what is still to be written, and the parked polls, answered empty."""
+    def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
+        """Nothing comes after this: what is still to be written, and the parked polls, answered empty.
+
+        Args:
+          few_rows: so many since the last mark are replayed by the next load rather than marked now.
+        """
         state = self.state
         step = Step(state.until)
         take_decided(state, decided)
         if state.metadata is not None:
             write_pointers(state, step)
-            if state.rows_since_mark or state.producers.changed:
+            if state.rows_since_mark > few_rows or state.producers.changed:
                 write_mark(state, step)
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
 

@@ -8,9 +8,12 @@ from actors_in_process import NAME
 from owners_in_process import instances, say
 from trio.testing import wait_all_tasks_blocked
 
-from actors import pausing
+from actors import pausing, topic
 from actors.pausing import Pauses
+from actors.topic import FEW_ROWS
+from protocol.effects import Table
 from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
+from protocol.keys import HIGH_WATER, system_key
 from protocol.names import TopicName
 from protocol.topic.asks import Description, Look
 
@@ -255,7 +258,22 @@ async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
     assert not pauses.holds(TopicName("ns", "t0"), 0.0)
 
 
-async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery):
+@pytest.mark.parametrize(("messages", "marked"), [(FEW_ROWS, False), (FEW_ROWS + 1, True)])
+async def test_a_topic_that_changes_hands_is_marked_where_that_makes_the_next_load_shorter(messages, marked):
+    async with instances("a", "b") as worlds:
+        a, b = worlds["a"], worlds["b"]
+        await a.create()
+        await a.publish(*map(str, range(messages)))
+        before = await a.store.get(Table.METADATA, system_key(HIGH_WATER, NAME, 1))
+        say(worlds, "b")
+        await wait_all_tasks_blocked()
+        after = await a.store.get(Table.METADATA, system_key(HIGH_WATER, NAME, 1))
+        assert (after != before) is marked
+        assert len(await b.read()) == messages
+
+
+async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery, monkeypatch):
+    monkeypatch.setattr(topic, "FEW_ROWS", 0)
     async with instances("a", "b") as worlds:
         a = worlds["a"]
         await a.create()
@@ -298,7 +316,8 @@ async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_
         assert second not in a.store._shared.epochs
 
 
-async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery):
+async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery, monkeypatch):
+    monkeypatch.setattr(topic, "FEW_ROWS", 0)
     async with instances("a", "b", max_open=2_000) as worlds:
         a = worlds["a"]
         for number in range(300):
