@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = ("protocol", "storage", "actors", "broker", "plainsong", "pyspark_plainsong", "pipeline")
 MAX_LINES = 300
 #: Each a list of the same shape from end to end, which reads worse in two files.
-LONGER = {"protocol/errors.py": 450, "plainsong/errors.py": 350}
+LONGER = {"protocol/errors.py": 460, "plainsong/errors.py": 350}
 
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
 SOURCES = sorted(path for floor in (*FLOORS, "bench", "examples", "tests") for path in (ROOT / floor).rglob("*.py"))
