@@ -55,22 +55,16 @@ class Frame(IntEnum):
     LEAVING = 14
 
 
-#: How many elements each has.
+#: How many elements each has, by its plain number.
 _ELEMENTS: dict[int, int] = {
-    Frame.CALL: 6,
-    Frame.BEGIN: 6,
-    Frame.OPEN: 4,
-    Frame.ANSWER: 4,
-    Frame.HEAD: 4,
-    Frame.OPENED: 2,
-    Frame.PIECE: 4,
-    Frame.END: 2,
-    Frame.FAILED: 3,
-    Frame.CREDIT: 3,
-    Frame.CANCEL: 2,
-    Frame.PING: 2,
-    Frame.PONG: 2,
-    Frame.LEAVING: 2,
+    kind.value: elements
+    for elements, kinds in {
+        2: (Frame.OPENED, Frame.END, Frame.CANCEL, Frame.PING, Frame.PONG, Frame.LEAVING),
+        3: (Frame.FAILED, Frame.CREDIT),
+        4: (Frame.OPEN, Frame.ANSWER, Frame.HEAD, Frame.PIECE),
+        6: (Frame.CALL, Frame.BEGIN),
+    }.items()
+    for kind in kinds
 }
 
 
@@ -85,7 +79,7 @@ def encode(vocabulary: Vocabulary, *frame: Any, max_bytes: int = MAX_FRAME_BYTES
       FrameTooLarge: it has more than ``max_bytes``.
       TypeError, ValueError: as ``Vocabulary.pack`` does.
     """
-    packed = vocabulary.pack([int(frame[0]), *frame[1:]])
+    packed = vocabulary.pack([frame[0].value, *frame[1:]])
     if len(packed) > max_bytes:
         raise FrameTooLarge(f"a frame would have {len(packed)} bytes, of {max_bytes} that it may")
     return _LENGTH.pack(len(packed)) + packed
@@ -111,23 +105,25 @@ class FrameReader:
           FrameTooLarge: one announces more than may be; nothing is kept of it.
           MalformedBody: one is no frame. Nothing more can be read after either; frames before it were not returned.
         """
-        buffer = self._rest + data if self._rest else bytes(data)
+        buffer = self._rest + data if self._rest else data
         frames: list[list[Any]] = []
-        at, end = 0, len(buffer)
+        at, end, unpack = 0, len(buffer), self._vocabulary.unpack
         while end - at >= 4:
-            size = _LENGTH.unpack_from(buffer, at)[0]
+            size = int.from_bytes(buffer[at : at + 4], "big")
             if size > self._max_bytes:
                 raise FrameTooLarge(f"a frame of {size} bytes is announced, of {self._max_bytes} that it may have")
-            if end - at - 4 < size:
+            begin, stop = at + 4, at + 4 + size
+            if stop > end:
                 break
-            frames.append(self._checked(self._vocabulary.unpack(buffer[at + 4 : at + 4 + size])))
-            at += 4 + size
+            frames.append(_checked(unpack(buffer[begin:stop])))
+            at = stop
         self._rest = buffer[at:]
         return frames
 
-    def _checked(self, frame: Any) -> list[Any]:
-        if type(frame) is not list or len(frame) < 2 or type(frame[0]) is not int or type(frame[1]) is not int:
-            raise MalformedBody("a frame is an array of its kind, its number and more")
-        if _ELEMENTS.get(frame[0]) != len(frame):
-            raise MalformedBody(f"a frame of kind {frame[0]} with {len(frame)} elements is not known")
-        return frame
+
+def _checked(frame: Any) -> list[Any]:
+    if type(frame) is list and len(frame) > 1 and type(frame[0]) is int and type(frame[1]) is int:
+        if _ELEMENTS.get(frame[0]) == len(frame):
+            return frame
+        raise MalformedBody(f"a frame of kind {frame[0]} with {len(frame)} elements is not known")
+    raise MalformedBody("a frame is an array of its kind, its number and more")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -38,7 +39,8 @@ class Vocabulary:
         self._classes: dict[str, type] = {}
         self._apart: dict[type, Callable[[Any], dict[str, Any]]] = {}
         self._together: dict[str, Callable[[dict[str, Any]], Any]] = {}
-        self._depth = 0
+        #: What reads extensions within so many others. Nothing here changes while values are read, so threads may.
+        self._hooks = [partial(self._met, depth) for depth in range(MAX_DEPTH + 1)]
 
     # --- who is known --------------------------------------------------------------------------
 
@@ -125,23 +127,19 @@ class Vocabulary:
           MalformedBody: they are no such bytes, or speak of what is not registered here.
         """
         try:
-            return self._unpacked(data)
+            return self._unpacked(data, 0)
         except (ValueError, TypeError, KeyError, RecursionError, msgpack.exceptions.UnpackException) as broken:
             raise MalformedBody("a value of a link cannot be read", hint=f"{type(broken).__name__}: {broken}") from None
-        finally:
-            self._depth = 0
 
-    def _unpacked(self, data: bytes | memoryview) -> Any:
+    def _unpacked(self, data: bytes | memoryview, depth: int) -> Any:
         return msgpack.unpackb(
-            data, ext_hook=self._met, strict_map_key=False, unicode_errors="surrogatepass", use_list=True
+            data, ext_hook=self._hooks[depth], strict_map_key=False, unicode_errors="surrogatepass", use_list=True
         )
 
-    def _met(self, code: int, data: bytes) -> Any:
-        if self._depth >= MAX_DEPTH:
+    def _met(self, depth: int, code: int, data: bytes) -> Any:
+        if depth >= MAX_DEPTH:
             raise MalformedBody(f"more than {MAX_DEPTH} values within each other")
-        self._depth += 1
-        inner = self._unpacked(data)
-        self._depth -= 1
+        inner = self._unpacked(data, depth + 1)
         made_of = _MADE_OF.get(code)
         if made_of is not None:
             return made_of(inner)
