@@ -79,10 +79,12 @@ def _said(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
 
 
-async def run(cluster: Cluster, faults: Sequence[Fault], seed: int, *, clients: int = 2, between: int = 40) -> Report:
-    """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged."""
+async def run(
+    cluster: Cluster, faults: Sequence[Fault], seed: int, *, clients: int = 2, between: int = 40, plain: bool = False
+) -> Report:
+    """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged. ``plain``: without transactions."""
     begun_s = time.monotonic()
-    stage, rng = Stage(cluster, TOPICS, seed), Random(seed)
+    stage, rng = Stage(cluster, TOPICS, seed, plain=plain), Random(seed)
     attack = Attack(stage, Random(rng.random()))
     await create_topics(stage)
     async with trio.open_nursery() as readers:
@@ -108,10 +110,12 @@ async def run(cluster: Cluster, faults: Sequence[Fault], seed: int, *, clients: 
 
 def _start(stage: Stage, writers: trio.Nursery, readers: trio.Nursery, rng: Random, clients: int) -> None:
     for number in range(clients):
-        for work in (plain_writer, producing_writer, transactional_writer):
+        for work in (
+            (plain_writer, producing_writer) if stage.plain else (plain_writer, producing_writer, transactional_writer)
+        ):
             writers.start_soon(work, stage, f"{work.__name__[:2]}{number}", rng.randrange(1 << 30), PAUSE_S)
     for _ in range(clients):
-        for committed in (True, False):
+        for committed in stage.isolations:
             for waits in (True, False):
                 readers.start_soon(_read, stage, rng.randrange(1 << 30), committed, waits)
 
@@ -124,19 +128,19 @@ async def create_topics(stage: Stage) -> None:
     """All of them, through whoever answers."""
     async with Voice(stage, 0) as voice:
         for topic in stage.topics:
-            await at_last(lambda topic=topic: voice.tell("PUT", topic_path(topic, "?ifNotExists=true"), {}))
+            await at_last(stage, lambda topic=topic: voice.tell("PUT", topic_path(topic, "?ifNotExists=true"), {}))
 
 
 async def settle(stage: Stage) -> None:
     """Decide what is open, and read everything at every instance: the history's end."""
     async with Voice(stage, 1) as voice:
         for transaction in stage.history.transactions:
-            await at_last(lambda each=transaction: _decided(voice, each))
+            await at_last(stage, lambda each=transaction: _decided(voice, each))
         for topic in stage.topics:
             for instance in stage.cluster.instances:
-                for committed in (True, False):
-                    await at_last(lambda t=topic, i=instance, c=committed: read_whole(voice, t, i, committed=c))
-            rows = await at_last(lambda t=topic: log_of(voice, t, stage.cluster.instances[0]))
+                for committed in stage.isolations:
+                    await at_last(stage, lambda t=topic, i=instance, c=committed: read_whole(voice, t, i, committed=c))
+            rows = await at_last(stage, lambda t=topic: log_of(voice, t, stage.cluster.instances[0]))
             stage.history.logs[topic] = rows
 
 
@@ -148,11 +152,12 @@ async def _decided(voice: Voice, transaction: Transaction) -> None:
     transaction.state = told["state"]
 
 
-async def at_last(ask: Callable[[], Awaitable[T]]) -> T:
+async def at_last(stage: Stage, ask: Callable[[], Awaitable[T]]) -> T:
     """What it answers, once it does: nothing is wrong any more."""
-    with trio.fail_after(QUIET_S):
+    with trio.move_on_after(QUIET_S):
         while True:
             try:
                 return await ask()
             except (NotSent, Doubt, Refused):
                 await trio.sleep(0.2)
+    raise AssertionError(f"still refused {QUIET_S} s after all was well again: {list(stage.last)[-3:]}")

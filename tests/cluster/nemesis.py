@@ -30,6 +30,7 @@ class Attack:
     def note(self, what: str) -> None:
         """In the record, with what had been acknowledged by then."""
         self.made.append(f"{self.stage.answers['acknowledged']:6} acknowledged: {what}")
+        print(self.made[-1])  # for whoever reads why a run did not come to its end
 
     async def lasts(self, least_s: float, most_s: float) -> None:
         await trio.sleep(self.rng.uniform(least_s, most_s))
@@ -164,3 +165,10 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
                     await trio.sleep(0.2)
                 else:
                     return
+
+
+#: Every kind there is.
+ALL: tuple[Fault, ...] = (
+    *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),
+    *(gateway_dies, hbase_dies, wrong_clock, move, drain),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -48,13 +48,17 @@ class Refused(Exception):
 class Stage:
     """What all clients share: the cluster, the topics, and what is noted."""
 
-    def __init__(self, cluster: Cluster, topics: list[str], seed: int) -> None:
-        self.cluster, self.topics, self.rng = cluster, topics, Random(seed)
+    def __init__(self, cluster: Cluster, topics: list[str], seed: int, *, plain: bool = False) -> None:
+        self.cluster, self.topics, self.rng, self.plain = cluster, topics, Random(seed), plain
+        self.isolations = (False,) if plain else (True, False)
+        """Whether readers are committed ones."""
         self.history = History()
         self.over = False
         self.surprises: list[str] = []
         """Answers that no failure explains."""
         self.answers: Counter[str] = Counter()
+        self.last: deque[str] = deque(maxlen=12)
+        """The latest answers that were not what was wanted."""
         self.news = trio.Event()
 
     def count(self, what: str) -> None:
@@ -64,10 +68,13 @@ class Stage:
 
     async def more(self, count: int, what: str = "acknowledged", patience_s: float = 60.0) -> None:
         """Wait until so many more of it were counted."""
-        goal = self.answers[what] + count
-        with trio.fail_after(patience_s):
+        before, goal = dict(self.answers), self.answers[what] + count
+        with trio.move_on_after(patience_s):
             while self.answers[what] < goal:
                 await self.news.wait()
+            return
+        since = {each: now - before.get(each, 0) for each, now in self.answers.items() if now > before.get(each, 0)}
+        raise AssertionError(f"{count} more {what} did not come in {patience_s} s, but {since}; last: {self.last}")
 
 
 class Voice:
@@ -108,6 +115,7 @@ class Voice:
         except (ConnectionLost, trio.TooSlowError) as error:
             self._drop(instance.name)
             self.stage.count("no answer")
+            self.stage.last.append(f"{method} {path} at {instance.name}: no answer")
             raise Doubt(str(error)) from error
         except trio.Cancelled:
             self._drop(instance.name)
@@ -123,6 +131,7 @@ class Voice:
         if answer.status == 200:
             return answer
         self.stage.count(answer.code or str(answer.status))
+        self.stage.last.append(f"{what}: {answer.status} {answer.body[:300]!r}")
         if answer.code not in EXPECTED:
             self.stage.surprises.append(f"{what}: {answer.status} {answer.body[:400]!r}")
         if answer.code and answer.json()["outcome"] == "not-applied":

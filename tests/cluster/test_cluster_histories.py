@@ -1,0 +1,50 @@
+"""Several instances on one HBase, killed, frozen, cut off and moved under load: nobody sees anything that must not be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.cluster import nemesis
+from tests.cluster.course import run
+from tests.cluster.harness import open_cluster, why_no_wrong_clocks
+from tests.cluster.nemesis import Fault
+
+SEED = int(os.environ.get("PLAINSONG_RING_SEED", "80"))
+#: Where ``make torture`` says what was done and what came of it.
+REPORT = Path(__file__).parents[2] / "build/torture/cluster.txt"
+#: What is done to three instances by the ordinary run, one after the other.
+SHORT = (nemesis.kill, nemesis.move, nemesis.long_pause, nemesis.lossy_gateway, nemesis.no_zookeeper)
+CLOCKS = why_no_wrong_clocks() is None
+
+
+async def test_nobody_sees_what_must_not_be_while_three_instances_fail_one_after_the_other(hbase, tmp_path):
+    async with open_cluster(hbase, tmp_path, 3) as cluster:
+        report = await run(cluster, SHORT, SEED)
+    print(report)
+    assert report.is_good, str(report)
+
+
+@pytest.mark.skipif(not CLOCKS, reason=why_no_wrong_clocks() or "")
+async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_path):
+    async with open_cluster(hbase, tmp_path, 2, clocks=True) as cluster:
+        report = await run(cluster, [nemesis.wrong_clock, nemesis.restart, nemesis.wrong_clock], SEED + 1)
+    print(report)
+    assert report.is_good, str(report)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(SEED + 10, SEED + 16))
+async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
+    """The report of each run is appended to ``build/torture/cluster.txt``."""
+    rng = Random(seed)
+    faults: list[Fault] = []
+    for _ in range(4):
+        faults += rng.sample(nemesis.ALL, len(nemesis.ALL))
+    async with open_cluster(hbase, tmp_path, 3, clocks=CLOCKS) as cluster:
+        report = await run(cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed)
+    report.append_to(REPORT)
+    assert report.is_good, str(report)
