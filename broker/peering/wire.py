@@ -14,7 +14,7 @@ import trio
 
 from broker.peering.bounds import GATHERED_BYTES, LinkBounds
 from protocol.errors import MalformedBody
-from protocol.peering.frames import PREFACE, Frame, FrameReader, encode
+from protocol.peering.frames import PREFACE, Frame, FrameReader, FrameWriter
 
 if TYPE_CHECKING:
     from protocol.peering.values import Vocabulary
@@ -49,6 +49,7 @@ class Wire:
         self._meeting = trio.Event()
         self._stream = stream
         self._vocabulary = vocabulary
+        self._writer = FrameWriter(vocabulary, bounds.frame_bytes)
         self._queued = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -63,12 +64,9 @@ class Wire:
         """Queues a frame; its place. After the end of the link it goes nowhere.
 
         Raises:
-          FrameTooLarge, TypeError, ValueError: as ``frames.encode`` does; nothing was queued.
+          FrameTooLarge, TypeError, ValueError: as ``FrameWriter.encode`` does; nothing was queued.
         """
-        return self.put_bytes(encode(self._vocabulary, *frame, max_bytes=self.bounds.frame_bytes))
-
-    def put_bytes(self, data: bytes) -> int:
-        """Queues a frame that is encoded already, its length in front; its place."""
+        data = self._writer.encode(*frame)
         self._queued += 1
         if not self.is_open:
             return self._queued

@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 PREFACE = b"PLAINSONG/1\r\n\r\n"
 #: What one frame may have at most, its length not counted.
 MAX_FRAME_BYTES = 1 << 20
-
-_LENGTH = struct.Struct(">I")
 
 
 class Frame(IntEnum):
@@ -72,17 +69,29 @@ class FrameTooLarge(MalformedBody):
     """A frame over the bound: one that comes in ends the link, one that would go out is not sent."""
 
 
-def encode(vocabulary: Vocabulary, *frame: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """A frame as bytes, its length first.
+class FrameWriter:
+    """Makes the frames of one connection."""
 
-    Raises:
-      FrameTooLarge: it has more than ``max_bytes``.
-      TypeError, ValueError: as ``Vocabulary.pack`` does.
-    """
-    packed = vocabulary.pack([frame[0].value, *frame[1:]])
-    if len(packed) > max_bytes:
-        raise FrameTooLarge(f"a frame would have {len(packed)} bytes, of {max_bytes} that it may")
-    return _LENGTH.pack(len(packed)) + packed
+    def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._max_bytes = max_bytes
+        self._pack = vocabulary.packer()
+
+    def encode(self, kind: Frame, *rest: Any) -> bytes:
+        """A frame as bytes, its length first.
+
+        Raises:
+          FrameTooLarge: it has more bytes than may be.
+          TypeError, ValueError: as ``Vocabulary.pack`` does.
+        """
+        try:
+            packed = self._pack([+kind, *rest])
+        except Exception:
+            self._pack = self._vocabulary.packer()
+            raise
+        if len(packed) > self._max_bytes:
+            raise FrameTooLarge(f"a frame would have {len(packed)} bytes, of {self._max_bytes} that it may")
+        return len(packed).to_bytes(4, "big") + packed
 
 
 class FrameReader:

@@ -88,6 +88,16 @@ class Vocabulary:
         packed: bytes = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
         return packed
 
+    def packer(self) -> Callable[[Any], bytes]:
+        """What packs as ``pack`` does, at a fifth of the price, for one user: it keeps its buffer.
+
+        After it has raised, it is of no use any more.
+        """
+        pack: Callable[[Any], bytes] = msgpack.Packer(
+            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+        ).pack
+        return pack
+
     def _extended(self, value: Any) -> Any:
         cls = type(value)
         series = _SERIES.get(cls)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import MalformedBody
-from protocol.peering.frames import MAX_FRAME_BYTES, Frame, FrameReader, FrameTooLarge, encode
+from protocol.peering.frames import MAX_FRAME_BYTES, Frame, FrameReader, FrameTooLarge, FrameWriter
 from protocol.peering.vocabulary import VOCABULARY
 
 FRAMES = [
@@ -25,7 +25,7 @@ FRAMES = [
 
 
 def written(frames) -> bytes:
-    return b"".join(encode(VOCABULARY, *frame) for frame in frames)
+    return b"".join(FrameWriter(VOCABULARY).encode(*frame) for frame in frames)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
@@ -53,7 +53,14 @@ def test_a_frame_that_announces_too_much_is_refused_before_it_comes():
 
 def test_a_frame_that_is_too_large_is_not_made():
     with pytest.raises(FrameTooLarge):
-        encode(VOCABULARY, Frame.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
+        FrameWriter(VOCABULARY).encode(Frame.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
+
+
+def test_a_frame_that_cannot_be_made_leaves_nothing_in_the_next():
+    writer = FrameWriter(VOCABULARY)
+    with pytest.raises(TypeError):
+        writer.encode(Frame.CALL, 1, "kind", [b"x" * 1000, object()], b"", None)
+    assert writer.encode(Frame.CANCEL, 1) == FrameWriter(VOCABULARY).encode(Frame.CANCEL, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 from broker.peering.bounds import LinkBounds
 from broker.peering.link import Link, LinkBroken, Reply
 from broker.peering.serving import serve_link
-from protocol.peering.frames import PREFACE, Frame, encode
+from protocol.peering.frames import PREFACE, Frame, FrameWriter
 from protocol.peering.vocabulary import VOCABULARY
 
 
 def frame(*parts) -> bytes:
-    return encode(VOCABULARY, *parts)
+    return FrameWriter(VOCABULARY).encode(*parts)
 
 
 async def served(data: bytes) -> bytes:
