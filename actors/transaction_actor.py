@@ -98,7 +98,9 @@ class TransactionActor:
         """
         claim = await self._store.claim(SERVICE_NAME)
         core = await self._load()
-        if self._everywhere is not None:
+        if self._everywhere is None:
+            core.enlist_nobody()
+        else:
             await self._everywhere.load(self._store, core)
         self.core, self.claim, self.changes = core, claim, Changes(claim.epoch)
         on_loaded()

@@ -35,7 +35,7 @@ def fail(tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException
             ticket.settle(answer)  # type: ignore[attr-defined]  # the core gives back what it was given
     why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
     nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
-    nothing_happened |= isinstance(error, Deposed) and getattr(error, "happened", None) is False
+    nothing_happened |= isinstance(error, Deposed) and error.happened is False
     for ticket in tickets:
         if not (nothing_happened or isinstance(ticket.ask, READS) or ticket in refused):
             ticket.settle(unknown(why))

@@ -144,6 +144,16 @@ def test_rows_of_topics_that_a_crash_left_behind_go_with_the_next_commit():
     assert rows(at) == []
 
 
+def test_a_store_of_one_instance_drops_what_was_enlisted_in_another_store():
+    at = AtWork()
+    pointer = at.new()
+    enlist(at, pointer)
+    at.load()
+    at.core.enlist_nobody()
+    assert at.ask(asks.Commit(pointer)).state == "committed"
+    assert rows(at) == []
+
+
 def test_a_transaction_writes_to_a_bounded_number_of_topics():
     at = AtWork(max_topics=1)
     pointer = at.new()

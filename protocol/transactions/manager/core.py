@@ -27,7 +27,7 @@ from protocol.transactions.manager.deciding import (
 from protocol.transactions.manager.enlisting import enlist, nothing
 from protocol.transactions.manager.invalid_list import invalid_before, keep_pass, unlist
 from protocol.transactions.manager.looking import list_transactions, look_at
-from protocol.transactions.manager.rows import TRANSACTION
+from protocol.transactions.manager.rows import TRANSACTION, enlisted_key
 from protocol.transactions.manager.step import Step
 from protocol.transactions.manager.visible import Visible
 
@@ -178,6 +178,12 @@ class ManagerCore:
         """Topics that have, or may have, rows of the pointer's transaction, while it is open or invalid."""
         record = self.ledger.by_pointer.get(pointer)
         return frozenset() if record is None else frozenset(record.topics)
+
+    def enlist_nobody(self) -> None:
+        """Topics need not be enlisted in this store: what is left of another one goes with the first commit."""
+        for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
+            self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
+            record.topics = set()
 
     def is_unsettled(self, pointer: int) -> bool:
         """Whether a pointer is in progress, or on the invalid list."""
