@@ -6,6 +6,7 @@ them can be cut off while the others go on.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,9 +31,17 @@ def why_no_wrong_clocks() -> str | None:
     return None if LIBRARIES else "NOT TESTED: wrong clocks, since libfaketime is not installed"
 
 
+#: The library makes Python's own sleep fail, by which threads of other libraries end.
+SLEEP = "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds) and None\n"
+
+
 def shifted_clock(shift: Path) -> dict[str, str]:
     """The environment of a process whose wall clock is ahead by what the file says; the file may be written anew."""
+    site = shift.with_suffix(".site")
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLEEP, encoding="utf-8")
     return {
+        "PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "LD_PRELOAD": str(LIBRARIES[0]),
         "FAKETIME_TIMESTAMP_FILE": str(shift),
         "FAKETIME_CACHE_DURATION": "1",
