@@ -207,10 +207,14 @@ def _handed_over(cluster: _Cluster, profile: Profile, what: str, end: Callable[[
     """All topics of the first instance, which goes, by clients of the second."""
     topics = cluster.topics(what, "instance-0", profile.handed_topics)
     goes, stays = cluster.daemons["instance-0"], cluster.daemons["instance-1"]
+    before = cluster.cpu_s()
     found = silences(stays.port, topics, partial(end, goes))
+    after = cluster.cpu_s()
     values = {"median s": found[len(found) // 2], "worst s": found[-1]}
     if what == "leaving":
         values["median s a thousand"] = values["median s"] * 1000 / len(topics)
+        values["daemon µs"] = (after["instance-1"] - before["instance-1"]) / len(topics) * 1e6
+        values["others µs"] = (after["hbase"] - before["hbase"]) / len(topics) * 1e6
     row = {name: Spread.of([value]) for name, value in values.items()}
     return Row({"what": f"hand-over, {what}", "instances": 2, "connections": len(topics)}, row)
 

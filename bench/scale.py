@@ -1,6 +1,6 @@
 """A plan past one machine: what a million messages a second on a hundred thousand topics ask of how many machines.
 
-    python -m bench.scale [--topics 100000] [--messages 1e6] [--per-request 1,10,100] [--headroom 0.6] [--seed 1] …
+    python -m bench.scale [--topics 100000] [--messages 1e6] [--per-request 10,30,100] [--headroom 0.6] [--seed 1] …
 
 For each number of messages a request it looks for the smallest deployment whose busiest member is busy for no more than
 ``--headroom``, says which resource ends first, what moves that wall, and how long topics are silent when an instance dies
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--messages", type=float, default=1e6, help="messages a second, over all topics")
     parser.add_argument("--bytes", type=int, default=100, help="of a message")
-    parser.add_argument("--per-request", default="1,10,100", help="messages a request, by commas")
+    parser.add_argument("--per-request", default="10,30,100", help="messages a request, by commas")
     parser.add_argument("--readers", type=float, default=1.0, help="readers of each topic, waiting for what comes")
     parser.add_argument("--skew", type=float, default=0.5, help="topic k gets a share of 1 / k^SKEW; 0: all alike")
     parser.add_argument("--misdirected", type=float, default=0.1, help="share of requests to any instance")
