@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from pipeline.maintain.asking import check_unchanged
-from pipeline.maintain.place import Place, check_same, compact, cut_for, unreachable
+from pipeline.maintain.place import Place, check_same, cut_for, unreachable
 from pipeline.maintain.working import Worked, work
 from plainsong.cli.exits import CommandFailed
 from plainsong.errors import GenerationChanged, TopicNotFound
@@ -101,14 +101,6 @@ def carry_out(run: Run, client: Client, place: Place, looks: Sequence[Look], par
         finished = at + len(some)
         run.progress.step(sum(total.removed for total in totals.values()), batch=finished, last=finished == len(tasks))
     return totals
-
-
-def ask_for_compaction(place: Place) -> None:
-    """Raises CommandFailed."""
-    try:
-        trio.run(compact, place)
-    except PlainsongError as error:
-        raise unreachable(error) from error
 
 
 def needed(thrift: str | None, table_prefix: str) -> Place:

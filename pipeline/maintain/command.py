@@ -39,7 +39,7 @@ STANDALONE = {"leveldb": "a directory that no other process may open", "memory":
         "plainsong pipeline run maintain",
         "plainsong pipeline run maintain --dry-run 'orders-*'",
         "plainsong pipeline run maintain --dry-run --parts 8 --json orders",
-        "plainsong pipeline run maintain --thrift hbase:9090 --parts 16 --compact",
+        "plainsong pipeline run maintain --thrift hbase:9090 --parts 16",
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
@@ -48,11 +48,8 @@ STANDALONE = {"leveldb": "a directory that no other process may open", "memory":
 )
 @click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, with commas: storage.hbase.thrift.")
 @click.option("--table-prefix", default="plainsong_", show_default=True, help="As storage.hbase.table_prefix.")
-@click.option("--compact", is_flag=True, help="Ask HBase for a major compaction behind it.")
 @job_options("maintain")
-def maintain(
-    run: Run, topics: tuple[str, ...], parts: int, thrift: str | None, table_prefix: str, compact: bool
-) -> None:
+def maintain(run: Run, topics: tuple[str, ...], parts: int, thrift: str | None, table_prefix: str) -> None:
     """Say what waits to be cleaned, who cleans it, and the plan; in HBase, clean.
 
     A daemon with a store of its own cleans by itself, and no other process may
@@ -74,7 +71,7 @@ def maintain(
         looks = _looked(run, client, chosen(client.topics(), topics), 1 if outside else parts)
         _tell(run, looks, _pruning(client))
         if outside:
-            _clean(run, client, looks, parts, thrift, table_prefix, compact=compact)
+            _clean(run, client, looks, parts, thrift, table_prefix)
             return
     waiting = sum(look.waiting.expired for look in looks)
     if kind == "hbase":
@@ -90,25 +87,18 @@ def maintain(
     )
 
 
-def _clean(
-    run: Run, client: Client, looks: list[Look], parts: int, thrift: str | None, table_prefix: str, *, compact: bool
-) -> None:
-    from pipeline.maintain.carrying import ask_for_compaction, carry_out, needed  # here: the store takes a moment
+def _clean(run: Run, client: Client, looks: list[Look], parts: int, thrift: str | None, table_prefix: str) -> None:
+    from pipeline.maintain.carrying import carry_out, needed  # here: the store takes a moment
 
-    place = needed(thrift, table_prefix)
-    totals = carry_out(run, client, place, looks, parts)
-    if compact:
-        ask_for_compaction(place)
+    totals = carry_out(run, client, needed(thrift, table_prefix), looks, parts)
     removed, before, after = (sum(each) for each in zip(*totals.values(), strict=True)) if totals else (0, 0, 0)
     run.progress.result(
-        f"Removed {removed} rows. HBase had {before} rows in these ranges, and has {after}"
-        + (", of which it was asked to compact what is left." if compact else "."),
+        f"Removed {removed} rows. HBase had {before} rows in these ranges, and has {after}.",
         "cleaned",
         store="hbase",
         removedRows=removed,
         hbaseRowsBefore=before,
         hbaseRowsAfter=after,
-        compacting=compact,
         done=True,
     )
 

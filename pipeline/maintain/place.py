@@ -135,14 +135,6 @@ async def count_rows(place: Place, parts: Sequence[KeyRange]) -> int:
     return count
 
 
-async def compact(place: Place) -> None:
-    """Ask for a major compaction of messages and payloads, which gives the space back. It goes on by itself."""
-    tables = Tables(place.table_prefix)
-    async with place.pool() as pool:
-        for table in (Table.MESSAGE, Table.PAYLOAD):
-            await pool.call("majorCompact", tables[table])
-
-
 def unreachable(error: Exception) -> CommandFailed:
     """What to say of an HBase that does not answer."""
     detail = error.detail if isinstance(error, PlainsongError) else str(error)

@@ -127,7 +127,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
     publisher.start()
     before = in_hbase(place, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE))
     try:
-        cleaned = maintained(daemon, hbase, "--parts", "3", "--compact")["cleaned"]
+        cleaned = maintained(daemon, hbase, "--parts", "3")["cleaned"]
     finally:
         stop.set()
         publisher.join()
