@@ -108,9 +108,10 @@ class Owners:
         self._heads[prefix] = after
 
     async def check(self, claim: Claim) -> None:
-        """See that the claim still holds. Raises Deposed, StoreError."""
+        """See that the claim still holds, also while a commit of it is under way. Raises Deposed, StoreError."""
         prefix = metadata_key(claim.name)
-        if await self._cell(prefix) != self._own(claim).encode():
+        self._own(claim)
+        if Head.decode(await self._cell(prefix), {}).last.epoch != claim.epoch:
             self._heads.pop(prefix, None)
             raise _deposed(claim)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import trio
 
 from protocol.effects import Delete, RollBack, Table, put_one
 from protocol.keys import metadata_key
@@ -128,3 +131,24 @@ async def test_a_row_over_the_bound_is_refused_before_anything_is_put(store):
 
 async def _fails(*_: object) -> None:
     raise StoreError("no gateway answers")
+
+
+async def test_an_owner_that_looks_while_the_answer_to_its_commit_is_on_its_way_is_still_the_owner(store):
+    claim = await store.claim(NAME)
+    ask, wanted = store._pool.call_counting, puts_to("heads")
+    landed, released = trio.Event(), trio.Event()
+
+    async def slow(name: str, *args: object):
+        answer = await ask(name, *args)
+        if wanted(name, args):
+            landed.set()
+            await released.wait()
+        return answer
+
+    store._pool.call_counting = slow
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(store.write, M, claim=claim))
+        await landed.wait()
+        await store.check(claim)
+        released.set()
+    await store.write([rows(MESSAGE, b"n", 2)], claim=claim)
