@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.daemon import test_crash_ring
+from tests.daemon import test_crash_ring, test_transaction_ring
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import ask, create, metric, poll, publish, read_all, topic_path
 from tests.daemon.test_crash_ring import reborn, ring
@@ -107,3 +107,8 @@ async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, on_hbas
 async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(monkeypatch, on_hbase, tmp_path):
     monkeypatch.setattr(test_crash_ring, "Daemon", on_hbase)
     await reborn(tmp_path, seed=8, cycles=2)
+
+
+async def test_transactions_are_all_or_nothing_through_kills_on_hbase(monkeypatch, on_hbase, tmp_path):
+    monkeypatch.setattr(test_transaction_ring, "Daemon", on_hbase)
+    await test_transaction_ring.ring(tmp_path, 50, cycles=4, writers=6, pause_s=0.02)
