@@ -13,6 +13,7 @@ import trio
 
 from broker.command.openfiles import allow_open_files
 from broker.command.settings import load_settings, setting_options
+from broker.front import FrontEndFailed
 from broker.logs import Logs, setup_logs
 from broker.running import Running, banner
 from plainsong.cli.exits import CommandFailed, Exit
@@ -97,6 +98,8 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
+        if isinstance(leaf, FrontEndFailed):
+            return CommandFailed(str(leaf), hint="what it said stands above; http.processes = 1 does without")
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
         if isinstance(leaf, OSError) and leaf.filename is None and leaf.errno in _BIND_ERRORS:

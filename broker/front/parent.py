@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.config import every_setting
-from broker.front import descriptors
+from broker.front import FrontEndFailed, descriptors
 from broker.front.quick import QuickPublishes
 from broker.http.sockets import listen_together, shown
 from broker.peering.bounds import WITHIN_DAEMON
@@ -40,10 +40,6 @@ SETTLED_S = 10.0
 #: How long after the grace of a stop a front end may take to end by itself.
 LAST_S = 1.0
 _SECTIONS = ("http", "log", "shutdown")
-
-
-class FrontEndFailed(Exception):
-    """A front end did not come up when the daemon started."""
 
 
 async def serve_front_ends(
