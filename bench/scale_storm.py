@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,6 @@ class Storm:
     """How long the counter of epochs was busy with them, all together."""
 
 
-class _Opener:
-    """An instance that opens topics."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots = [0.0] * slots
-        self.core_s = 0.0
-
-
 def storm(
     placement: Placement,
     instances: int,
@@ -60,18 +53,24 @@ def storm(
     dice = random.Random(seed)
     gone = set(dead)
     left = [number for number in range(instances) if number not in gone] or list(range(instances))
-    openers = {number: _Opener(slots) for number in left}
+    queues: dict[int, deque[float]] = {number: deque() for number in left}
+    for asked_s, owner in sorted(_asks(placement, instances, gone, left, session_s, dice)):
+        queues[owner].append(asked_s)
+    cores_s = dict.fromkeys(left, 0.0)
     counter_s = 0.0
     step_s = costs.round_trip_ms / 1e3
     opened: list[float] = []
-    for asked_s, owner in sorted(_asks(placement, instances, gone, left, session_s, dice)):
-        opener = openers[owner]
-        begun_s = max(asked_s, heapq.heappop(opener.slots))
+    # Slots in the order in which they begin, so that nobody's turn at the counter waits for one that comes later.
+    begins = [(queues[owner].popleft(), owner) for owner in left for _ in range(min(slots, len(queues[owner])))]
+    heapq.heapify(begins)
+    while begins:
+        begun_s, owner = heapq.heappop(begins)
         counter_s = max(begun_s, counter_s) + step_s
-        opener.core_s = max(begun_s, opener.core_s) + costs.open_us / 1e6 / (1 - busy)
-        done_s = max(counter_s + costs.open_ms / 1e3 - step_s, opener.core_s)
-        heapq.heappush(opener.slots, done_s)
+        cores_s[owner] = max(begun_s, cores_s[owner]) + costs.open_us / 1e6 / (1 - busy)
+        done_s = max(counter_s + costs.open_ms / 1e3 - step_s, cores_s[owner])
         opened.append(done_s)
+        if queues[owner]:
+            heapq.heappush(begins, (max(done_s, queues[owner].popleft()), owner))
     opened.sort()
     if not opened:
         return Storm(0, 0.0, 0.0, 0.0, 0.0)
