@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING
 
 from bench import bodies
@@ -77,9 +76,9 @@ def _measure(profile: Profile, connections: int, one: Daemon, front: Daemon) -> 
     values["CPU of one process"] = Spread.of(alone.owner_us)
     values["CPU of the owner"] = Spread.of(shared.owner_us)
     values["CPU of the front ends"] = Spread.of(shared.front_us)
-    work = mean(alone.owner_us), mean(shared.owner_us), mean(shared.front_us)
-    values["÷ by CPU"] = Spread.of([2 * work[0] / max(work[1] + work[2], 1e-9)])
-    values["feeds"] = Spread.of([work[2] / max(work[1], 1e-9)])
+    all_us = [max(sum(each), 1.0) for each in zip(shared.owner_us, shared.front_us, strict=True)]
+    values["÷ by CPU"] = Spread.ratio([2 * each for each in alone.owner_us], all_us)
+    values["feeds"] = Spread.ratio(shared.front_us, [each or 1.0 for each in shared.owner_us])
     return Row({"messages": 1, "bytes": MESSAGE_BYTES, "connections": connections}, values)
 
 
