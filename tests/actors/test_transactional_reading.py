@@ -45,7 +45,8 @@ class Listed:
     def __init__(self):
         self.messages = []
         self.stored = {}
-        self.published = set()
+        #: By pointer: the segments that the publish of what was stored listed, None when it listed none.
+        self.published = {}
         self.rolled_back = set()
         self.number = 0
 
@@ -95,10 +96,15 @@ async def act(world, listed, what, pointer, count, more):
         with pytest.raises(RolledBack):
             await world.ask(PublishUnder(request, 10))
         return
+    before = listed.published.get(pointer)
+    if before is not None and more and set(more) != set(before):
+        with pytest.raises(AlreadyPublished):
+            await world.ask(PublishUnder(request, 10))
+        return
     await world.ask(PublishUnder(request, 10))
     stored = listed.stored.pop(pointer, [])
     if stored:
-        listed.published.add(pointer)
+        listed.published[pointer] = more
     listed.messages += [(payload, pointer) for payload, segment in stored if more is None or segment in more]
     listed.messages += [(payload, pointer) for payload in payloads]
 
