@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -125,14 +126,32 @@ async def hbase_dies(attack: Attack) -> None:
     await attack.cluster.start_hbase("hbase")
 
 
+async def hbase_freezes(attack: Attack) -> None:
+    """The gateway, or HBase with its ZooKeeper, stands still, and goes on."""
+    name = attack.rng.choice(("thrift", "hbase"))
+    attack.note(f"{name} is frozen")
+    process = attack.cluster.hbase.processes[name]
+    process.send_signal(signal.SIGSTOP)
+    await attack.lasts(1, 6)
+    process.send_signal(signal.SIGCONT)
+
+
 async def wrong_clock(attack: Attack) -> None:
     """An instance's clock jumps, and jumps back."""
-    instance = attack.rng.choice(attack.cluster.instances)
-    ahead_s = attack.rng.choice((-HOUR_S, -5, 5, HOUR_S))
-    attack.note(f"the clock of {instance.name} jumps by {ahead_s} s")
-    instance.set_clock(ahead_s)
-    await attack.lasts(1.5, 5)
-    instance.set_clock(0)
+    await clock_jumps(attack.rng.choice((-HOUR_S, -5, 5, HOUR_S)))(attack)
+
+
+def clock_jumps(ahead_s: int) -> Fault:
+    """An instance's clock jumps by so much, and jumps back."""
+
+    async def jump(attack: Attack) -> None:
+        instance = attack.rng.choice(attack.cluster.instances)
+        attack.note(f"the clock of {instance.name} jumps by {ahead_s} s")
+        instance.set_clock(ahead_s)
+        await attack.lasts(1.5, 5)
+        instance.set_clock(0)
+
+    return jump
 
 
 async def move(attack: Attack) -> None:
@@ -170,5 +189,5 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
 #: Every kind there is.
 ALL: tuple[Fault, ...] = (
     *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),
-    *(gateway_dies, hbase_dies, wrong_clock, move, drain),
+    *(gateway_dies, hbase_dies, hbase_freezes, wrong_clock, move, drain),
 )

@@ -28,10 +28,21 @@ async def test_nobody_sees_what_must_not_be_while_three_instances_fail_one_after
     assert report.is_good, str(report)
 
 
+async def test_nor_while_the_gateway_hbase_and_zookeeper_freeze_and_die(hbase, tmp_path):
+    async with open_cluster(hbase, tmp_path, 2) as cluster:
+        report = await run(cluster, [nemesis.gateway_dies, nemesis.hbase_freezes, nemesis.hbase_dies], SEED + 2)
+    print(report)
+    assert report.is_good, str(report)
+
+
 @pytest.mark.skipif(not CLOCKS, reason=why_no_wrong_clocks() or "")
 async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_path):
     async with open_cluster(hbase, tmp_path, 2, clocks=True) as cluster:
-        report = await run(cluster, [nemesis.wrong_clock, nemesis.restart, nemesis.wrong_clock], SEED + 1)
+        report = await run(
+            cluster,
+            [nemesis.clock_jumps(nemesis.HOUR_S), nemesis.restart, nemesis.clock_jumps(-nemesis.HOUR_S)],
+            SEED + 1,
+        )
     print(report)
     assert report.is_good, str(report)
 
