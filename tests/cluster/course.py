@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -128,19 +129,19 @@ async def create_topics(stage: Stage) -> None:
     """All of them, through whoever answers."""
     async with Voice(stage, 0) as voice:
         for topic in stage.topics:
-            await at_last(stage, lambda topic=topic: voice.tell("PUT", topic_path(topic, "?ifNotExists=true"), {}))
+            await at_last(stage, partial(voice.tell, "PUT", topic_path(topic, "?ifNotExists=true"), {}))
 
 
 async def settle(stage: Stage) -> None:
     """Decide what is open, and read everything at every instance: the history's end."""
     async with Voice(stage, 1) as voice:
         for transaction in stage.history.transactions:
-            await at_last(stage, lambda each=transaction: _decided(voice, each))
+            await at_last(stage, partial(_decided, voice, transaction))
         for topic in stage.topics:
             for instance in stage.cluster.instances:
                 for committed in stage.isolations:
-                    await at_last(stage, lambda t=topic, i=instance, c=committed: read_whole(voice, t, i, committed=c))
-            rows = await at_last(stage, lambda t=topic: log_of(voice, t, stage.cluster.instances[0]))
+                    await at_last(stage, partial(read_whole, voice, topic, instance, committed=committed))
+            rows = await at_last(stage, partial(log_of, voice, topic, stage.cluster.instances[0]))
             stage.history.logs[topic] = rows
 
 
