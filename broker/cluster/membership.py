@@ -130,7 +130,10 @@ class Membership:
             task_status.started()
             while True:
                 noticed = self._noticed
-                pause_s = REREAD_S if await self._look() else RETRY_S
+                pause_s = REREAD_S
+                if not await self._look():
+                    pause_s = RETRY_S
+                    await self._zookeeper.renew()
                 with trio.move_on_after(pause_s):
                     await noticed.wait()
 

@@ -4,6 +4,9 @@
                  │
                  └── another session     the one before expired: its ephemeral nodes are gone, and so are watches
 
+A client of the library that has been away for longer than its session can have lived is replaced by a new one: it might
+never come back, since a server refuses whoever has seen more than it knows, as after its data were lost.
+
 Every call has a deadline and is only made while connected. Whatever is noticed, a connection, a changed node, is told
 by one call of ``on_notice``: whoever listens then reads again all there is to know.
 """
@@ -12,11 +15,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import trio
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+)
 from kazoo.retry import KazooRetry
 
 if TYPE_CHECKING:
@@ -32,6 +44,11 @@ _quiet.setLevel(logging.CRITICAL)
 CALL_TIMEOUT_S = 5.0
 #: How long a session may take to say goodbye; then the ensemble finds out by itself.
 STOP_TIMEOUT_S = 2.0
+#: After so many times of a session without an answer the library's client is replaced.
+RENEW_SESSIONS = 2
+
+#: What the library says when there was no answer; all else is one.
+_NOT_ANSWERED = (ConnectionClosedError, ConnectionLoss, SessionExpiredError)
 
 
 class Away(Exception):
@@ -61,13 +78,11 @@ class ZooKeeper:
     def __init__(self, hosts: str, *, session_timeout_s: float, on_notice: Callable[[], None]) -> None:
         """``on_notice``: called on the event loop; from then on what was read may be old."""
         self._on_notice = on_notice
-        self._client = KazooClient(
-            hosts=hosts,
-            timeout=session_timeout_s,
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
-            logger=_quiet,
-        )
+        self._hosts = hosts
+        self._session_timeout_s = session_timeout_s
+        self._client = self._new_client()
         self._token: trio.lowlevel.TrioToken | None = None
+        self._unanswered_since_s: float | None = None
         self.connected = False
         #: Of the present session; 0 before the first.
         self.session = 0
@@ -77,20 +92,35 @@ class ZooKeeper:
 
     async def __aenter__(self) -> Self:
         self._token = trio.lowlevel.current_trio_token()
-        self._client.add_listener(self._state_in_thread)
         await trio.to_thread.run_sync(self._client.start_async)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Say goodbye, so that ephemeral nodes go at once."""
-        self._client.remove_listener(self._state_in_thread)
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
-            await trio.to_thread.run_sync(self._stop, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(_stop, self._client, abandon_on_cancel=True)
 
-    def _stop(self) -> None:
-        with suppress(Exception):  # it would only say that the ensemble was not there
-            self._client.stop()
-            self._client.close()
+    def _new_client(self) -> KazooClient:
+        client = KazooClient(
+            hosts=self._hosts,
+            timeout=self._session_timeout_s,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
+            logger=_quiet,
+        )
+        client.add_listener(partial(self._state_in_thread, client))
+        return client
+
+    async def renew(self) -> None:
+        """Begin with another client of the library, if this one's session is over; to be called while calls fail."""
+        since_s, now_s = self._unanswered_since_s, trio.current_time()
+        if since_s is None or now_s - since_s < RENEW_SESSIONS * self._session_timeout_s:
+            return
+        before, self._client = self._client, self._new_client()
+        self.connected, self._unanswered_since_s = False, now_s
+        log.info("zookeeper is asked for another session", extra={"session": f"{self.session:#x}"})
+        with trio.move_on_after(STOP_TIMEOUT_S):
+            await trio.to_thread.run_sync(_stop, before, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._client.start_async)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -142,6 +172,8 @@ class ZooKeeper:
             raise Changed(path) from None
 
     async def _call(self, begin: Callable[[], Any]) -> Any:
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = trio.current_time()
         if not self.connected:
             await trio.lowlevel.checkpoint()
             raise Away("ZooKeeper is not connected")
@@ -152,6 +184,8 @@ class ZooKeeper:
             await answered.wait()
         if not answered.is_set():
             raise Away(f"ZooKeeper has not answered for {CALL_TIMEOUT_S:g} s")
+        if not isinstance(result.exception, _NOT_ANSWERED):
+            self._unanswered_since_s = None
         try:
             return result.get(block=False)
         except (NoNodeError, NodeExistsError, BadVersionError):
@@ -161,9 +195,9 @@ class ZooKeeper:
 
     # --- told by threads of the library -----------------------------------------------------------
 
-    def _state_in_thread(self, state: str) -> None:
-        session = self._client.client_id
-        self._run(self._became, state == KazooState.CONNECTED, 0 if session is None else session[0])
+    def _state_in_thread(self, client: KazooClient, state: str) -> None:
+        session = client.client_id
+        self._run(self._became, client, state == KazooState.CONNECTED, 0 if session is None else session[0])
 
     def _event_in_thread(self, event: object) -> None:
         del event
@@ -174,8 +208,17 @@ class ZooKeeper:
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call, *args)
 
-    def _became(self, connected: bool, session: int) -> None:
+    def _became(self, client: KazooClient, connected: bool, session: int) -> None:
+        if client is not self._client:
+            return  # it was replaced
         self.connected = connected
         if connected:
             self.session = session
         self._on_notice()
+
+
+def _stop(client: KazooClient) -> None:
+    client.state_listeners.clear()  # that it ends is no news
+    with suppress(Exception):  # it would only say that the ensemble was not there
+        client.stop()
+        client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -277,6 +278,30 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
         assert not owned(a)
         assert trio.current_time() - begun_s < 10
     own_server.thaw()
+
+
+async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_server):
+    ensemble = Ensemble(own_server.address, "/plainsong")
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        sessions = {a._zookeeper.session, b._zookeeper.session}
+        own_server.kill()
+        shutil.rmtree(own_server.directory / "data")
+        await trio.to_thread.run_sync(own_server.start)
+        # It refuses whoever has seen more than it knows; only another client of the library is let in.
+        await until(lambda: {a._zookeeper.session, b._zookeeper.session}.isdisjoint(sessions), a, b)
+        await until(lambda: len(a.instances) == len(b.instances) == 2 and a.connected and b.connected, a, b)
+        assert owned(a) | owned(b) == set(TOPICS)
+        assert not owned(a) & owned(b)
+
+
+async def test_a_thread_of_the_library_that_ended_is_replaced_with_its_client(ensemble):
+    async with running(ensemble, "a") as a:
+        before = a._zookeeper._client
+        await trio.to_thread.run_sync(before.stop)
+        await until(lambda: not a.connected, a)
+        await until(lambda: a.connected and a._zookeeper._client is not before, a)
+        assert owned(a) == set(TOPICS)
 
 
 async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_enters_when_it_is_there(
