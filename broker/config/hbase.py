@@ -38,6 +38,7 @@ class HBaseConfig:
         "Connections to the gateways, all together; each has one call under way, further ones wait.",
         small="calls wait for each other",
         large="a gateway has a thread for each, and turns away what is beyond its own bound",
+        low=2,
         high=10_000,
     )
     max_cell_bytes: int = size(

@@ -126,16 +126,18 @@ async def count_rows(place: Place, parts: Sequence[KeyRange]) -> int:
             asked = thrift.TScan(startRow=start, stopRow=stop, caching=_PAGE_ROWS, filterString=_KEYS_ONLY)
             try:
                 async with pool.connection() as gateway:
-                    scanner = await gateway.call("scannerOpenWithScan", table, asked, {})
-                    while rows := await gateway.call("scannerGetList", scanner, _PAGE_ROWS):
-                        count += len(rows)
-                    await gateway.call("scannerClose", scanner)
-            except OSError as error:
+                    with trio.fail_after(place.timeout_s) as waiting:
+                        scanner = await gateway.call("scannerOpenWithScan", table, asked, {})
+                        while rows := await gateway.call("scannerGetList", scanner, _PAGE_ROWS):
+                            count += len(rows)
+                            waiting.deadline = trio.current_time() + place.timeout_s
+                        await gateway.call("scannerClose", scanner)
+            except (OSError, trio.TooSlowError) as error:
                 raise unreachable(error) from error
     return count
 
 
 def unreachable(error: Exception) -> CommandFailed:
     """What to say of an HBase that does not answer."""
-    detail = error.detail if isinstance(error, PlainsongError) else str(error)
+    detail = error.detail if isinstance(error, PlainsongError) else str(error) or "no answer in time"
     return CommandFailed(f"HBase: {detail}", hint="run it again: it goes on where it ended", code=Exit.UNAVAILABLE)

@@ -26,7 +26,12 @@ class Patience:
     @property
     def attempt_s(self) -> float:
         """How long the next attempt may take."""
-        return max(0.0, min(self._attempt_s, self._deadline_s - trio.current_time()))
+        return min(self._attempt_s, self.left_s)
+
+    @property
+    def left_s(self) -> float:
+        """How long all further attempts may take."""
+        return max(0.0, self._deadline_s - trio.current_time())
 
     def went_on(self) -> None:
         """A part of it is done: the next has all the time again."""

@@ -39,6 +39,8 @@ class Pool:
     def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
         self._turns = Turns(addresses)
         self._slots = trio.Semaphore(size)
+        #: Scans keep a connection while calls about their rows are made: one is left for those, or all wait for ever.
+        self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self._timeout_s = timeout_s
         self._closed = False
@@ -72,9 +74,10 @@ class Pool:
         with trio.move_on_after(attempt_s):
             async with self.connection() as asked:
                 return await asked.call(name, *args)
+        if asked is None:
+            raise OSError(f"no connection in {attempt_s:g} s")
         why = f"no answer in {attempt_s:g} s"
-        if asked is not None:
-            await self.suspect(asked.address, why)
+        await self.suspect(asked.address, why)
         raise OSError(why)
 
     @asynccontextmanager
@@ -105,6 +108,24 @@ class Pool:
                 raise
             else:
                 await self._give_back_or_close(gateway)
+
+    @asynccontextmanager
+    async def connection_to_scan(self, wait_s: float) -> AsyncIterator[Gateway]:
+        """As ``connection``, where the block makes other calls of the pool; blocks of this kind are never nested.
+
+        Raises:
+          OSError: also when none was free in ``wait_s``.
+        """
+        try:
+            with trio.fail_after(wait_s):
+                await self._scans.acquire()
+        except trio.TooSlowError:
+            raise OSError(f"no connection in {wait_s:g} s") from None
+        try:
+            async with self.connection() as gateway:
+                yield gateway
+        finally:
+            self._scans.release()
 
     async def suspect(self, address: Address, why: str) -> None:
         """The gateway broke a connection, or was asked and did not answer: those to it are not used again."""

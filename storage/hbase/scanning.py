@@ -63,6 +63,7 @@ async def scan(
     """Give the range's rows to ``take``, page by page, until it says False or there are no more.
 
     Args:
+      take: may call the pool, but not scan.
       timeout_s: for each page, with all attempts to get it.
     Raises:
       StoreError: a page did not come; those before it were good. Exceptions of ``take`` pass through.
@@ -71,7 +72,7 @@ async def scan(
     patience = pool.patience("reading", timeout_s)
     while True:
         try:
-            async with pool.connection() as gateway:
+            async with pool.connection_to_scan(patience.left_s) as gateway:
                 scanner = await _within(patience, _Scanner.open(gateway, left, first_page))
                 while page := await _within(patience, scanner.page()):
                     left = left.behind(page[-1].key)

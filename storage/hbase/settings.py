@@ -17,7 +17,7 @@ class HBaseOptions:
     timeout_s: float = 30.0
     """How long a call may take, with all its attempts; what has no answer by then is unknown."""
     max_connections: int = 16
-    """To gateways, all together."""
+    """To gateways, all together; two at least, since a scan keeps one while calls about its rows are made."""
     max_cell_bytes: int = 9 << 20
     """The largest cell that HBase takes; its own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
     create_tables: bool = True

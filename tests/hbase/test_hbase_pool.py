@@ -6,15 +6,19 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import trio
 
-from protocol.effects import Table
-from storage.base import StoreError
+from protocol.effects import Put, RollBack, Table, put_one
+from protocol.keys import generation_prefix, metadata_key, stop_after
+from protocol.names import TopicName
+from protocol.rows import MessageRow, encode_row
+from storage.base import StoreError, read_rows
 from storage.hbase.gateway import thrift
 from storage.hbase.pool import GatewayRefused, Pool
-from storage.hbase.scanning import Range, scan
+from storage.hbase.scanning import Range, scan, some
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase.conftest import OPTIONS
@@ -103,6 +107,52 @@ async def test_no_more_connections_are_open_than_allowed(pool):
             nursery.start_soon(ask)
     assert most == 4
     assert len(pool._idle) <= 4
+
+
+async def test_scans_that_make_calls_about_their_rows_leave_a_connection_for_these(hbase, store):
+    names = [TopicName("ns", f"t{number}") for number in range(12)]
+    claims = [await store.claim(name) for name in names]
+    for name, claim in zip(names, claims, strict=True):
+        stored = Put(Table.MESSAGE, generation_prefix(name, 1), [b"\x01" * 10], [encode_row(MessageRow(b"m", 7))])
+        await store.write([put_one(Table.METADATA, metadata_key(name), b"x"), stored], claim=claim)
+    options = replace(OPTIONS, max_connections=2, timeout_s=20.0)
+    async with await HBaseStore.open([hbase.address], options) as small:
+        seen: list[int] = []
+
+        async def look() -> None:  # heads of topics that it does not own are asked for, page by page
+            found = await read_rows(small, Table.METADATA, b"ns:", b"ns;", limit=100)
+            seen.append(len(found))
+
+        async def roll_back(name: TopicName) -> None:  # rows are changed while they are walked over
+            claim = await small.claim(name)
+            prefix = metadata_key(name)
+            await small.write([RollBack(prefix, stop_after(prefix), 7)], claim=claim)
+            seen.append(12)
+
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(look)
+                    nursery.start_soon(roll_back, name)
+        assert seen == [12] * 24
+
+
+async def test_a_scan_does_not_wait_for_a_connection_for_ever(pool):
+    entered = trio.Event()
+
+    async def keep() -> None:
+        async with pool.connection_to_scan(60):
+            entered.set()
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(keep)
+        await entered.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(StoreError, match="no connection in"):
+            await some(pool, Range(TABLE, b"", b""), 1, timeout_s=0.2)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_over(hbase, store):
