@@ -44,9 +44,11 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
     findings = [finding for each in found for finding in health.look_at_daemon(each)]
     if any(each.answers for each in found):
         findings += health.look_at_times(where)
+    store = next((each.store for each in found if each.answers), "")
     directory = None
     trust: health.State | None = None
-    if data_dir is not None or no_daemon or _is_local(where):
+    # What is kept in HBase is on no disk of the daemon's.
+    if data_dir is not None or no_daemon or (_is_local(where) and store != "hbase"):
         directory = nearest_directory(Path(data_dir or os.environ.get(DATA_DIR) or "data"))
         guessed = data_dir is None and DATA_DIR not in os.environ and directory.name != "data"
         if guessed:
@@ -54,9 +56,10 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
         of_disk, of_syncs = health.look_at_disk(directory)
         # The sentence is about the daemon's disk, not about the one we happen to stand on.
         trust = None if guessed else of_syncs
-        findings += of_disk + health.look_at_limits()
+        findings += of_disk
+    if directory is not None or _is_local(where):
+        findings += health.look_at_limits()
     findings += health.look_at_clock()
-    store = next((each.store for each in found if each.answers), "")
     sentence = health.survives(store, trust, directory)
     if as_json:
         checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in findings]

@@ -184,6 +184,11 @@ def survives(store: str, trust: State | None, directory: Path | None) -> str:
     """
     if store == "memory":
         return "An acknowledged message survives nothing: this daemon keeps its messages in memory only."
+    if store == "hbase":
+        return (
+            "An acknowledged message survives the daemon and its machine: it is in HBase's write-ahead log,"
+            " and survives what the file system below HBase survives."
+        )
     if trust is None or directory is None:
         return "An acknowledged message survives kill -9; of a power cut nothing can be said without --data-dir."
     if trust != "bad":

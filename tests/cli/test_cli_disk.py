@@ -79,6 +79,7 @@ def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
     ("store", "trust", "says"),
     [
         ("memory", "ok", "survives nothing"),
+        ("hbase", None, "survives what the file system below HBase survives"),
         ("leveldb", "warning", "survives kill -9, a crash of the machine and a power cut"),
         ("leveldb", "bad", "is lost in a power cut"),
         ("leveldb", None, "nothing can be said"),
