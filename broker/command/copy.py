@@ -13,7 +13,7 @@ import click
 import trio
 
 from broker.command.settings import load_settings
-from broker.command.store_urls import StoreUrl, is_there, open_named
+from broker.command.store_urls import StoreUrl, open_named, open_to_look
 from plainsong.cli import tables
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.say import echo_json
@@ -23,13 +23,11 @@ from protocol.errors import InvalidName, PlainsongError
 from protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable
 from storage.copying.copying import Asked, Copying, NotTheSame, refuse_differences
-from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from broker.config.hbase import HBaseConfig
-    from storage.base import Store
     from storage.copying.copying import Compared
     from storage.copying.parts import Part
     from storage.copying.surveying import Figures
@@ -105,9 +103,8 @@ async def _copy(
 ) -> None:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_named(source_url, settings, make=False))
-        target: Store
-        if instead == "dry-run" and target_url.kind == "leveldb" and not is_there(target_url):
-            target = MemoryStore()  # an empty one
+        if instead == "dry-run":
+            target = await stack.enter_async_context(open_to_look(target_url, settings))
         else:
             target = await stack.enter_async_context(open_named(target_url, settings, make=not instead))
         copying = Copying(source, target, asked, tell=told.step)

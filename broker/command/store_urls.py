@@ -6,7 +6,7 @@ the environment that the daemon would read them from.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from broker.stores import hbase_options
 from storage.base import StoreUnusable
 from storage.format import read_format
 from storage.leveldb import LevelDBStore
+from storage.memory import MemoryStore
 from storage.refusals import opening_failed
 
 if TYPE_CHECKING:
@@ -83,6 +84,24 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
         yield store
     finally:
         await store.aclose()
+
+
+@asynccontextmanager
+async def open_to_look(url: StoreUrl, settings: HBaseConfig) -> AsyncIterator[Store]:
+    """As ``open_named``, and nothing is made: what is not there is an empty store of the same bounds."""
+    from storage.hbase.tables import NoTables  # as above
+
+    async with AsyncExitStack() as stack:
+        store: Store
+        try:
+            if url.kind == "leveldb" and not is_there(url):
+                store = MemoryStore()
+            else:
+                store = await stack.enter_async_context(open_named(url, settings, make=False))
+        except NoTables:
+            store = empty = MemoryStore()
+            empty.traits = replace(empty.traits, max_row_bytes=hbase_options(settings).max_row_bytes)
+        yield store
 
 
 def is_there(url: StoreUrl) -> bool:

@@ -66,8 +66,8 @@ class HBaseStore:
         """Connect to the Thrift gateways at ``addresses`` (host, port), and see that the tables are there.
 
         Raises:
-          StoreUnusable: no gateway answers, or one is not set up for this; or a table is missing, and may not or
-            cannot be made; or HBase does not answer.
+          StoreUnusable: no gateway answers, or one is not set up for this; or a table is missing (NoTables: all of
+            them), and may not or cannot be made; or HBase does not answer.
         """
         pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
         tables = Tables(options.table_prefix)
@@ -77,7 +77,7 @@ class HBaseStore:
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await pool.aclose()
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and not isinstance(error, StoreUnusable):
                 raise StoreUnusable(error.detail, hint=error.hint) from error
             raise
         return cls(pool, tables, options)

@@ -42,6 +42,10 @@ def is_within_topic(start: bytes, stop: bytes) -> bool:
     return prefix != b"" and stop <= prefix[:-1] + b";"
 
 
+class NoTables(StoreUnusable):
+    """None of the three is there, and they may not be made."""
+
+
 class Tables:
     """The names of a store's tables."""
 
@@ -55,6 +59,7 @@ class Tables:
         """See that the tables are there, and make those that are not.
 
         Raises:
+          NoTables: there are none, and none may be made.
           StoreUnusable: one is missing and may not be made.
           StoreError: no gateway answers.
         """
@@ -66,7 +71,8 @@ class Tables:
             elif create:
                 await self._create(pool, name)
             else:
-                raise StoreUnusable(f"HBase has no table {name.decode()}", hint=_hint(there))
+                missing = NoTables if there.isdisjoint(self._names.values()) else StoreUnusable
+                raise missing(f"HBase has no table {name.decode()}", hint=_hint(there))
 
     async def _there(self, pool: Pool) -> list[bytes]:
         try:

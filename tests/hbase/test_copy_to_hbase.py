@@ -45,6 +45,20 @@ def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, 
         new_messages_come_behind(client, made)
 
 
+def test_a_dry_run_towards_tables_that_are_not_there_makes_none_and_knows_their_bounds(hbase, tmp_path):
+    with Daemon(tmp_path / "data") as daemon, served(daemon) as client:
+        client.publish(client.create_topic("orders").name, b"x" * 400_000)
+        daemon.stop()
+    sides = ("--from", f"leveldb:{tmp_path / 'data'}", "--to", "hbase:{}:{}?prefix=none_".format(*hbase.address))
+    for _ in range(2):
+        assert "would copy" in copy(*sides, "--dry-run").stdout
+    config = tmp_path / "small.toml"
+    config.write_text("[storage.hbase]\nmax_cell_bytes = 300000\n")
+    refused = copy(*sides, "--dry-run", "--config", str(config), code=3)
+    assert "the target takes at most 298976" in refused.stderr
+    assert "HBase has no table none_metadata" in copy(*sides, "--verify-only", code=3).stderr
+
+
 def test_an_hbase_that_already_has_topics_of_the_same_names_is_refused_and_another_prefix_is_not(hbase, tmp_path):
     address = "{}:{}".format(*hbase.address)
     with Daemon(tmp_path / "data") as daemon, served(daemon) as client:
