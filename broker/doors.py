@@ -13,7 +13,7 @@ from broker.handlers.stream import PublishStream
 from broker.handlers.table import hot_handlers
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
-from broker.http.settings import HttpSettings
+from broker.http.settings import http_settings
 from broker.thrift.listen import serve_thrift
 from broker.thrift.methods import TephraMethods
 from broker.views.table import ROUTES
@@ -21,7 +21,6 @@ from broker.views.table import ROUTES
 if TYPE_CHECKING:
     import trio
 
-    from broker.config import Config
     from broker.service import Service
 
 
@@ -53,22 +52,6 @@ async def serve(
         )
     finally:
         service.served.set()
-
-
-def http_settings(config: Config) -> HttpSettings:
-    """The front end's part of the settings."""
-    http = config.http
-    return HttpSettings(
-        lane=http.lane,
-        max_body_bytes=http.max_body_bytes,
-        max_connections=http.max_connections,
-        max_inflight_bytes=http.max_inflight_bytes,
-        keep_alive_s=http.keep_alive_s,
-        header_timeout_s=http.header_timeout_s,
-        body_timeout_s=http.body_timeout_s,
-        send_timeout_s=http.send_timeout_s,
-        gzip_min_bytes=http.gzip_min_bytes,
-    )
 
 
 async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:

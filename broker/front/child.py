@@ -20,12 +20,12 @@ import trio
 
 from broker.access import AccessLog
 from broker.config.config import config_of
-from broker.doors import http_settings
 from broker.front import descriptors
 from broker.front.passing_on import PassingOn
 from broker.http.application import build_application
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
+from broker.http.settings import http_settings
 from broker.logs import setup_logs
 from broker.logs.context import process
 from broker.peering.bounds import WITHIN_DAEMON

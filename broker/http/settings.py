@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.config import Config
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -41,3 +45,19 @@ class HttpSettings:
                 f"http.max_inflight_bytes ({self.max_inflight_bytes}) must be at least twice "
                 f"http.max_body_bytes ({self.max_body_bytes})"
             )
+
+
+def http_settings(config: Config) -> HttpSettings:
+    """What the configuration says of them."""
+    http = config.http
+    return HttpSettings(
+        lane=http.lane,
+        max_body_bytes=http.max_body_bytes,
+        max_connections=http.max_connections,
+        max_inflight_bytes=http.max_inflight_bytes,
+        keep_alive_s=http.keep_alive_s,
+        header_timeout_s=http.header_timeout_s,
+        body_timeout_s=http.body_timeout_s,
+        send_timeout_s=http.send_timeout_s,
+        gzip_min_bytes=http.gzip_min_bytes,
+    )

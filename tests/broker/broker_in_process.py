@@ -22,12 +22,12 @@ from broker.assembling import topic_limits
 from broker.authorities import build_authority
 from broker.config.config import config_of
 from broker.decisions import Decisions, add_transaction_gauges
-from broker.doors import http_settings
 from broker.handlers.stream import PublishStream
 from broker.handlers.table import hot_handlers
 from broker.http.bodies import BodyBudget
 from broker.http.gate import Gate
 from broker.http.listen import serve_http
+from broker.http.settings import http_settings
 from broker.metrics import Metrics
 from broker.service import Service
 from storage.faulty import FaultyStore

@@ -16,21 +16,12 @@ import pytest
 
 from plainsong import Client
 from protocol.requests import PollRequest
-from tests.daemon import harness
 from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
 
 FRONT_ENDS = "http.processes=2"
-#: Three interpreters have to start, at times while others are at work.
-START_S = 90.0
 PUBLISH = topic_path("t", "/publish")
 HEADERS = {"Content-Type": "application/json", "Prefer": "return=representation"}
-
-
-def front_ends(daemon: Daemon) -> list[int]:
-    """The processes that a daemon has started, from whichever thread."""
-    started = [path.read_text() for path in Path(f"/proc/{daemon.pid}/task").glob("*/children")]
-    return sorted(int(pid) for line in started for pid in line.split())
 
 
 def runs(pid: int) -> bool:
@@ -81,14 +72,6 @@ def stored(daemon: Daemon) -> list[str]:
     return [payload.decode() for _, payload in read_all(daemon.address, "t")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def patience() -> Iterator[None]:
-    """Starts may take longer than those of one process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "PATIENCE_S", START_S)
-        yield
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with front ends whose tests leave it well."""
@@ -97,7 +80,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def test_all_of_it_is_one_daemon_that_counts_every_request_once(running):
-    assert len(front_ends(running)) == 2
+    assert len(running.children()) == 2
     create(running.address, "t")
     for number in range(20):  # each on a connection of its own, which either may get
         publish(running.address, "t", b"%d" % number)
@@ -138,15 +121,15 @@ def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
     publishers = [Publisher(running.address, f"p{number}") for number in range(6)]
     killed = set()
     for _ in range(3):
-        eventually("both run", lambda: len([pid for pid in front_ends(running) if runs(pid)]) == 2)
+        eventually("both run", lambda: len([pid for pid in running.children() if runs(pid)]) == 2)
         before = sum(len(each.acknowledged) for each in publishers)
-        victim = front_ends(running)[0]
+        victim = running.children()[0]
         killed.add(victim)
         os.kill(victim, signal.SIGKILL)
         eventually("it goes on", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20)
     running.wait_for_line('"event":"a front end ended"')
-    eventually("both run again", lambda: len([pid for pid in front_ends(running) if runs(pid)]) == 2)
-    assert killed.isdisjoint(front_ends(running))
+    eventually("both run again", lambda: len([pid for pid in running.children() if runs(pid)]) == 2)
+    assert killed.isdisjoint(running.children())
     acknowledged = [text for each in publishers for text in each.end()]
     found = stored(running)
     assert set(acknowledged) <= set(found)
@@ -159,7 +142,7 @@ def test_front_ends_end_by_themselves_when_the_owning_process_is_killed(daemon):
     create(running.address, "t")
     publisher = Publisher(running.address, "p")
     eventually("it publishes", lambda: len(publisher.acknowledged) > 20)
-    pids = front_ends(running)
+    pids = running.children()
     running.signal(signal.SIGKILL)
     eventually("they have ended", lambda: not any(runs(pid) for pid in pids))
     acknowledged = publisher.end()
@@ -198,7 +181,7 @@ def test_parked_polls_are_answered_when_ctrl_c_reaches_all_processes(daemon):
     for connection in connections:
         connection.request(method, path, body, dict(headers))
     eventually("all are parked", lambda: metric(running.address, "plainsong_parked_polls") == 20)
-    pids = front_ends(running)
+    pids = running.children()
     os.killpg(running.pid, signal.SIGINT)
     answers = [connection.getresponse() for connection in connections]
     assert [(answer.status, answer.read()) for answer in answers] == [(200, b"\x00")] * 20
