@@ -42,7 +42,8 @@ class Pool:
         #: Scans keep a connection while calls about their rows are made: one is left for those, or all wait for ever.
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """How long a call may take, with all its attempts."""
         self._closed = False
 
     async def call(self, name: str, *args: object) -> Any:
@@ -65,7 +66,7 @@ class Pool:
 
     def patience(self, doing: str, timeout_s: float | None = None) -> Patience:
         """With what is done in several attempts; ``timeout_s``: the pool's."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._turns.addresses) > 1 else 1)
         return Patience(f"{doing} through {self._turns}", timeout_s=timeout_s, attempt_s=attempt_s)
 

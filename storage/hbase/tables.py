@@ -16,8 +16,11 @@ from protocol.keys import topic_prefix
 from storage.base import StoreUnusable
 from storage.hbase.gateway import REFUSALS, TrioConnection, refusal_text, thrift
 from storage.hbase.pool import GatewayRefused
+from storage.hbase.scanning import Range, some
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from storage.hbase.pool import Pool
 
 NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
@@ -60,19 +63,33 @@ class Tables:
 
         Raises:
           NoTables: there are none, and none may be made.
-          StoreUnusable: one is missing and may not be made.
+          StoreUnusable: one is missing and may not be made, or was lost.
           StoreError: no gateway answers.
         """
         there = set(await self._there(pool))
-        for name in self._names.values():
-            if name in there:
-                if not await pool.call("isTableEnabled", name):
-                    raise StoreUnusable(f"HBase's table {name.decode()} is disabled", hint="enable it in hbase shell")
-            elif create:
-                await self._create(pool, name)
-            else:
-                missing = NoTables if there.isdisjoint(self._names.values()) else StoreUnusable
-                raise missing(f"HBase has no table {name.decode()}", hint=_hint(there))
+        here = [name for name in self._names.values() if name in there]
+        missing = [name for name in self._names.values() if name not in there]
+        for name in here:
+            if not await pool.call("isTableEnabled", name):
+                raise StoreUnusable(f"HBase's table {name.decode()} is disabled", hint="enable it in hbase shell")
+        if missing and not create:
+            kind = StoreUnusable if here else NoTables
+            raise kind(f"HBase has no table {missing[0].decode()}", hint=_hint(there))
+        if missing:
+            await self._refuse_lost(pool, here)
+        for name in missing:
+            await self._create(pool, name)
+
+    async def _refuse_lost(self, pool: Pool, here: Sequence[bytes]) -> None:
+        """Raise StoreUnusable for a table that was there: made anew it would be empty, and nobody would be told."""
+        used = [name for name in here if await some(pool, Range(name, b"", b""), 1, timeout_s=pool.timeout_s)]
+        # Looked at again: another instance that starts has rows only when it has made them all.
+        if used and (lost := set(self._names.values()) - set(await self._there(pool))):
+            raise StoreUnusable(
+                f"HBase has rows in table {used[0].decode()}, and no table {min(lost).decode()}",
+                hint="it was lost, and messages with it: look for a snapshot of it; hbase shell -n etc/hbase/tables.rb "
+                "makes an empty one",
+            )
 
     async def _there(self, pool: Pool) -> list[bytes]:
         try:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from protocol.effects import Table, put_one
+from protocol.keys import metadata_key
+from protocol.names import TopicName
 from storage.base import StoreUnusable
 from storage.hbase.store import HBaseStore
 from tests.hbase.conftest import OPTIONS
@@ -94,6 +97,30 @@ async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_a
     assert "HBase has no table contact_metadata" in error.detail
     assert "etc/hbase/tables.rb" in error.hint
     assert "'contract_'" in error.hint
+
+
+@pytest.mark.parametrize("lost", ["metadata", "messages"])
+async def test_a_table_that_was_lost_is_not_made_anew_beside_the_rows_of_the_others(hbase, lost):
+    options = replace(OPTIONS, table_prefix=f"lost_{lost}_")
+    name = TopicName("ns", "t")
+    async with await HBaseStore.open([hbase.address], options) as made:
+        claim = await made.claim(name)
+        await made.write([put_one(Table.METADATA, metadata_key(name), b"x")], claim=claim)
+        table = f"lost_{lost}_{lost}".encode()
+        for call in ("disableTable", "deleteTable"):
+            await made._pool.call(call, table)
+        for _ in range(2):
+            error = await refused([hbase.address], options)
+            assert f"and no table {table.decode()}" in error.detail
+
+
+async def test_making_the_tables_goes_on_where_it_was_interrupted(hbase):
+    options = replace(OPTIONS, table_prefix="halfmade_")
+    async with await HBaseStore.open([hbase.address], options) as made:
+        for call in ("disableTable", "deleteTable"):
+            await made._pool.call(call, b"halfmade_payloads")
+    async with await HBaseStore.open([hbase.address], options) as again:
+        assert await again.get(Table.PAYLOAD, b"ns:t:x") is None
 
 
 async def test_a_table_that_is_disabled_is_not_opened(hbase, store):

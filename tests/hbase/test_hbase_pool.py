@@ -158,7 +158,7 @@ async def test_a_scan_does_not_wait_for_a_connection_for_ever(pool):
 async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_over(hbase, store):
     async with await HBaseStore.open([hbase.address], OPTIONS) as other:
         claim = await other.claim(NAME)
-        other._pool._timeout_s = 1.0
+        other._pool.timeout_s = 1.0
         os.kill(hbase.processes["thrift"].pid, signal.SIGSTOP)
         try:
             begun_s = time.monotonic()
@@ -167,14 +167,14 @@ async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_
             assert time.monotonic() - begun_s < 20
         finally:
             os.kill(hbase.processes["thrift"].pid, signal.SIGCONT)
-        other._pool._timeout_s = 60.0
+        other._pool.timeout_s = 60.0
         claim = await other.claim(NAME)
         await other.write([rows(Table.MESSAGE, b"known", 2)], claim=claim)
         assert await values(other) == [b"known"]
 
 
 async def test_writes_and_reads_go_on_when_the_gateway_is_killed_and_comes_back(hbase, store):
-    store._pool._timeout_s = store._reading._timeout_s = 90.0
+    store._pool.timeout_s = store._reading._timeout_s = 90.0
     for number in range(3000):
         await put(store._pool, b"scan%04d" % number, b"v" * 4000)
     seen: list[bytes] = []
