@@ -3,7 +3,7 @@
 enabled    producers are remembered      disabled    they are not      inherit    as the service's default says
 
 Where several instances share the store, whoever writes a row tells the others before it answers, and they read it
-again; who cannot be told reads all rows again within ``REFRESH_S``.
+again; who cannot be told reads all rows again within ``REFRESH_S``, and as soon as it is back among the others.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Namespaces:
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
         self._writing = trio.Lock()
+        self._missed = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Namespaces {len(self._known)} with properties>"
@@ -92,10 +93,16 @@ class Namespaces:
         else:
             self._known[namespace] = NamespaceProperties.decode(value)
 
+    def look_again(self) -> None:
+        """A change may have been missed, as before this instance was among the others: ``run`` reads all rows again."""
+        self._missed.set()
+
     async def run(self) -> None:
         """Read all rows again and again, where other instances write them too; returns at once where none does."""
         while self._store.traits.shared:
-            await trio.sleep(REFRESH_S)
+            with trio.move_on_after(REFRESH_S):
+                await self._missed.wait()
+            self._missed = trio.Event()
             try:
                 await self.load()
             except PlainsongError as error:

@@ -91,6 +91,7 @@ async def build_service(
         max_open=config.topic.max_open,
         idle_s=config.topic.idle_s,
     )
+    around.ownership.on_change(namespaces.look_again)
     cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
     access = AccessLog(enabled=config.log.access)
     service = Service(

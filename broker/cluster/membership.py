@@ -60,6 +60,7 @@ class Membership:
         self._read = trio.Event()
         self._reading = trio.Lock()
         self._wanted = False
+        self._session = 0
         #: Whether our node has been there in the life of this process.
         self.entered = False
         #: Where another instance of our name is; None: there is none.
@@ -226,8 +227,9 @@ class Membership:
                 self.taken_by = error.address
                 self._tell()
             return False
-        came = not self.entered or self.taken_by is not None
-        self.entered, self.taken_by = True, None
+        # In another session, too: whatever the others told meanwhile, this instance has not heard.
+        came = not self.entered or self.taken_by is not None or self._session != self._zookeeper.session
+        self.entered, self.taken_by, self._session = True, None, self._zookeeper.session
         if came:
             log.info("joined the cluster", extra={"instance": self._me.name, "address": self._me.address})
             self._tell()

@@ -82,3 +82,16 @@ async def test_who_was_not_told_of_a_namespace_reads_it_again_by_itself(autojump
         await trio.sleep(module.REFRESH_S + 1)
         assert other.properties("ns") == {"deduplication": "disabled"}
         nursery.cancel_scope.cancel()
+
+
+async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump_clock):
+    shared = SharedMemory()
+    one, other = Namespaces(shared.store()), Namespaces(shared.store())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.run)
+        for chosen in ("disabled", "enabled"):
+            await one.put("ns", {"deduplication": chosen})
+            other.look_again()
+            await trio.sleep(0.1)
+            assert other.properties("ns") == {"deduplication": chosen}
+        nursery.cancel_scope.cancel()

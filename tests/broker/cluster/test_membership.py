@@ -206,11 +206,14 @@ async def test_a_session_that_expires_is_followed_by_another_with_our_node_in_it
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until(lambda: len(b.instances) == 2, b)
         first = a._zookeeper.session
+        told = []
+        a.on_change(lambda: told.append(a._zookeeper.session))
         await expire(a)
         await until(lambda: a._zookeeper.session not in (0, first) and a.connected, a)
         await until(lambda: len(a.instances) == len(b.instances) == 2 and owned(a) | owned(b) == set(TOPICS), a, b)
         node = await b._zookeeper.get(f"{ensemble.path}/instances/a")
         assert node.session == a._zookeeper.session
+        assert node.session in told  # that it was away: the view may be the same as before
 
 
 async def expire(membership):
