@@ -112,6 +112,9 @@ class RoutedStream:
         """Requests that have been answered."""
         return self._answered_before + (self._legs[0].answered if self._legs else 0)
 
+    async def opened(self) -> None:
+        """As ``Conversation.opened`` says: nothing to wait for."""
+
     @property
     def waiting(self) -> bool:
         """Whether there are requests that are not answered yet."""

@@ -80,10 +80,10 @@ class FrontEnd:
             config = config_of(told["settings"])
             logs = setup_logs(config.log, sys.stdout)
             try:
-                await nursery.start(partial(self._serve, config, is_among_others=told["peers"]))
-                self._link.tell("ready", None)
-                with trio.open_signal_receiver(signal.SIGTERM) as signals:
+                with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before anybody is let in
                     nursery.start_soon(self._stop_at, signals)
+                    await nursery.start(partial(self._serve, config, is_among_others=told["peers"]))
+                    self._link.tell("ready", None)
                     await self._served.wait()
                     nursery.cancel_scope.cancel()
             finally:

@@ -9,8 +9,10 @@ import trio
 
 from broker.cluster.away import AwayLeg
 from broker.cluster.streaming import ANSWERED
-from protocol.errors import MalformedBody
+from broker.peering.link import LinkBroken
+from protocol.errors import Internal, MalformedBody, ShuttingDown
 from protocol.names import topic_name
+from protocol.peering.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,8 +35,8 @@ async def serve_conversation(conversation: Conversation, channel: ServedChannel)
                 await conversation.take([message])
         conversation.finish()
 
-    channel.accept()
     try:
+        await channel.send(VOCABULARY.pack([list(each) for each in conversation.headers]))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take)
             while (answers := await conversation.answers()) is not None:
@@ -48,60 +50,59 @@ class FrontStream:
     """A client's stream at a front end; a ``Conversation``.
 
     Args:
-      opens: begins the conversation with the owning process, at the first request.
+      opens: begins the conversation with the owning process.
       owner: what stands for that process.
     """
 
-    headers: Sequence[tuple[str, str]] = ()
-
     def __init__(self, opens: Opens, owner: Instance, namespace: str, topic: str, held: Holding) -> None:
         topic_name(namespace, topic)
+        self.headers: Sequence[tuple[str, str]] = ()
         self._opens = opens
         self._owner = owner
         self._held = held
-        self._leg: AwayLeg | None = None
-        self._finished = False
-        self._changed = trio.Event()
+        self._opened: AwayLeg | None = None
+
+    async def opened(self) -> None:
+        """As ``Conversation.opened`` says. The first that the owning process says are its headers."""
+        try:
+            channel = await self._opens()
+            self._opened = AwayLeg(channel, self._owner, self._held)
+            said = await channel.receive()
+        except LinkBroken as broken:
+            raise ShuttingDown("the daemon is not there any more") from broken
+        if said is None:
+            raise Internal("a stream ended as it began")
+        self.headers = [(name, value) for name, value in VOCABULARY.unpack(said)]
+
+    @property
+    def _leg(self) -> AwayLeg:
+        assert self._opened is not None  # whoever holds it has opened it
+        return self._opened
 
     @property
     def waiting(self) -> bool:
         """Whether there are requests that are not answered yet."""
-        return self._leg is not None and self._leg.waiting
+        return self._leg.waiting
 
     @property
     def answered(self) -> int:
         """Requests that have been answered."""
-        return 0 if self._leg is None else self._leg.answered
+        return self._leg.answered
 
     async def take(self, messages: Sequence[bytes]) -> None:
         """As ``Conversation.take`` says."""
-        if self._leg is None and not self._finished:
-            self._leg = AwayLeg(await self._opens(), self._owner, self._held)
-            self._changed.set()
-            if self._finished:
-                self._leg.finish()
-        if self._leg is not None:
-            await self._leg.take(messages)
+        await self._leg.take(messages)
 
     async def answers(self) -> bytes | None:
         """As ``Conversation.answers`` says."""
-        while self._leg is None:
-            if self._finished:
-                return None
-            self._changed = trio.Event()
-            await self._changed.wait()
         return await self._leg.answers()
 
     def finish(self) -> None:
         """As ``Conversation.finish`` says."""
-        self._finished = True
-        if self._leg is not None:
-            self._leg.finish()
-        self._changed.set()
+        self._leg.finish()
 
     def close(self) -> None:
         """As ``Conversation.close`` says."""
-        self.finish()
-        if self._leg is not None:
-            self._leg.close()
+        if self._opened is not None:
+            self._opened.close()
         self._held.release()

@@ -100,6 +100,9 @@ class PublishStream:
         """See ``Conversation.headers``."""
         return []
 
+    async def opened(self) -> None:
+        """As ``Conversation.opened`` says: nothing to wait for."""
+
     @property
     def waiting(self) -> bool:
         """Whether there are requests that are not answered yet."""

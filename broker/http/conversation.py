@@ -16,7 +16,11 @@ class Conversation(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
-        """What its handshake is answered with besides."""
+        """What its handshake is answered with besides; known once it is opened."""
+        ...
+
+    async def opened(self) -> None:
+        """Opens it, before anything else is asked of it. Raises PlainsongError: it cannot be; close it all the same."""
         ...
 
     @property

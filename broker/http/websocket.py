@@ -96,16 +96,18 @@ class StreamSocket:
             if path is None:
                 raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
             begin, budget = self._shared.begin, self._shared.budget
-            self._conversation = begin(path[1], path[2], request_id, budget.hold())
+            conversation = begin(path[1], path[2], request_id, budget.hold())
+            await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
             return
+        self._conversation = conversation
         accepted = [
             (b"upgrade", b"websocket"),
             (b"connection", b"Upgrade"),
             (b"sec-websocket-accept", generate_accept_token(key)),
             (b"x-request-id", request_id.encode()),
-            *((name.lower().encode(), value.encode()) for name, value in self._conversation.headers),
+            *((name.lower().encode(), value.encode()) for name, value in conversation.headers),
         ]
         await self._send(Response(stream_id=self._stream_id, status_code=101, headers=accepted))
         self._tasks.spawn(self._serve)
@@ -259,6 +261,14 @@ class StreamSocket:
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._say(self._socket.send(Ping()))
+
+
+async def _open_or_close(conversation: Conversation) -> None:
+    try:
+        await conversation.opened()
+    except BaseException:
+        conversation.close()
+        raise
 
 
 def _binary_head(length: int) -> bytes:

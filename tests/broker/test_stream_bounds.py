@@ -33,6 +33,9 @@ class Echo:
         if topic != "held":
             self.released.set()
 
+    async def opened(self) -> None:
+        pass
+
     @property
     def waiting(self) -> bool:
         return bool(self.said)

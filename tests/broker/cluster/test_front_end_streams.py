@@ -1,0 +1,67 @@
+"""Streams through a front end of an instance say where the owner is, as those without one do, and refuse in its words."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from socket import socketpair
+
+import pytest
+import trio
+
+from broker.front.answering import Answering
+from broker.front.descriptors import stream_of
+from broker.front.passing_on import PassingOn
+from broker.http.bodies import BodyBudget
+from broker.peering.bounds import WITHIN_DAEMON
+from broker.peering.link import Link
+from broker.peering.serving import serve_link
+from protocol.errors import ShuttingDown
+from tests.broker.cluster.in_process import cluster
+from tests.broker.stream_talk import request
+
+BUDGET = 1 << 30
+
+
+@asynccontextmanager
+async def front_end_of(node):
+    """What the doors of a front end of ``node`` answer with, and its link."""
+    ours, theirs = socketpair()
+    begin = partial(node.cluster.begin, node.service)
+    answering = Answering(node.service, {}, (), begin, BodyBudget(BUDGET))
+    link = Link(stream_of(theirs), WITHIN_DAEMON)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON)
+        nursery.start_soon(link.run)
+        yield PassingOn(link), link
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("asked", "ab")
+async def test_a_stream_through_a_front_end_says_where_the_owner_is(asked):
+    async with cluster("a", "b") as nodes:
+        nodes.move("ns:t", "b")
+        await nodes["b"].create()
+        budget = BodyBudget(BUDGET)
+        async with front_end_of(nodes[asked]) as (passing_on, _):
+            stream = passing_on.begin("ns", "t", "r", budget.hold())
+            await stream.opened()
+            expected = [("Plainsong-Owner", nodes["b"].address)] if asked == "a" else []
+            assert list(stream.headers) == expected
+            await stream.take([request(1, b"one")])
+            assert await stream.answers()
+            stream.close()
+        assert budget.held_bytes == 0
+        assert len(await nodes["b"].poll()) == 1
+
+
+async def test_a_stream_that_cannot_be_opened_is_refused_as_not_applied():
+    async with cluster("a") as nodes:
+        nodes.move("ns:t", "a")
+        async with front_end_of(nodes["a"]) as (passing_on, link):
+            link.cut()
+            await link.ended.wait()
+            stream = passing_on.begin("ns", "t", "r", BodyBudget(BUDGET).hold())
+            with pytest.raises(ShuttingDown):
+                await stream.opened()
+            stream.close()
