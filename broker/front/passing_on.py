@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
     from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
-    from broker.peering.link import Channel, Link, Reply
+    from broker.peering.link import Link, Reply
     from broker.service import Service
     from broker.views.route import Route, ViewRequest
 
@@ -40,6 +40,8 @@ class PassingOn:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        #: Publishes that are under way: one that is alone has no others to share a write with.
+        self._publishing = 0
 
     def handlers(self) -> HotHandlers:
         """Those of the hot routes."""
@@ -52,22 +54,16 @@ class PassingOn:
 
     def begin(self, namespace: str, topic: str, request_id: str, held: Holding) -> Conversation:
         """A client's stream. Raises InvalidName."""
-
-        async def opens() -> Channel:
-            try:
-                return await self._link.converse("stream", [namespace, topic, request_id])
-            except LinkBroken as broken:
-                raise _plain(broken) from broken
-
+        opens = partial(self._link.converse, "stream", [namespace, topic, request_id])
         return FrontStream(opens, _OWNER, namespace, topic, held)
 
     def counted(self, route: str, status: int, seconds: float) -> None:
         """Has the owning process count what was answered here."""
         self._link.tell("counted", [route, status, seconds])
 
-    async def _call(self, kind: str, value: Any, body: bytes = b"") -> Reply:
+    async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
         try:
-            return await self._link.call(kind, value, body)
+            return await self._link.call(kind, value, body, at_once=at_once)
         except LinkBroken as broken:
             raise _plain(broken) from broken
 
@@ -96,7 +92,12 @@ class PassingOn:
     async def _published(self, given: Given, request_id: str) -> PublishResponse | Receipt:
         (namespace, topic), body, size = given.name, given.body, given.size
         if size <= INLINE_BYTES and _is_plain(body):
-            reply = await self._call("publish", [namespace, topic, list(body.messages), size, request_id])
+            self._publishing += 1
+            try:
+                value = [namespace, topic, list(body.messages), size, request_id]
+                reply = await self._call("publish", value, at_once=self._publishing == 1)
+            finally:
+                self._publishing -= 1
             if isinstance(reply.value, list):
                 return Receipt(*reply.value)
         else:

@@ -92,7 +92,7 @@ class QuickPublishes:
             self._service.rates.published(name, len(answers), trio.current_time())
             generation = told.generation
             for answer, first_id in zip(answers, consecutive_ids(told.first_id, len(answers)), strict=True):
-                answer(Reply([first_id, first_id, generation]))
+                answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
             return
         each = told if isinstance(told, list) else [told] * len(answers)
         for answer, one in zip(answers, each, strict=True):

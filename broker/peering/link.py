@@ -69,12 +69,15 @@ class Link:
 
     # --- calling -------------------------------------------------------------------------------
 
-    async def call(self, kind: str, value: Any, body: bytes = b"", *, deadline_s: float | None = None) -> Reply:
+    async def call(
+        self, kind: str, value: Any, body: bytes = b"", *, deadline_s: float | None = None, at_once: bool = False
+    ) -> Reply:
         """What the peer answers. A caller that is cancelled cancels the call there; what was taken still happens.
 
         Args:
           kind, value, body: what the peer's dispatch gets; the value is of what the vocabulary knows.
           deadline_s: how long to wait at most, on the clock of the event loop; the peer is told what is left.
+          at_once: no other call is expected in this turn of the event loop with which it could share a write.
         Raises:
           PlainsongError: as it was raised there. Overloaded also when too much is under way here: nothing happened.
           LinkBroken: there is no answer: the link ended, or the deadline passed.
@@ -85,10 +88,12 @@ class Link:
         reply: Reply | None = None
         try:
             if deadline_s is None:
-                reply = await self._answer(number, waiting, kind, value, body, None)
+                reply = await self._answer(number, waiting, kind, value, body, None, at_once)
                 return reply
             with trio.CancelScope(deadline=deadline_s):
-                reply = await self._answer(number, waiting, kind, value, body, deadline_s - trio.current_time())
+                reply = await self._answer(
+                    number, waiting, kind, value, body, deadline_s - trio.current_time(), at_once
+                )
                 return reply
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
@@ -96,13 +101,21 @@ class Link:
                 self._over(number, cancel=waiting.answer is None)
 
     async def _answer(
-        self, number: int, waiting: Waiting, kind: str, value: Any, body: bytes, left_s: float | None
+        self,
+        number: int,
+        waiting: Waiting,
+        kind: str,
+        value: Any,
+        body: bytes,
+        left_s: float | None,
+        at_once: bool,
     ) -> Reply:
         wire = self._wire
         if wire.is_full:
             await wire.room()
         if len(body) <= INLINE_BYTES:
-            waiting.place = wire.put(Frame.CALL, number, kind, value, body, left_s)
+            put = wire.put_at_once if at_once else wire.put
+            waiting.place = put(Frame.CALL, number, kind, value, body, left_s)
         else:
             wire.put(Frame.BEGIN, number, kind, value, len(body), left_s)
             await self._send_body(number, waiting, body)

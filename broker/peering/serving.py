@@ -108,15 +108,16 @@ class Answer:
         self._side = side
         self._number = number
 
-    def __call__(self, outcome: Reply | PlainsongError) -> None:
-        """Gives the reply, or the error instead of one."""
+    def __call__(self, outcome: Reply | PlainsongError, *, at_once: bool = False) -> None:
+        """Gives the reply, or the error instead of one; ``at_once``: it is the last of those that are given now."""
         side, number = self._side, self._number
         if side.calls.pop(number, None) is None:
             return  # its caller has left
+        put = side.wire.put_at_once if at_once else side.wire.put
         if isinstance(outcome, Reply):
-            side.wire.put(Frame.ANSWER, number, outcome.value, outcome.body)
+            put(Frame.ANSWER, number, outcome.value, outcome.body)
         else:
-            side.wire.put(Frame.FAILED, number, outcome)
+            put(Frame.FAILED, number, outcome)
 
 
 class _Served:

@@ -7,10 +7,12 @@ what was allowed (calls by their number and bytes, pieces by credit), so one slo
 from __future__ import annotations
 
 import logging
+import os
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
+from trio.lowlevel import wait_readable
 
 from broker.peering.bounds import GATHERED_BYTES, LinkBounds
 from protocol.errors import MalformedBody
@@ -48,11 +50,15 @@ class Wire:
         self.received = False
         self._meeting = trio.Event()
         self._stream = stream
+        #: Where there is one, it is read and written without the stream's ceremony.
+        self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
         self._vocabulary = vocabulary
         self._writer = FrameWriter(vocabulary, bounds.frame_bytes)
         self._queued = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        #: Whether only ``_write`` may write: first both sides have to have said their prefaces.
+        self._writing = True
         self._something = trio.Event()
         self._emptied = trio.Event()
         self._finishing = False
@@ -66,14 +72,36 @@ class Wire:
         Raises:
           FrameTooLarge, TypeError, ValueError: as ``FrameWriter.encode`` does; nothing was queued.
         """
-        data = self._writer.encode(*frame)
-        self._queued += 1
-        if not self.is_open:
-            return self._queued
-        self._out.append(data)
-        self._out_bytes += len(data)
+        self._queue(self._writer.encode(*frame))
         self._something.set()
         return self._queued
+
+    def put_at_once(self, *frame: Any) -> int:
+        """As ``put``, for the last of several or a single one: without waiting for more, all that is queued leaves."""
+        self._queue(self._writer.encode(*frame))
+        if not self._wrote():
+            self._something.set()
+        return self._queued
+
+    def _queue(self, data: bytes) -> None:
+        self._queued += 1
+        if self.is_open:
+            self._out.append(data)
+            self._out_bytes += len(data)
+
+    def _wrote(self) -> bool:
+        """Whether all that is queued has been written now; what the connection does not take is left to ``_write``."""
+        if self._socket is None or self._writing or self.is_full or not self.is_open:
+            return False
+        data = b"".join(self._out)
+        try:
+            sent = os.write(self._socket.fileno(), data)
+        except OSError:
+            return False  # it takes nothing now, or is broken, which whoever waits for it will see
+        self.written = self._queued
+        self._out = [data[sent:]] if sent < len(data) else []
+        self._out_bytes = len(data) - sent
+        return not self._out
 
     @property
     def is_full(self) -> bool:
@@ -119,6 +147,7 @@ class Wire:
     async def _write(self) -> None:
         await self._write_out(PREFACE)
         await self._meeting.wait()  # what is no side of a link gets nothing, and did nothing
+        self._writing = False
         while True:
             if not self._out:
                 if self._finishing:
@@ -129,7 +158,9 @@ class Wire:
                 continue
             batch, self._out = self._out, []
             self.written = self._queued
+            self._writing = True
             await self._write_out(batch[0] if len(batch) == 1 else b"".join(batch))
+            self._writing = False
             self._out_bytes = sum(map(len, self._out))
             self._emptied.set()
             self._emptied = trio.Event()
@@ -151,11 +182,11 @@ class Wire:
                     elif frame[0] != Frame.PONG:
                         side.take(frame)
                 side.taken()
-                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                data = await self._receive()
                 self.received = True
                 if not data:
                     return "the connection ended within a frame" if reader.begun_bytes else ""
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             return "the connection broke"
         except MalformedBody as error:
             log.warning(
@@ -163,11 +194,20 @@ class Wire:
             )
             return f"what it sent cannot be read: {error.detail}"
 
+    async def _receive(self) -> bytes:
+        while self._socket is not None:
+            await wait_readable(self._socket)
+            try:
+                return os.read(self._socket.fileno(), RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+        return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+
     async def _after_preface(self, data: bytes) -> bytes:
         """What follows the other side's preface. Raises MalformedBody: it is no side of a link."""
         with trio.move_on_after(self.bounds.dial_s):
             while len(data) < len(PREFACE) and PREFACE.startswith(data):
-                more = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                more = await self._receive()
                 if not more:
                     break
                 data += more

@@ -1,0 +1,115 @@
+"""Frames that are written at once, on a real socket: in order, counted, and left to the writing task when it is full."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from broker.front.descriptors import stream_of
+from broker.peering.bounds import INLINE_BYTES, WITHIN_DAEMON
+from broker.peering.link import Link
+from broker.peering.serving import Call, Reply, serve_link
+from broker.peering.wire import Wire
+from protocol.peering.frames import PREFACE, Frame, FrameReader
+from protocol.peering.vocabulary import VOCABULARY
+
+
+class Silent:
+    """A side that nothing is expected of."""
+
+    def take(self, frame: list[object]) -> None:
+        raise AssertionError(frame)
+
+    def taken(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def received(theirs: socket.socket) -> bytes:
+    try:
+        return theirs.recv(1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+async def met(ends, nursery) -> Wire:
+    """A wire whose other side has said its preface."""
+    ours, theirs = ends
+    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
+    theirs.send(PREFACE)
+    nursery.start_soon(wire.run, Silent())
+    await trio.testing.wait_all_tasks_blocked()
+    assert wire.met
+    assert received(theirs) == PREFACE
+    return wire
+
+
+async def test_a_frame_that_is_put_at_once_has_left_with_all_before_it(ends):
+    async with trio.open_nursery() as nursery:
+        wire = await met(ends, nursery)
+        places = [wire.put(Frame.PING, 1), wire.put(Frame.PING, 2), wire.put_at_once(Frame.PING, 3)]
+        frames = FrameReader(VOCABULARY).feed(received(ends[1]))
+        assert [number for _, number in frames] == [1, 2, 3]
+        assert places == [1, 2, 3]
+        assert wire.written == 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert received(ends[1]) == b""
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_the_connection_does_not_take_follows_in_order(ends):
+    async with trio.open_nursery() as nursery:
+        wire = await met(ends, nursery)
+        reader, frames = FrameReader(VOCABULARY), []
+        for number in range(40):
+            wire.put_at_once(Frame.PIECE, number, b"x" * INLINE_BYTES, False)
+        while len(frames) < 40:
+            await trio.testing.wait_all_tasks_blocked()
+            frames += reader.feed(received(ends[1]))
+        assert [frame[1] for frame in frames] == list(range(40))
+        assert wire.written == 40
+        assert not wire.is_full
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_written_at_once_to_what_has_not_said_that_it_is_a_link(ends):
+    ours, theirs = ends
+    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run, Silent())
+        await trio.testing.wait_all_tasks_blocked()
+        wire.put_at_once(Frame.PING, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert received(theirs) == PREFACE
+        assert wire.written == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_calls_at_once_and_together_are_answered(ends):
+    async def dispatch(call: Call) -> Reply:
+        return Reply(call.value)
+
+    link = Link(stream_of(ends[0].dup()), WITHIN_DAEMON)
+    answers: dict[int, object] = {}
+
+    async def call(number: int) -> None:
+        answers[number] = (await link.call("echo", number, at_once=number % 3 == 0)).value
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_link, stream_of(ends[1].dup()), dispatch, WITHIN_DAEMON)
+        nursery.start_soon(link.run)
+        async with trio.open_nursery() as calling:
+            for number in range(300):
+                calling.start_soon(call, number)
+        nursery.cancel_scope.cancel()
+    assert answers == {number: number for number in range(300)}
