@@ -60,6 +60,7 @@ class Mirror:
         self._asking = Together(self._ask_now)
         self._why = "it has not answered yet"
         self._failures = 0
+        self._questions: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
         return f"<Mirror {self._state!r}>"
@@ -78,11 +79,28 @@ class Mirror:
         """What is known will be old when it is asked for again."""
         self._state = Mirrored()
 
+    def ask_again(self) -> None:
+        """The service may be somewhere else now: nobody waits any longer for who had it, and may never answer."""
+        for question in self._questions:
+            question.cancel()
+
+    async def _asked(self, wait_ms: int = 0) -> bool:
+        """Whether there was an answer, and not another owner sooner. Raises as ``Peer.sync``."""
+        question = trio.CancelScope()
+        self._questions.add(question)
+        try:
+            with question:
+                self._take(await self._peer.sync(self._state.version, wait_ms))
+                return True
+        finally:
+            self._questions.discard(question)
+        return False
+
     async def run(self) -> None:
         """Ask for ever. Never raises."""
         while True:
             try:
-                self._take(await self._peer.sync(self._state.version, WAIT_MS))
+                await self._asked(WAIT_MS)
             except PlainsongError as error:
                 self._failed(error)
                 await trio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S)) - 1])
@@ -114,8 +132,10 @@ class Mirror:
         failures = 0
         while True:
             try:
-                self._take(await self._peer.sync(self._state.version))
-                return
+                if await self._asked():
+                    return
+                patience_s = trio.current_time() + PATIENCE_S  # it has only just moved
+                continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
             pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]

@@ -102,6 +102,7 @@ class TransactionsAnywhere:
         self._pauses.end()
         if self.home is not None and not self._ownership.is_mine(SERVICE_NAME):
             self.home.close(elsewhere=True)
+        self.mirror.ask_again()
         self._look_again()
 
     def _look_again(self) -> None:

@@ -156,3 +156,47 @@ async def test_an_owner_of_the_service_that_was_replaced_answers_nothing():
         cluster.say("b", SERVICE_NAME)
         await settle()
         assert await cluster["a"].committed(OTHER) == [["one"]]
+
+
+async def test_held_polls_hear_of_commits_at_the_next_owner_while_the_one_before_is_frozen():
+    async with cluster_of("a", "b", "c") as cluster:
+        await freeze_at_a_question_of_b(cluster)
+        cluster.say("c", SERVICE_NAME)
+        await settle()
+        pointer = await cluster.begin()
+        await settle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster["b"].pointers.wait, pointer)
+            await settle()
+            with trio.fail_after(2):
+                await cluster.home().commit(pointer)
+                while cluster["b"].pointers.waiters:
+                    await settle()
+        assert cluster["b"].transactions.standing(pointer) == "committed"
+
+
+async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_there_is_another():
+    async with cluster_of("a", "b", "c") as cluster, trio.open_nursery() as nursery:
+        await freeze_at_a_question_of_b(cluster)
+        cluster.lines.held["b"] = trio.Event()
+        read = trio.Event()
+
+        async def reads():
+            assert await cluster["b"].committed() == []
+            read.set()
+
+        nursery.start_soon(reads)
+        await settle()
+        del cluster.lines.held["b"]
+        assert not read.is_set()
+        cluster.say("c", SERVICE_NAME)
+        with trio.fail_after(2):
+            await read.wait()
+
+
+async def freeze_at_a_question_of_b(cluster):
+    """The answer to the question that waits there never comes; later ones of other owners do."""
+    cluster.lines.held["b"] = trio.Event()
+    await cluster.home().commit(await cluster.begin())
+    await settle()
+    del cluster.lines.held["b"]
