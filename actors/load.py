@@ -12,6 +12,7 @@ from protocol.effects import Table
 from protocol.keys import (
     HIGH_WATER,
     POINTER,
+    PRODUCERS,
     READER,
     DamagedRow,
     metadata_key,
@@ -27,6 +28,8 @@ from protocol.topic.torn_payloads import torn_ranges
 from protocol.transactions.authority import Nobody
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from protocol.names import TopicName
     from protocol.transactions.authority import Authority
     from storage.base import Row, Store
@@ -34,9 +37,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Authority | None = None) -> TopicState:
+async def load(
+    name: TopicName,
+    store: Store,
+    limits: TopicLimits,
+    authority: Authority | None = None,
+    *,
+    lacks: Collection[bytes] = (),
+) -> TopicState:
     """The topic as the store has it: metadata, mark, undecided pointers, producers, what was written since, readers.
 
+    Args:
+      lacks: kinds of system rows that it does not have: ``Claim.lacks``.
     Raises:
       StoreError: the store cannot be read.
       DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
@@ -46,9 +58,11 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
     if value is None:
         return state
     metadata = Metadata.decode(value)
-    start = state.begin(metadata, await _mark(name, metadata.generation, store))
-    await _load_pointers(state, metadata.generation, store)
-    if not metadata.partly_cleaned:
+    mark = None if HIGH_WATER in lacks else await _mark(name, metadata.generation, store)
+    start = state.begin(metadata, mark)
+    if POINTER not in lacks:
+        await _load_pointers(state, metadata.generation, store)
+    if PRODUCERS not in lacks and not metadata.partly_cleaned:
         await load_producers(state, metadata.generation, store)
     begun_s = trio.current_time()
 
@@ -57,7 +71,8 @@ async def load(name: TopicName, store: Store, limits: TopicLimits, authority: Au
         return True
 
     await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
-    await _load_readers(state, metadata.generation, store)
+    if READER not in lacks:
+        await _load_readers(state, metadata.generation, store)
     state.loaded()
     state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
     settle_known(state)

@@ -139,7 +139,8 @@ class TopicActor:
             if not around.ownership.is_mine(self.name):
                 raise changed_hands(self.name)  # meanwhile: nobody else is to be replaced for it
             claim = await around.store.claim(self.name)
-            core = TopicCore(await load(self.name, around.store, around.limits, around.authority))
+            state = await load(self.name, around.store, around.limits, around.authority, lacks=claim.lacks)
+            core = TopicCore(state)
         self._core = core
         # Most are there from their rows; what a commit that was cut off left behind is known only now. Where others
         # write too, nothing is known of a topic that is not open.

@@ -2,8 +2,9 @@
 
 death     the owner is gone at 0; its session ends, and the others know, ``session_s`` later
 asks      whoever was refused meanwhile, or waits for messages, asks at once then; others when their next request comes
-opening   takes a slot of its new owner (``slots`` at a time), its turn at the one counter of epochs (a row of HBase,
-          one increment after the other), the calls that claim and load, and processor time of the owner's one core
+opening   takes a slot of its new owner (``slots`` at a time), with every block of epochs a turn at their one counter
+          (a row of HBase, one increment after the other), the calls that claim and load, and processor time of the
+          owner's one core
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import random
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from storage.hbase.epochs import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +60,8 @@ def storm(
     for asked_s, owner in sorted(_asks(placement, instances, gone, left, session_s, dice)):
         queues[owner].append(asked_s)
     cores_s = dict.fromkeys(left, 0.0)
-    counter_s = 0.0
+    counter_s, turns = 0.0, 0
+    epochs = dict.fromkeys(left, 0)
     step_s = costs.round_trip_ms / 1e3
     opened: list[float] = []
     # Slots in the order in which they begin, so that nobody's turn at the counter waits for one that comes later.
@@ -65,9 +69,13 @@ def storm(
     heapq.heapify(begins)
     while begins:
         begun_s, owner = heapq.heappop(begins)
-        counter_s = max(begun_s, counter_s) + step_s
+        claims_s = begun_s
+        if not epochs[owner]:
+            claims_s = counter_s = max(begun_s, counter_s) + step_s
+            epochs[owner], turns = BLOCK, turns + 1
+        epochs[owner] -= 1
         cores_s[owner] = max(begun_s, cores_s[owner]) + costs.open_us / 1e6 / (1 - busy)
-        done_s = max(counter_s + costs.open_ms / 1e3 - step_s, cores_s[owner])
+        done_s = max(claims_s + costs.open_ms / 1e3, cores_s[owner])
         opened.append(done_s)
         if queues[owner]:
             heapq.heappush(begins, (max(done_s, queues[owner].popleft()), owner))
@@ -75,7 +83,7 @@ def storm(
     if not opened:
         return Storm(0, 0.0, 0.0, 0.0, 0.0)
     count = len(opened)
-    return Storm(count, opened[count // 2], opened[int(count * 0.99)], opened[-1], count * step_s)
+    return Storm(count, opened[count // 2], opened[int(count * 0.99)], opened[-1], turns * step_s)
 
 
 def _asks(

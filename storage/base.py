@@ -10,7 +10,7 @@ each store really promises; ``tests/storage/contract.py`` holds all of them to t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from protocol.errors import PlainsongError, StorageFailed
@@ -90,6 +90,8 @@ class Claim:
 
     name: TopicName
     epoch: int
+    lacks: frozenset[bytes] = field(default=frozenset(), compare=False)
+    """Kinds of system rows of which the topic certainly had none when it was claimed: they need not be looked for."""
 
 
 @dataclass(frozen=True, slots=True)

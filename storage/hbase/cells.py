@@ -2,7 +2,8 @@
 
     cell v    epoch:u64  01 value | 00        00: the row is gone
 
-An owner's epoch is above those of all owners before it, whatever the topic, so a cell says whether it may be replaced.
+Who writes them has claimed a name without a namespace, and those claims have epochs in the order of time, whatever the
+name (``epochs.py``): so a cell says whether it may be replaced.
 A row that is removed stays as a cell that says so: HBase has no compare-and-delete through its gateway, and a plain
 delete that was long under way would remove what a later owner has put. Such rows are few: properties of namespaces, and
 what whoever opens a store says about it. They count as soon as they are there.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from protocol.keys import metadata_key
 from storage.base import Deposed, NothingWritten, StoreConflict, StoreError
 from storage.hbase.batch import parts
+from storage.hbase.kinds import kind_of
 from storage.hbase.slots import governor
 from storage.hbase.together import together
 
@@ -106,6 +107,9 @@ class Committing:
         free = {key: value for key, value in batch.metadata.items() if governor(key) != metadata_key(claim.name)}
         for key in sorted(free, key=lambda key: key not in expected):
             value, wanted = free[key], expected.get(key)
+            kind, other = kind_of(key), governor(key)
+            if kind and other:  # a row of a topic that was not claimed, which only tests write
+                await self._owners.say_kind(other, kind)
             before, writing.is_open = writing.is_open, True
             if wanted is None:
                 await self._cells.put(key, value, claim.epoch)
@@ -120,9 +124,12 @@ class Committing:
     def _calls(self, batch: Batch, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
         for put in batch.rows:
             yield from self._putting.calls(put, claim)
-        for key, value in batch.metadata.items():
-            if governor(key) == metadata_key(claim.name):
-                yield partial(self._owners.put, key, value, claim)
+        prefix = metadata_key(claim.name)
+        governed = {key: value for key, value in batch.metadata.items() if governor(key) == prefix}
+        for kind in self._owners.unsaid(claim, (key for key, value in governed.items() if value is not None)):
+            yield partial(self._owners.say_kind, prefix, kind)
+        for key, value in governed.items():
+            yield partial(self._owners.put, key, value, claim)
 
 
 class _Writing:

@@ -2,9 +2,9 @@
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
     cell h     the head                cell f epoch:u64    a fence: never changed once it is there
-    counter    00 'o', cell n          in the metadata table: the last epoch that was given, to whatever topic
+    cells k    ``kinds.py``
 
-Whoever claims a topic takes an epoch above all that were ever given, and puts it into the head: from then on no commit
+Whoever claims a topic takes an epoch above all that it ever had, and puts it into the head: from then on no commit
 of an owner before can take place, and what had taken place until then stands in the head as it was replaced. A commit
 takes place when its owner moves the head by one: that is at once the check that nobody else has come, and the record
 that all rows with this stamp count. Rows that are put late, by owners that were replaced, have a stamp that the head
@@ -17,8 +17,10 @@ import struct
 from typing import TYPE_CHECKING, Literal
 
 from protocol.effects import Table
-from protocol.keys import SYSTEM, metadata_key
+from protocol.keys import metadata_key
 from storage.base import Claim, Deposed, StoreError
+from storage.hbase import kinds
+from storage.hbase.epochs import Epochs
 from storage.hbase.gateway import thrift
 from storage.hbase.packed import FAMILY
 from storage.hbase.stamps import Head, Stamp, decode_serial, encode_serial
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from storage.hbase.slots import Slots
     from storage.hbase.tables import Tables
 
-#: Where epochs are counted, for all topics.
-EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + b"o", FAMILY + b":n"
 HEAD = FAMILY + b":h"
 FENCE = FAMILY + b":f"
 _EPOCH = struct.Struct(">Q")
@@ -47,27 +47,35 @@ class Owners:
 
     def __init__(self, pool: Pool, tables: Tables, slots: Slots) -> None:
         self._pool = pool
-        self._counter = tables[Table.METADATA]
+        self._epochs = Epochs(pool, tables[Table.METADATA])
         self._table = tables[Table.MESSAGE]
         self._slots = slots
         #: Heads of the topics that this instance owns, by ``ns:topic:``.
         self._heads: dict[bytes, Head] = {}
+        #: Of which kinds they may have system rows, as is said in HBase; none for a topic of which nothing is said.
+        self._kinds: dict[bytes, set[bytes]] = {}
 
     async def claim(self, name: TopicName) -> Claim:
         """Become the owner of a topic. Raises StoreError."""
         prefix = metadata_key(name)
         self._heads.pop(prefix, None)
-        epoch = int(await self._pool.call("atomicIncrement", self._counter, EPOCHS_KEY, EPOCHS_COLUMN, 1))
+        epoch = 0
         for _ in range(_ATTEMPTS):
-            head = await self.read(prefix)
-            if head.last.epoch > epoch:
-                raise StoreError(f"topic {name} was claimed by another instance at the same time", hint="try again")
+            columns = await self._columns(prefix)
+            head = _head_in(columns)
+            if epoch <= head.last.epoch:
+                epoch = await (self._epochs.above(head.last.epoch) if name.namespace else self._epochs.latest())
             await self._keep_fence(prefix, head)
+            said = await self._begin_kinds(prefix, head, columns)
             claimed = head.claimed(epoch)
             if await self._swap(prefix, _cell(head), claimed.encode()):
                 self._heads[prefix] = claimed
                 self._slots.forget(prefix)
-                return Claim(name, epoch)
+                self._kinds.pop(prefix, None)
+                if said is None:
+                    return Claim(name, epoch)
+                self._kinds[prefix] = said
+                return Claim(name, epoch, lacks=kinds.ALL - said)
         raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
@@ -76,6 +84,30 @@ class Owners:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
             await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
+
+    async def _begin_kinds(self, prefix: bytes, head: Head, columns: Mapping[bytes, bytes]) -> set[bytes] | None:
+        """The kinds that are said in the head's row, from the topic's first claim on; None: they are not."""
+        if not kinds.are_said(columns):
+            if head.last.epoch:
+                return None
+            await self._say(prefix, b"")
+        return kinds.kinds_in(columns)
+
+    async def say_kind(self, prefix: bytes, kind: bytes) -> None:
+        """Say that the topic may have rows of this kind. Raises StoreError."""
+        said = self._kinds.get(prefix)
+        if said is None or kind not in said:
+            await self._say(prefix, kind)
+            self._kinds.get(prefix, set()).add(kind)
+
+    def unsaid(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
+        """The kinds of these rows, the claimed topic's, that are to be said before a commit with them takes place."""
+        said = self._kinds.get(metadata_key(claim.name))
+        return set() if said is None else {kind for key in keys if (kind := kinds.kind_of(key))} - said
+
+    async def _say(self, prefix: bytes, kind: bytes) -> None:
+        mutation = thrift.Mutation(column=kinds.KINDS + kind, value=kinds.SAID)
+        await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     def next_stamp(self, claim: Claim) -> Stamp:
         """What the rows of the owner's next commit carry. Raises Deposed."""
@@ -154,8 +186,12 @@ class Owners:
 
     async def read(self, prefix: bytes) -> Head:
         """The head as HBase has it now, also of a topic of this instance's. Raises StoreError."""
+        return _head_in(await self._columns(prefix))
+
+    async def _columns(self, prefix: bytes) -> Mapping[bytes, bytes]:
+        """The head's row."""
         rows = await self._pool.call("getRow", self._table, hashed(prefix), {})
-        return _head_in({column: cell.value for column, cell in rows[0].columns.items()} if rows else {})
+        return {column: cell.value for column, cell in rows[0].columns.items()} if rows else {}
 
 
 def encode_epoch(epoch: int) -> bytes:

@@ -10,7 +10,7 @@ from protocol.effects import Table
 from protocol.keys import stop_after, topic_prefix
 from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from storage.hbase.cells import value_in
-from storage.hbase.owners import EPOCHS_KEY
+from storage.hbase.epochs import EPOCHS_KEY
 from storage.hbase.packed import CELL, stamp_of, unpack
 from storage.hbase.scanning import Found, Range, merged, scan, some
 from storage.hbase.slots import Pair, governor

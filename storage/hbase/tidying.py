@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from protocol.effects import Table
 from protocol.keys import HIGH_WATER, POINTER, PRODUCER, PRODUCERS, READER, SYSTEM, stop_after
-from storage.hbase.owners import EPOCHS_COLUMN, EPOCHS_KEY, FENCE, encode_epoch
+from storage.hbase.epochs import EPOCHS_COLUMN, EPOCHS_KEY
+from storage.hbase.owners import FENCE, encode_epoch
 from storage.hbase.packed import CELL, stamp_of
 from storage.hbase.scanning import Range, some
 from storage.hbase.slots import SERVICE_PREFIX, Pair, governor

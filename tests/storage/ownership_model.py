@@ -5,7 +5,8 @@ three publishes, or two stores under a write pointer and the publish of both. Ow
 before go on as if nothing had happened, or die at any step. Every put is under way for as long as it likes: it may land
 late, after its owner's death, or never. An owner's clock may be ahead of another's, so that both use one row key. A
 reader polls any owner, deposed ones too. The client asks for no more than an owner remembers (deduplication): what it
-has been told is done must be there, once and in order, and what was read must stay as it was read.
+has been told is done must be there, once and in order, and what was read must stay as it was read. Epochs lie about in
+blocks: a claim may be given any that nobody has had.
 
 ``Rules`` are the ingredients; each can be left out, to see what for it is there.
 """
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 class Model:
     """Every world that can come about."""
 
-    def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3) -> None:
+    def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3, said: bool = False) -> None:
+        """``said``: there is metadata, for all that the first owner is told, or nobody says whether."""
+        self.said = said
         self.rules = rules
         self.stores = stores
         self.owners = owners
@@ -36,7 +39,7 @@ class Model:
         Args:
           deep: follow one order of events to its end before the next; else the shortest ones come first.
         """
-        start = World()
+        start = World(said=self.said)
         seen = {start}
         queue = deque([start])
         while queue:
@@ -60,6 +63,7 @@ class Model:
             for flight in world.flights - awaited
             if (flight.table == "head" and self.rules.compared and flight.before != world.head)
             or (flight.table == "cell" and flight.before != world.cells[flight.key])
+            or (flight.table == "kind" and world.said)
             or (flight.before is None and self.rules.put_if_absent and (flight.table, flight.key) in rows)
         }
         return world._replace(flights=world.flights - vain) if vain else world
@@ -101,13 +105,17 @@ class Model:
 
     def following(self, world: World) -> Iterator[World]:
         if world.claims < self.owners:
-            yield self.claim(world)
+            for epoch in range(1, self.owners + 1):
+                if epoch not in world.given and (epoch > world.head.last[0] or not self.rules.epoch_above):
+                    yield self.claim(world, epoch)
         for flight in sorted(world.flights, key=order):
             yield self.land(world, flight)
         for at, owner in enumerate(world.owners):
             yield self.without(world, at)
             if owner.phase == "claimed":
-                beyond = any(cell is not None and cell.stamp[0] > owner.head.last[0] for cell in world.cells)
+                beyond = owner.said and any(
+                    cell is not None and cell.stamp[0] > owner.head.last[0] for cell in world.cells
+                )
                 if not (beyond and self.rules.later_respected):
                     yield self.changed(world, at, self.load_metadata(world, owner))
             elif owner.phase == "metadata":
@@ -117,12 +125,11 @@ class Model:
                 if owner.phase == "idle" and world.asked != owner.number and world.told < self.requests:
                     yield self.ask(world, at)
 
-    def claim(self, world: World) -> World:
-        number = world.claims + 1
+    def claim(self, world: World, epoch: int) -> World:
         again = not self.rules.new_epoch and world.head.last[0]
-        head = world.head if again else world.head.claimed(number, keep=self.rules.fences_kept)
-        owners = (*world.owners, Owner(number, head))
-        return world._replace(head=head, owners=owners, claims=number)
+        head = world.head if again else world.head.claimed(epoch, keep=self.rules.fences_kept)
+        owners = (*world.owners, Owner(epoch, head, said=world.said))
+        return world._replace(head=head, owners=owners, claims=world.claims + 1, given=world.given | {epoch})
 
     @staticmethod
     def without(world: World, at: int) -> World:
@@ -142,6 +149,8 @@ class Model:
         return max(counting)[1] if counting else None
 
     def load_metadata(self, world: World, owner: Owner) -> Owner:
+        if not owner.said:
+            return owner._replace(phase="metadata")
         at = self.valid(world.cells, owner.head)
         cell = None if at is None else world.cells[at]
         known = owner._replace(phase="metadata", cells=world.cells)
@@ -166,7 +175,8 @@ class Model:
         if owner.done > request:
             return world._replace(told=request + 1, asked=0)
         puts = frozenset(self.puts(owner, request))
-        world = self.changed(world, at, owner._replace(phase="putting", waits=puts))
+        waits = frozenset(put for put in puts if put.table != "kind" or self.rules.kind_said)
+        world = self.changed(world, at, owner._replace(phase="putting", waits=waits))
         return world._replace(flights=world.flights | puts, asked=owner.number)
 
     def puts(self, owner: Owner, request: int) -> Iterator[Flight]:
@@ -188,6 +198,8 @@ class Model:
             cell = Cell(stamp, done, owner.first, owner.last)
         at = 1 if self.rules.two_cells and self.valid(owner.cells, owner.head) == 0 else 0
         yield Flight("cell", at, owner.cells[at], cell, owner.number)
+        if not owner.said:
+            yield Flight("kind", 0, None, (stamp,), owner.number)
 
     # --- puts land ---
 
@@ -195,6 +207,8 @@ class Model:
         world = world._replace(flights=world.flights - {flight})
         if flight.table == "head":
             return self.land_head(world, flight)
+        if flight.table == "kind":
+            return self.answered(world._replace(said=True), flight)
         rows = {(table, key): row for table, key, row in world.rows}
         is_cell = flight.table == "cell"
         found = world.cells[flight.key] if is_cell else rows.get((flight.table, flight.key))
@@ -264,7 +278,14 @@ class Model:
         last = max([owner.last, *mine])
         first = owner.first or (min(mine) if self.stores and mine else 0)
         return owner._replace(
-            head=head, phase="idle", waits=frozenset(), cells=world.cells, done=owner.done + 1, first=first, last=last
+            head=head,
+            phase="idle",
+            waits=frozenset(),
+            cells=world.cells,
+            done=owner.done + 1,
+            first=first,
+            last=last,
+            said=owner.said or (self.rules.kind_said and world.said),
         )
 
     @staticmethod

@@ -34,6 +34,10 @@ class Rules:
     """What the head loses at a claim is kept; else only the last owner's commits are known."""
     new_epoch: bool = True
     """A topic that is opened again gets an epoch of its own; else the one it had."""
+    epoch_above: bool = True
+    """Epochs that an instance took before are given only above the head's; else whatever it has left."""
+    kind_said: bool = True
+    """That there is metadata is said beside the head before a commit with it takes place; else some time later."""
 
 
 class Head(NamedTuple):
@@ -71,7 +75,7 @@ class Flight(NamedTuple):
     """A put that is under way."""
 
     table: str
-    """``messages``, ``payloads``, ``cell`` or ``head``."""
+    """``messages``, ``payloads``, ``cell``, ``kind`` or ``head``."""
     key: int
     before: object
     after: object
@@ -96,6 +100,8 @@ class Owner(NamedTuple):
     """Position of the last row that it knows of."""
     cells: tuple[Cell | None, Cell | None] = (None, None)
     waits: frozenset[Flight] = frozenset()
+    said: bool = False
+    """Whether it knows that it is said that there is metadata."""
 
 
 class World(NamedTuple):
@@ -106,7 +112,11 @@ class World(NamedTuple):
     cells: tuple[Cell | None, Cell | None] = (None, None)
     flights: frozenset[Flight] = frozenset()
     owners: tuple[Owner, ...] = ()
+    said: bool = False
+    """Whether it is said beside the head that there is metadata."""
     claims: int = 0
+    given: frozenset[int] = frozenset()
+    """Epochs that were given."""
     told: int = 0
     """Requests that the client knows are done."""
     asked: int = 0
