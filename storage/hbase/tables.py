@@ -11,22 +11,28 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import trio
+
 from protocol.effects import Table
 from protocol.keys import topic_prefix
 from storage.base import StoreUnusable
 from storage.hbase.gateway import REFUSALS, TrioConnection, refusal_text, thrift
+from storage.hbase.patience import BROKEN
 from storage.hbase.pool import GatewayRefused
 from storage.hbase.scanning import Range, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from storage.hbase.gateway import Gateway
     from storage.hbase.pool import Pool
 
 NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
 #: One version, since rows are written once; a filter and a cache for those that are asked for by key.
 FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_enabled": True}
 HASHES = 256
+#: How long it may take to make a table: a busy master takes seconds.
+_CREATE_S = 60.0
 
 
 def hashed(key: bytes) -> bytes:
@@ -102,20 +108,26 @@ class Tables:
 
     async def _create(self, pool: Pool, name: bytes) -> None:
         try:
-            async with pool.connection() as gateway:
-                try:
-                    await TrioConnection.on(gateway).create_table(name, {"d": FAMILY_OPTIONS})
-                except thrift.AlreadyExists:
-                    return  # by another instance, just now
-                except REFUSALS as error:
-                    if "TableExistsException" in refusal_text(error):
-                        return  # the same, found out later
-                    raise StoreUnusable(
-                        f"HBase does not make table {name.decode()}: {refusal_text(error)}",
-                        hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
-                    ) from error
-        except OSError as error:
-            raise StoreUnusable(f"HBase does not make table {name.decode()}: {error}", hint="start again") from error
+            with trio.fail_after(_CREATE_S):
+                async with pool.connection() as gateway:
+                    await _create_through(gateway, name)
+        except (*BROKEN, trio.TooSlowError) as error:
+            why = str(error) or "no answer in time"
+            raise StoreUnusable(f"HBase does not make table {name.decode()}: {why}", hint="start again") from error
+
+
+async def _create_through(gateway: Gateway, name: bytes) -> None:
+    try:
+        await TrioConnection.on(gateway).create_table(name, {"d": FAMILY_OPTIONS})
+    except thrift.AlreadyExists:
+        return  # by another instance, just now
+    except REFUSALS as error:
+        if "TableExistsException" in refusal_text(error):
+            return  # the same, found out later
+        raise StoreUnusable(
+            f"HBase does not make table {name.decode()}: {refusal_text(error)}",
+            hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
+        ) from error
 
 
 def _hint(there: set[bytes]) -> str:
