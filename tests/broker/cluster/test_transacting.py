@@ -110,6 +110,31 @@ async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
         assert await committed(node, "u") == ["two"]
 
 
+@pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
+async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_before_is_frozen(
+    nodes, monkeypatch, verb, state
+):
+    pointer = await begin(nodes["c"])
+    await publish_under(nodes["c"], "t", pointer, "one")
+    asked = trio.Event()
+
+    async def frozen(name, ask):
+        asked.set()
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(nodes["b"].service.directory, "ask", frozen)
+    with trio.fail_after(4):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decided, nodes["c"], pointer, verb, state)
+            await asked.wait()
+            nodes.move("ns:t", "c")
+    assert await committed(nodes["a"], "t") == (["one"] if verb == "commit" else [])
+
+
+async def decided(node, pointer, verb, state):
+    assert (await node.call("POST", f"{SERVICE}/{pointer}/{verb}")).json()["state"] == state
+
+
 async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
     for module in (actors.mirror, actors.transactions_anywhere):
         monkeypatch.setattr(module, "PATIENCE_S", 0.2)
