@@ -116,7 +116,7 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
 
 
 def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | None:
-    """How many topics it still has; None when it cannot be asked, as when it is gone."""
+    """How many topics it still has; None when it is gone, or when drains mean nothing. Raises CommandFailed."""
     until_s, told = time.monotonic() + within_s, -1
     while True:
         found = asked(client, cluster_calls.show_cluster())
@@ -127,7 +127,15 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
             note("all instances are drained: it is as if none were")
             return None
         left: int | None = here["topicsOpen"]
-        if left == 0 or time.monotonic() >= until_s:
+        if left == 0:
+            return 0
+        if time.monotonic() >= until_s:
+            if left is None:
+                raise CommandFailed(
+                    f"{instance} is drained, and does not say how many topics it still has open",
+                    hint="the others take them over; is it frozen, or out of their reach?",
+                    code=Exit.UNAVAILABLE,
+                )
             return left
         if left is not None and left != told:
             note(f"{tables.show_count(left)} topics to go")
@@ -152,11 +160,17 @@ def undrain(instance: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
-    """Pin TOPIC to INSTANCE: it is there as long as that is."""
+    """Pin TOPIC to INSTANCE: it is there as long as that is.
+
+    While that is drained, the topic is where its name says.
+    """
     with where.client() as client:
         asked(client, cluster_calls.pin_topic(client.namespace, topic, instance))
-        name = f"{client.namespace}:{topic}"
-    _say({"topic": name, "instance": instance}, f"{name} is at {instance}", as_json=as_json)
+        found = asked(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+    owner, text = found["owner"], f"{found['name']} is at {instance}"
+    if owner != instance:
+        text = f"{found['name']} is pinned to {instance}, and at {owner or 'nobody'} just now: is {instance} drained?"
+    _say({"topic": found["name"], "instance": instance, "owner": owner}, text, as_json=as_json)
 
 
 @cluster.command(cls=Verb, examples=["plainsong cluster unpin orders"])

@@ -76,12 +76,26 @@ async def test_move_and_unpin_say_where_a_topic_is(three, cli):
         assert json.loads(await cli("cluster", "move", "orders", to, "--json")) == {
             "topic": "ns:orders",
             "instance": to,
+            "owner": to,
         }
         assert await three["a"].owner("orders") == to
     assert "pinned to c" in await cli("cluster", "status", "orders")
     told = json.loads(await cli("cluster", "unpin", "orders", "--json"))
     assert told["instance"] == await three["a"].owner("orders")
     assert "pinned" not in await cli("cluster", "status", "orders")
+
+
+async def test_a_topic_moved_to_a_drained_instance_is_said_to_be_where_it_is(three, cli):
+    await cli("cluster", "drain", "b")
+    told = json.loads(await cli("cluster", "move", "orders", "b", "--json"))
+    assert (told["instance"], told["owner"]) == ("b", await three["a"].owner("orders"))
+    assert told["owner"] != "b"
+
+
+async def test_drain_of_one_that_does_not_answer_does_not_say_that_its_topics_have_moved(three, cli, monkeypatch):
+    monkeypatch.setattr("broker.views.cluster.TOPICS_OPEN", "a call that nobody answers")
+    err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
+    assert "b is drained, and does not say" in err
 
 
 async def test_an_instance_that_is_not_there_is_refused_with_the_nearest_name(three, cli):
