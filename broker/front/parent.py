@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from functools import partial
 from socket import socketpair
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,10 @@ log = logging.getLogger(__name__)
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
 #: A front end that lived for so long has not failed to start.
 SETTLED_S = 10.0
+#: How long a front end may answer no ping before it is ended and another takes its place: half of the clients wait.
+SILENCE_S = 30.0
+#: How long a process whose link has ended has for its last answers.
+AFTER_LINK_S = 5.0
 #: How long after the grace of a stop a front end may take to end by itself.
 LAST_S = 1.0
 _SECTIONS = ("http", "log", "shutdown")
@@ -61,7 +64,7 @@ async def serve_front_ends(
     together = await trio.to_thread.run_sync(listen_together, config.http.bind, config.http.processes)
     try:
         async with trio.open_nursery() as nursery:
-            parts = _Parts(share_of(config), answering, peers, stop, nursery)
+            parts = _Parts(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
             front_ends = [_FrontEnd(f"front-{number}", row, parts) for number, row in enumerate(together, 1)]
             for each in front_ends:
                 nursery.start_soon(each.keep)
@@ -101,12 +104,16 @@ class _Parts:
         peers: PeerDoor | None,
         stop: trio.Event,
         nursery: trio.Nursery,
+        max_peers: int,
     ) -> None:
         self.settings = settings
         self.answering = answering
         self.peers = peers
         self.stop = stop
         self.nursery = nursery
+        #: Connections of other instances that may be here at a time, and that are.
+        self.max_peers = max_peers
+        self.open_peers = 0
 
 
 class _FrontEnd:
@@ -124,7 +131,10 @@ class _FrontEnd:
         failures = 0
         while True:
             begun_s = trio.current_time()
-            status = await self._run()
+            try:
+                status: int | str = await self._run()
+            except OSError as error:  # out of descriptors, processes or memory: as of those that end at once
+                status = str(error)
             if self._parts.stop.is_set():
                 self.ready.set()
                 return
@@ -146,14 +156,17 @@ class _FrontEnd:
         command = [sys.executable, "-m", "broker.front.child", self._name, *map(str, numbers)]
         try:
             process = await trio.lowlevel.open_process(command, pass_fds=numbers, stdin=None)
+        except BaseException:
+            ours.close()
+            door.close()
+            raise
         finally:
             theirs.close()
             their_door.close()
         try:
             async with trio.open_nursery() as nursery:
                 quick = QuickPublishes(self._parts.answering.service)
-                serving = partial(serve_link, quick=quick, peer=self._name)
-                nursery.start_soon(serving, descriptors.stream_of(ours), self._dispatch, WITHIN_DAEMON)
+                nursery.start_soon(self._serve, descriptors.stream_of(ours), quick, process)
                 nursery.start_soon(self._take_peers, door)
                 nursery.start_soon(self._tell_to_leave, process)
                 status = await process.wait()
@@ -165,6 +178,12 @@ class _FrontEnd:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
+
+    async def _serve(self, link: trio.SocketStream, quick: QuickPublishes, process: trio.Process) -> None:
+        bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
+        await serve_link(link, self._dispatch, bounds, quick=quick, peer=self._name)
+        await trio.sleep(AFTER_LINK_S)
+        process.kill()  # frozen or lost: it would keep its connections waiting for ever
 
     async def _tell_to_leave(self, process: trio.Process) -> None:
         await self._parts.stop.wait()
@@ -185,10 +204,14 @@ class _FrontEnd:
             self._parts.nursery.start_soon(self._serve_peer, *taken)
 
     async def _serve_peer(self, connection: socket.socket, already_read: bytes) -> None:
-        if self._parts.peers is None:
+        parts = self._parts
+        if parts.peers is None or parts.open_peers >= parts.max_peers:
             connection.close()
             return
+        parts.open_peers += 1
         try:
-            await self._parts.peers(descriptors.stream_of(connection), already_read, self._parts.stop)
+            await parts.peers(descriptors.stream_of(connection), already_read, parts.stop)
         except Exception:
             log.exception("a connection failed")
+        finally:
+            parts.open_peers -= 1

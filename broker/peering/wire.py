@@ -222,6 +222,7 @@ class Wire:
         silence_s = self.bounds.silence_s
         if silence_s == inf:
             return
+        await self._meeting.wait()  # until then it is ``dial_s`` that counts
         pause_s = silence_s / 3
         asked_s, heard_s = inf, trio.current_time()
         while True:

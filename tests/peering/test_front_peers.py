@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +16,7 @@ import trio
 from linked import echo
 
 from broker.config.config import config_of
-from broker.front import descriptors
-from broker.front.parent import serve_front_ends
+from broker.front import descriptors, parent
 from broker.peering.bounds import LinkBounds
 from broker.peering.door import peer_door
 from broker.peering.links import Links
@@ -23,7 +27,7 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
     answering = cast("Any", SimpleNamespace(service=None, dispatch=echo))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        serving = partial(serve_front_ends, config, answering, peer_door(echo), stop=stop)
+        serving = partial(parent.serve_front_ends, config, answering, peer_door(echo), stop=stop)
         (address,) = await nursery.start(serving)
         links = Links(nursery, LinkBounds(dial_s=60))
         link = await links.to(address)
@@ -31,6 +35,67 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
         assert (reply.value, reply.body) == ((1, 2), b"x" * 500_000)
         stop.set()
         await link.ended.wait()
+
+
+async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
+    monkeypatch.setattr(parent, "SILENCE_S", 6.0)
+    monkeypatch.setattr(parent, "AFTER_LINK_S", 0.0)
+    config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
+    answering = cast("Any", SimpleNamespace(service=None, dispatch=echo))
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop))
+        before = children()
+        frozen = before[0]
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: frozen not in children() and len(children()) >= len(before))
+        stop.set()
+    assert "a front end ended" in caplog.messages
+
+
+async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, caplog):
+    """For want of descriptors, processes or memory, which others may give back."""
+    config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
+    answering = cast("Any", SimpleNamespace(service=None, dispatch=echo))
+    stop = trio.Event()
+    begin = trio.lowlevel.open_process
+    failed = 0
+
+    async def scarce(*args: Any, **more: Any) -> trio.Process:
+        nonlocal failed
+        if ready and not failed:
+            failed += 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await begin(*args, **more)
+
+    ready = False
+    monkeypatch.setattr(trio.lowlevel, "open_process", scarce)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop))
+        ready = True
+        before = children()
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: failed and before[0] not in children() and len(children()) >= len(before))
+        stop.set()
+    assert caplog.messages.count("a front end ended") == 2
+
+
+def children() -> list[int]:
+    """The processes of this one that run front ends."""
+    started = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    return [int(pid) for line in started for pid in line.split() if b"broker.front.child" in command_of(pid)]
+
+
+def command_of(pid: str) -> bytes:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    with trio.fail_after(60):
+        while not holds():  # noqa: ASYNC110 - processes set no event
+            await trio.sleep(0.05)
 
 
 async def test_a_connection_arrives_with_what_was_read_of_it():
