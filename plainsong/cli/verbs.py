@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
-        "store": Listed("broker.command.store:store", "Look into a stopped data directory."),
+        "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Instances of one service: who is there, who owns what."),
         "ping": Listed("plainsong.cli.ping:ping", "Ask daemons whether they are there and ready."),
