@@ -63,7 +63,7 @@ class TransactionsAnywhere:
         self._ownership = ownership
         self._pointers = pointers
         self._peer = NoPeer() if peer is None else peer
-        self.mirror = Mirror(self._peer, pointers)
+        self.mirror = Mirror(self, pointers)
         self.home: TransactionService | None = None
         self._changed = trio.Event()
         self._pauses = Pauses()
@@ -167,6 +167,10 @@ class TransactionsAnywhere:
         await self.mirror.fresh()
         if self.home is not None:
             await self.home.fresh()
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """See ``Peer.sync``: where the service is, which may have become here while somebody asked for it."""
+        return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """See ``TransactionService.enlist``: at home, or where it is. Raises also TransactionsUnavailable."""

@@ -175,7 +175,8 @@ async def test_held_polls_hear_of_commits_at_the_next_owner_while_the_one_before
         assert cluster["b"].transactions.standing(pointer) == "committed"
 
 
-async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_there_is_another():
+@pytest.mark.parametrize("successor", ["b", "c"])
+async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_there_is_another(successor):
     async with cluster_of("a", "b", "c") as cluster, trio.open_nursery() as nursery:
         await freeze_at_a_question_of_b(cluster)
         cluster.lines.held["b"] = trio.Event()
@@ -189,7 +190,7 @@ async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_t
         await settle()
         del cluster.lines.held["b"]
         assert not read.is_set()
-        cluster.say("c", SERVICE_NAME)
+        cluster.say(successor, SERVICE_NAME)
         with trio.fail_after(2):
             await read.wait()
 

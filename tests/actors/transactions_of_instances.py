@@ -56,7 +56,7 @@ class Peer:
         owner = self.cluster.views[self.me].owner(SERVICE_NAME)
         self.cluster.lines.refuse(self.me, owner.name)
         home = self.cluster.instances[owner.name].transactions.home
-        if home is None:
+        if home is None or owner.name == self.me:
             raise NoOwner("nobody owns the transactions")
         return home
 
