@@ -139,7 +139,8 @@ class Namespaces:
                 except Deposed:
                     if attempt + 1 == ATTEMPTS:
                         raise
-            if changed and self._tell is not None:
+            # Whoever wrote what is there already may have fallen before the others were told.
+            if (changed or self._store.traits.shared) and self._tell is not None:
                 await self._tell(namespace)
         return self.properties(namespace)
 

@@ -84,6 +84,17 @@ async def test_who_was_not_told_of_a_namespace_reads_it_again_by_itself(autojump
         nursery.cancel_scope.cancel()
 
 
+async def test_what_a_namespace_says_already_is_told_again_since_who_wrote_it_may_have_fallen():
+    shared, told = SharedMemory(), []
+
+    async def tell(namespace):
+        told.append(namespace)
+
+    await Namespaces(shared.store()).put("ns", {"deduplication": "disabled"})
+    assert await Namespaces(shared.store(), tell=tell).put("ns", {"deduplication": "disabled"})
+    assert told == ["ns"]
+
+
 async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump_clock):
     shared = SharedMemory()
     one, other = Namespaces(shared.store()), Namespaces(shared.store())
