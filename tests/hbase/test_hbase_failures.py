@@ -185,7 +185,7 @@ async def instances(hbase):
 
 async def an_hour_ahead(store) -> None:
     """Everything has been written by clocks that were an hour ahead."""
-    for name in store._owners._table, store._owners._counter:
+    for name in store._owners._table, store._owners._epochs._counter:
         for row in await some(store._pool, Range(name, b"", b""), 10_000, timeout_s=20):
             mutations = [thrift.Mutation(column=column, value=value) for column, value in row.columns.items()]
             await store._pool.call("mutateRowTs", name, row.key, mutations, row.time_ms + 3_600_000, {})
