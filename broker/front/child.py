@@ -1,7 +1,5 @@
 """A front end's process: HTTP as ever, on sockets it was given, answered over a link by the process that started it.
 
-    python -m broker.front.child NAME LINK DOOR LISTENER…      descriptors it inherits; nobody starts it by hand
-
 It ends when it is told to, after its last answers, and when the owning process does.
 """
 
@@ -130,12 +128,10 @@ class FrontEnd:
         await descriptors.give(self._door, connection, already_read)
 
 
-def main() -> None:
-    """The process."""
-    name, *numbers = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the owning process tells us when to leave
+def run_front_end(name: str, numbers: list[int]) -> None:
+    """The process, on descriptors that it was given: its link, its door, its listeners."""
     process.set(name)
-    link, door, *listeners = (socket.socket(fileno=int(number)) for number in numbers)
+    link, door, *listeners = (socket.socket(fileno=number) for number in numbers)
     for each in (link, door, *listeners):
         each.setblocking(False)
         each.set_inheritable(False)
@@ -144,7 +140,3 @@ def main() -> None:
         await FrontEnd(link, door, listeners).run()
 
     trio.run(run)
-
-
-if __name__ == "__main__":
-    main()

@@ -153,7 +153,7 @@ class _FrontEnd:
         door, their_door = descriptors.pair()
         given = [theirs, their_door, *self._listeners]
         numbers = [each.fileno() for each in given]
-        command = [sys.executable, "-m", "broker.front.child", self._name, *map(str, numbers)]
+        command = [sys.executable, "-m", "broker.front", self._name, *map(str, numbers)]
         try:
             process = await trio.lowlevel.open_process(command, pass_fds=numbers, stdin=None)
         except BaseException:

@@ -194,8 +194,11 @@ class Daemon:
 
     def children(self) -> list[int]:
         """The processes that it has started, from whichever thread."""
-        started = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
-        return sorted(int(pid) for line in started for pid in line.split())
+        found: list[int] = []
+        for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with suppress(OSError):  # the thread has ended
+                found += map(int, path.read_text().split())
+        return sorted(found)
 
     def open_sockets(self) -> int:
         """Connections, and a handful of its own."""

@@ -191,6 +191,26 @@ def test_parked_polls_are_answered_when_ctrl_c_reaches_all_processes(daemon):
     assert not any(runs(pid) for pid in pids)
 
 
+def test_ctrl_c_while_front_ends_start_is_a_quiet_end(tmp_path):
+    running = Daemon(tmp_path / "early", FRONT_ENDS)
+    running.spawn()
+    try:
+        eventually("front ends have begun", lambda: sum(map(is_front_end, running.children())) == 2)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait() == 0
+        assert running.errors == ""
+    finally:
+        running.end()
+
+
+def is_front_end(pid: int) -> bool:
+    """Whether it has come as far as its own code."""
+    with suppress(OSError):
+        ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigIgn" in line)
+        return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+    return False
+
+
 def test_nobody_else_gets_the_address(running, daemon, tmp_path):
     """Sockets that share an address would let a second daemon in, and each had half of the clients."""
     taken = f"127.0.0.1:{running.address[1]}"

@@ -82,14 +82,14 @@ async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, capl
 
 def children() -> list[int]:
     """The processes of this one that run front ends."""
-    started = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    return [int(pid) for line in started for pid in line.split() if b"broker.front.child" in command_of(pid)]
+    started = " ".join(text_of(path) for path in Path("/proc/self/task").glob("*/children"))
+    return [int(pid) for pid in started.split() if "broker.front\0" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
-def command_of(pid: str) -> bytes:
-    with suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+def text_of(path: Path) -> str:
+    with suppress(OSError):  # its thread or process has ended
+        return path.read_text()
+    return ""
 
 
 async def until(holds: Callable[[], Any]) -> None:
