@@ -181,7 +181,7 @@ class Copying:
         except Deposed as error:
             raise Deposed(
                 f"{part.label} was taken over by a daemon while it was copied",
-                hint="stop the daemons of both stores, and run this again: it goes on",
+                hint="stop the daemons of both stores, and run this again: it goes on, unless they wrote what was copied",
             ) from error
 
     async def _tidy_up(self, name: TopicName) -> None:
