@@ -16,7 +16,7 @@ from math import inf
 from tests.daemon.transactional_history import Anomaly, Kind, Log, Page, Request, Transaction
 
 #: How long after its time-out a transaction may hold readers: what a timer and a commit take on a busy machine.
-GRACE_MS = 2_000
+GRACE_MS = 5_000
 
 Unit = Transaction | Request
 """What becomes visible in one moment."""
