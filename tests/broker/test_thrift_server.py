@@ -300,4 +300,6 @@ async def test_a_client_that_leaves_before_the_answer_harms_nobody(server, caplo
 
 async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
     with pytest.raises(OSError, match="in use"):
-        await serve_thrift(server.address, TephraMethods(server.service), budget=server.budget, stop=trio.Event(), grace_s=1)
+        await serve_thrift(
+            server.address, TephraMethods(server.service), budget=server.budget, stop=trio.Event(), grace_s=1
+        )
