@@ -17,6 +17,7 @@ from plainsong.sql import Outbox, OutboxInDoubt, OutboxUnusable, create_outbox, 
 from plainsong.sql.relay_doubt import Opened, Standing, check_doubt, check_remembered
 from plainsong.sql.relay_lock import RelayLock
 from plainsong.sql.relay_rows import SWEEP_ROWS, Numbered, RelayRows
+from tests.daemon.harness import eventually
 from tests.sql.conftest import Order
 
 TABLES = outbox_tables()
@@ -371,7 +372,7 @@ def test_the_lock_is_of_one_and_goes_with_its_connection(db: Engine):
             other.invalidate()
         else:
             second.let_go(other)
-        assert first.take(one)
+        eventually("the server has noticed", lambda: first.take(one))
         first.let_go(one)
 
 
