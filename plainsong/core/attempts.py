@@ -116,6 +116,8 @@ def attempts(
         if pause_s:
             yield Pause(pause_s)
             now_s = yield Now()
+            if not endless and now_s >= started_s + limit_s:  # a busy machine wakes whoever sleeps later
+                raise _late(error, tries, limit_s, in_doubt)
 
 
 def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:

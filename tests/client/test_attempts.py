@@ -134,6 +134,13 @@ def test_an_attempt_gets_no_more_time_than_the_call_has_left():
     assert [send.timeout_s for send in world.sent] == [6, pytest.approx(6), pytest.approx(1)]
 
 
+def test_a_pause_that_outlasts_the_deadline_is_followed_by_no_attempt():
+    world = World(lambda _: NOBODY, overslept_s=11)
+    error = outcome_of(world, publish(), deadline_s=10)
+    assert (type(error), error.outcome) == (DeadlineExceeded, "not-applied")
+    assert len(world.sent) == 1
+
+
 def test_without_retry_there_is_one_attempt():
     world = World([problem(503, "overloaded")])
     assert isinstance(outcome_of(world, publish(), retry=False), Overloaded)

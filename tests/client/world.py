@@ -44,15 +44,22 @@ SILENT = Failure("timeout", "no answer within 30 s")
 
 
 class World:
-    """Runs steps; ``answers`` are given in turn, or by a function of what was sent. ``took_s``: a request's time."""
+    """Runs steps; ``answers`` are given in turn, or by a function of what was sent.
+
+    ``took_s`` is a request's time, ``overslept_s`` what each pause takes longer than was asked for.
+    """
 
     def __init__(
-        self, answers: Iterable[Answer | Failure] | Callable[[Send], Answer | Failure], took_s: float = 0
+        self,
+        answers: Iterable[Answer | Failure] | Callable[[Send], Answer | Failure],
+        took_s: float = 0,
+        overslept_s: float = 0,
     ) -> None:
         self.now_s = 0.0
         self.sent: list[Send] = []
         self.pauses: list[float] = []
         self._took_s = took_s
+        self._overslept_s = overslept_s
         script = answers if callable(answers) else iter(answers)
         self._answer = script if callable(script) else lambda _: next(script)
 
@@ -79,7 +86,7 @@ class World:
                 return self.now_s
             case Pause():
                 self.pauses.append(effect.seconds)
-                self.now_s += effect.seconds
+                self.now_s += effect.seconds + self._overslept_s
                 return None
             case Blocking() | Tell():
                 return effect.work()
