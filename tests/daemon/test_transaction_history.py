@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from protocol.ids import pack_id
-from tests.daemon.transactional_checker import check
+from tests.daemon.transactional_checker import GRACE_MS, check
 from tests.daemon.transactional_history import Log, Page, Request, Transaction
 
 _numbers = count()
@@ -155,9 +155,10 @@ def test_whoever_is_held_by_a_decided_transaction_is_held_for_ever(story):
 
 
 def test_a_hold_is_over_soon_after_the_time_out(story):
-    story.page("a", "plain", "T1", at_s=31, end="held", held_by=3)
+    over_s = (story.invalid.expires_ms + GRACE_MS) / 1000
+    story.page("a", "plain", "T1", at_s=over_s - 1, end="held", held_by=3)
     assert story.kinds() == set()
-    story.page("a", "plain", "T1", at_s=33, end="held", held_by=3)
+    story.page("a", "plain", "T1", at_s=over_s + 1, end="held", held_by=3)
     assert story.kinds() == {"held for ever"}
 
 
