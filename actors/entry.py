@@ -15,6 +15,7 @@ import trio
 from actors.failing import changed_hands
 from actors.mailbox import Mailbox
 from actors.scan_cache import TopicCache
+from actors.supervision import RESTART_PAUSES_S
 from actors.topic import TopicActor
 from protocol.errors import NoOwner, PlainsongError, Recovering, ShuttingDown, StorageFailed
 from storage.base import Deposed
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from protocol.names import TopicName
 
 log = logging.getLogger(__name__)
-
-#: Pauses before the second, third … attempt to load a topic whose store fails; the last one repeats.
-RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Entry:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.load import load
+from actors.whereabouts import topics_by_pointer
 from protocol.effects import Table
 from protocol.errors import Overloaded
-from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from protocol.keys import DamagedRow, topic_of, topic_range
 from protocol.topic.bookkeeping import write_pointers_among
 from protocol.topic.state import TopicLimits
 from storage.base import read_rows
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from protocol.names import TopicName
-    from storage.base import Row, Store
+    from storage.base import Store
 
 
 _LIST_ROWS = 500
@@ -72,19 +73,8 @@ class PointerIndex:
         """
         if store.traits.shared:
             return
-        start = SYSTEM + POINTER
-
-        def take(rows: list[Row]) -> bool:
-            for key, _ in rows:
-                try:
-                    name, _, pointer = parse_pointer_key(key)
-                except DamagedRow:
-                    continue  # the topic's own load says so
-                if pointer > 0:  # below, somebody stages: no transaction is about it
-                    self._topics.setdefault(pointer, set()).add(name)
-            return True
-
-        await store.scan(Table.METADATA, start, stop_after(start), take, values=False)
+        for pointer, names in (await topics_by_pointer(store)).items():
+            self._topics.setdefault(pointer, set()).update(names)
         if not store.traits.whole_commits:
             await self._load_left_behind(store)
 

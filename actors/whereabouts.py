@@ -39,6 +39,26 @@ async def rows_of(store: Store, is_wanted: Callable[[TopicName], bool]) -> Where
     return found
 
 
+async def topics_by_pointer(
+    store: Store, is_wanted: Callable[[TopicName], bool] = lambda name: True
+) -> dict[int, set[TopicName]]:
+    """The topics with rows about each transaction's pointer, of those that are wanted. Raises StoreError."""
+    found: dict[int, set[TopicName]] = {}
+
+    def take(rows: list[Row]) -> bool:
+        for key, _ in rows:
+            try:
+                name, _, pointer = parse_pointer_key(key)
+            except DamagedRow:
+                continue  # the topic's own load says so
+            if pointer > 0 and is_wanted(name):  # below, somebody stages: no transaction is about it
+                found.setdefault(pointer, set()).add(name)
+        return True
+
+    await store.scan(Table.METADATA, SYSTEM + POINTER, stop_after(SYSTEM + POINTER), take, values=False)
+    return found
+
+
 class Everywhere:
     """Implements ``Whereabouts`` from what the service keeps and what the store says."""
 
@@ -51,26 +71,13 @@ class Everywhere:
 
     async def load(self, store: Store, core: ManagerCore) -> None:
         """Begin with what the service keeps, and rows of pointers that it has not settled. Raises StoreError."""
-        await self.find(store, lambda name: True)
+        found = await topics_by_pointer(store)
         self._core = core
-        self._found = {each: names for each, names in self._found.items() if core.is_unsettled(each)}
+        self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
 
     async def find(self, store: Store, is_wanted: Callable[[TopicName], bool]) -> None:
         """Read all rows about pointers that the store has. Raises StoreError."""
-        found: dict[int, set[TopicName]] = {}
-
-        def take(rows: list[Row]) -> bool:
-            for key, _ in rows:
-                try:
-                    name, _, pointer = parse_pointer_key(key)
-                except DamagedRow:
-                    continue  # the topic's own load says so
-                if pointer > 0 and is_wanted(name):
-                    found.setdefault(pointer, set()).add(name)
-            return True
-
-        await store.scan(Table.METADATA, SYSTEM + POINTER, stop_after(SYSTEM + POINTER), take, values=False)
-        self._found = found
+        self._found = await topics_by_pointer(store, is_wanted)
 
     def dropped(self, pointers: Iterable[int]) -> None:
         """These are decided, or off the invalid list, and have no rows that anybody needs to find."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 MAX_CHUNK_ROWS = 1000
 #: Bytes of values in a list, unless it is a single row.
 MAX_CHUNK_BYTES = 4 << 20
-_GROWTH = 4
+#: How many times as long as the list before the next one may be.
+GROWTH = 4
 
 
 def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
@@ -38,4 +39,4 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
         if not chunk:
             return
         yield chunk
-        wanted = min(wanted * _GROWTH, MAX_CHUNK_ROWS)
+        wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)

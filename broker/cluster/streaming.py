@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from actors.ownership import Instance
     from broker.cluster.owners import Owners, Search
     from broker.http.bodies import Holding
+    from broker.http.conversation import Conversation
     from broker.peering.serving import ServedChannel
     from broker.service import Service
 
@@ -52,23 +54,26 @@ async def serve_stream(
     if not owners.ownership.is_mine(name):
         raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
     stream = PublishStream(service, namespace, topic, request_id, held)
-
-    async def take() -> None:
-        try:
-            while (message := await channel.receive()) is not None:
-                await stream.take([message])
-        except MalformedBody:
-            pass  # whoever sent it has read it, too, and says so to the client
-        stream.finish()
-
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(take)
-            while (answers := await stream.answers()) is not None:
-                await channel.send(ANSWERED.pack(stream.answered) + answers)
-            nursery.cancel_scope.cancel()
+        await converse(stream, channel)
     finally:
         stream.close()
+
+
+async def converse(conversation: Conversation, channel: ServedChannel) -> None:
+    """Answer what comes over a channel, until no more comes and all is answered."""
+
+    async def take() -> None:
+        with suppress(MalformedBody):  # whoever sent it has read it, too, and says so to the client
+            while (message := await channel.receive()) is not None:
+                await conversation.take([message])
+        conversation.finish()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        while (answers := await conversation.answers()) is not None:
+            await channel.send(ANSWERED.pack(conversation.answered) + answers)
+        nursery.cancel_scope.cancel()
 
 
 class _HereLeg(PublishStream):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from broker.command.leaves import leaves
 from broker.command.settings import load_settings
 from broker.command.store_urls import StoreUrl, open_named, open_to_look
 from plainsong.cli import tables
@@ -25,7 +26,7 @@ from storage.base import Deposed, StoreUnusable
 from storage.copying.copying import Asked, Copying, NotTheSame, refuse_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from broker.config.hbase import HBaseConfig
     from storage.copying.copying import Compared
@@ -85,7 +86,7 @@ def copy(
         trio.run(_copy, urls[0], urls[1], asked, settings, told, "dry-run" if dry_run else "verify" * verify_only)
     except BaseException as error:
         told.clear()
-        for leaf in _leaves(error):
+        for leaf in leaves(error):
             if isinstance(leaf, PlainsongError):
                 raise _failed(leaf) from error
             if isinstance(leaf, KeyboardInterrupt):
@@ -118,15 +119,6 @@ async def _copy(
         else:
             done = await copying.run(lambda: time.time_ns() // 1_000_000)
             told.compared(done or [], "copied") if done is not None else told.done_before()
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group of groups: nurseries wrap what falls in them."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
 
 
 def _failed(error: PlainsongError) -> CommandFailed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from broker.command.leaves import leaves
 from broker.command.openfiles import allow_open_files
 from broker.command.settings import load_settings, setting_options
 from broker.front import FrontEndFailed
@@ -21,7 +22,6 @@ from protocol.cluster.placement import NameTaken
 from storage.base import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from broker.config import Config
@@ -79,7 +79,7 @@ def _run(config: Config, logs: Logs) -> None:
     try:
         trio.run(daemon)
     except BaseException as error:
-        for leaf in _leaves(error):
+        for leaf in leaves(error):
             if isinstance(leaf, KeyboardInterrupt | SystemExit):
                 raise leaf from None
         failed = failure_of(error, config)
@@ -93,7 +93,7 @@ def _run(config: Config, logs: Logs) -> None:
 
 def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     """What to tell whoever started a daemon that ended with ``error``; None if it is a bug of ours."""
-    for leaf in _leaves(error):
+    for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, NameTaken):
@@ -111,15 +111,6 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     return None
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group of groups: nurseries wrap what falls in them."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
-
-
 def _last_line(error: BaseException) -> str:
-    leaf = next(_leaves(error))
+    leaf = next(leaves(error))
     return f"{type(leaf).__name__}: {leaf}".splitlines()[0]

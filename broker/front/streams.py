@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import trio
-
 from broker.cluster.away import AwayLeg
-from broker.cluster.streaming import ANSWERED
+from broker.cluster.streaming import converse
 from broker.peering.link import LinkBroken
-from protocol.errors import Internal, MalformedBody, ShuttingDown
+from protocol.errors import Internal, ShuttingDown
 from protocol.names import topic_name
 from protocol.peering.vocabulary import VOCABULARY
 
@@ -29,19 +26,9 @@ if TYPE_CHECKING:
 async def serve_conversation(conversation: Conversation, channel: ServedChannel) -> None:
     """The owning process's end: ``conversation`` is what a WebSocket of its own would have behind it."""
 
-    async def take() -> None:
-        with suppress(MalformedBody):  # the front end has read it, too, and says so to the client
-            while (message := await channel.receive()) is not None:
-                await conversation.take([message])
-        conversation.finish()
-
     try:
         await channel.send(VOCABULARY.pack([list(each) for each in conversation.headers]))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(take)
-            while (answers := await conversation.answers()) is not None:
-                await channel.send(ANSWERED.pack(conversation.answered) + answers)
-            nursery.cancel_scope.cancel()
+        await converse(conversation, channel)
     finally:
         conversation.close()
 

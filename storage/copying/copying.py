@@ -22,7 +22,7 @@ from storage.copying.progress import COMPARED, COPY_KEY, DONE, WRITING, CopyRow,
 from storage.copying.room import MAX_NAMED, has_service, refuse_rows_too_large, refuse_without_room
 from storage.copying.surveying import Figures, survey
 from storage.copying.writing import Writing
-from storage.hbase.together import together
+from storage.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

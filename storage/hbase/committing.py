@@ -18,7 +18,7 @@ from storage.base import Deposed, NothingWritten, StoreConflict, StoreError
 from storage.hbase.batch import parts
 from storage.hbase.kinds import kind_of
 from storage.hbase.slots import governor
-from storage.hbase.together import together
+from storage.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

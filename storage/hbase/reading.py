@@ -8,7 +8,7 @@ import trio
 
 from protocol.effects import Table
 from protocol.keys import stop_after, topic_prefix
-from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from storage.chunks import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from storage.hbase.cells import value_in
 from storage.hbase.epochs import EPOCHS_KEY
 from storage.hbase.packed import CELL, stamp_of, unpack
@@ -217,5 +217,5 @@ class Lists:
 
     def _give(self) -> None:
         rows, self._rows, self._size = self._rows, [], 0
-        self._wanted = min(self._wanted * 4, MAX_CHUNK_ROWS)
+        self._wanted = min(self._wanted * GROWTH, MAX_CHUNK_ROWS)
         self._done = not self._feed(rows)

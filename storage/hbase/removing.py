@@ -16,8 +16,8 @@ from storage.hbase.owners import HEAD
 from storage.hbase.packed import CELL, SAID, removing_columns, rolling_column, stamp_of, unpack
 from storage.hbase.scanning import Range, found_in, scan
 from storage.hbase.tables import hashed
-from storage.hbase.together import together
 from storage.rolled import rolled_back
+from storage.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
