@@ -54,7 +54,8 @@ async def compacted(hbase, store, table, below: int) -> int:
     """
     deadline_s, ask_s = time.monotonic() + 90, 0.0
     while (size := files(hbase, table)) >= below:
-        assert (now_s := time.monotonic()) < deadline_s, size
+        now_s = time.monotonic()
+        assert now_s < deadline_s, size
         if now_s >= ask_s:
             await store._pool.call("majorCompact", TABLES[table])
             ask_s = now_s + 5
