@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -15,25 +13,12 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.test_hbase_owners import NAME, rows, values
-from tests.hbase_server import QUICK_JVM, ROOT, SMALL
 
 SCRIPTED = replace(OPTIONS, table_prefix="scripted_", create_tables=False)
 
 
 def run_script(hbase, regions):
-    environment = os.environ | {
-        "PLAINSONG_TABLE_PREFIX": SCRIPTED.table_prefix,
-        "PLAINSONG_REGIONS": regions,
-        "HBASE_JVM": f"{QUICK_JVM} -Djruby.compile.mode=OFF",
-    }
-    return subprocess.run(
-        [SMALL, "script", hbase.directory, ROOT / "etc/hbase/tables.rb"],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return hbase.run_script("tables.rb", PLAINSONG_TABLE_PREFIX=SCRIPTED.table_prefix, PLAINSONG_REGIONS=regions)
 
 
 async def test_the_script_makes_the_tables_that_a_store_wants_in_regions_and_may_be_run_again(hbase, store):
