@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from actors.whereabouts import rows_of
 from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.topic.pointer_asks import RollBackPointer
-from storage.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,13 +41,12 @@ MAX_NAMED = 5
 class InvalidList(Protocol):
     """Whoever keeps the invalid list: the daemon's own service, or what it knows of a Tephra."""
 
-    @property
-    def whereabouts(self) -> Whereabouts | None:
-        """Where undecided transactions have rows, over all instances; None: each instance looks for its own topics."""
-        ...
-
     def begin_pass(self) -> CompletePass:
         """What a pass that begins now is about. Raises TransactionsUnavailable."""
+        ...
+
+    async def where(self) -> Whereabouts:
+        """Where undecided transactions have rows, over the topics of all instances. Raises TransactionsUnavailable."""
         ...
 
     async def complete(self, passed: CompletePass) -> int:
@@ -107,8 +104,8 @@ class InvalidPass:
             self._done.clear()
             return None
         try:
-            where = await self._whereabouts(keeper)
             passed = keeper.begin_pass()
+            where = await keeper.where()
         except TransactionsUnavailable as error:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
@@ -128,18 +125,6 @@ class InvalidPass:
                 return None
         self._tell(keeper, report, trio.current_time() - begun_s)
         return report
-
-    async def _whereabouts(self, keeper: InvalidList) -> Whereabouts:
-        """Where rows of pointers are. Raises TransactionsUnavailable when the store does not say."""
-        around = self._directory.around
-        if keeper.whereabouts is not None:
-            return keeper.whereabouts
-        if not around.store.traits.shared:
-            return around.pointers
-        try:
-            return await rows_of(around.store, around.ownership.is_mine)
-        except StoreError as error:
-            raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
 
     async def _work(self, index: Whereabouts, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
         """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""

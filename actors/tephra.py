@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from actors.tephra_client import TephraClient
+from actors.whereabouts import Everywhere
 from protocol.errors import PlainsongError, TransactionsUnavailable
-from protocol.transactions.bounds import prune_upper_bound, reader_of
+from protocol.transactions.bounds import inactive_bound, prune_upper_bound, reader_of
 from protocol.transactions.manager.answers import CompletePass, PruningFigures
 from protocol.transactions.tephra_state import decode_visibility_state
 from protocol.transactions.view import View
+from storage.base import StoreError
 
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.pointer_index import PointerIndex
+    from actors.whereabouts import Whereabouts
     from protocol.transactions.authority import Standing
     from protocol.transactions.transaction import Transaction
+    from storage.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 STALE_AFTER = 6
 #: Seconds between two attempts at most, unless refreshes are further apart.
 MAX_BACK_OFF_S = 30.0
+#: How late an instance may be: what it began to write in time, and by how much its clock may be behind.
+LATE_MS = 600_000
 #: From here on a worker thread decodes, so that nobody else waits.
 _INLINE_BYTES = 64 << 10
 
@@ -57,11 +63,13 @@ class ForeignTephra:
         port: int,
         clock: Clock,
         pointers: PointerIndex,
+        store: Store,
         *,
         refresh_s: float,
         max_lifetime_ms: int,
         call_timeout_s: float = 10.0,
     ) -> None:
+        """``store``: when others share it, they have topics too, of which ``pointers`` does not know."""
         self._client = TephraClient(host, port, timeout_s=call_timeout_s)
         self._clock = clock
         self._pointers = pointers
@@ -72,6 +80,8 @@ class ForeignTephra:
         self._why = "it has not answered yet"
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
+        self._store = store
+        self._everywhere = Everywhere() if store.traits.shared else None
 
     @property
     def address(self) -> str:
@@ -130,11 +140,6 @@ class ForeignTephra:
         since_s = self._begun_s if self._known is None else self._known.asked_s
         return None if since_s is None else trio.current_time() - since_s
 
-    @property
-    def whereabouts(self) -> None:
-        """A Tephra knows nothing of topics."""
-        return None
-
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, as far as the last state says."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
@@ -154,14 +159,37 @@ class ForeignTephra:
     def prune_bound(self) -> int:
         """How far its invalid list may be pruned once every topic has rolled back what the list says.
 
+        Where several instances may write, one whose state is older may still let somebody write under a pointer that
+        is invalid by now, until that has outlived every transaction.
+
         Raises:
           TransactionsUnavailable: the state is too old.
         """
-        return prune_upper_bound(self._fresh().reader)
+        bound = prune_upper_bound(self._fresh().reader)
+        if self._everywhere is None:
+            return bound
+        if not self._max_lifetime_ms:
+            return 0
+        return max(min(bound, inactive_bound(self._clock.now_ms() - LATE_MS, self._max_lifetime_ms)), 0)
 
     def begin_pass(self) -> CompletePass:
         """What the janitor's next pass is about. Raises TransactionsUnavailable when the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
+
+    async def where(self) -> Whereabouts:
+        """Where there are rows of pointers: a Tephra does not know, the topics do.
+
+        Raises:
+          TransactionsUnavailable: the store, where topics of other instances have them, cannot be read.
+        """
+        if self._everywhere is None:
+            await trio.lowlevel.checkpoint()
+            return self._pointers
+        try:
+            await self._everywhere.find(self._store)
+        except StoreError as error:
+            raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
+        return self._everywhere
 
     async def complete(self, passed: CompletePass) -> int:
         """The janitor has passed every topic: what ``pruning`` says goes by that. Nothing is pruned: 0."""
@@ -172,11 +200,12 @@ class ForeignTephra:
         """What an operator needs for pruning at the Tephra. Raises TransactionsUnavailable when the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
+        where: Whereabouts = self._pointers if self._everywhere is None else self._everywhere
         return PruningFigures(
             invalid=len(invalids),
             oldest_invalid=invalids[0] if invalids else None,
-            oldest_by_topic=self._pointers.oldest_by_topic(),
-            safe_bound=last.bound if last else None,
+            oldest_by_topic=where.oldest_by_topic(),
+            safe_bound=(last.bound or None) if last else None,
             last_pass_ms=last.begun_ms if last else None,
             max_lifetime_ms=self._max_lifetime_ms,
             kept_because=f"the list is that of the Tephra at {self.address}; prune it there",

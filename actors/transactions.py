@@ -107,9 +107,9 @@ class TransactionService:
         """Whether another instance has the service, or is to have it."""
         return self._supervision.elsewhere
 
-    @property
-    def whereabouts(self) -> Whereabouts:
-        """Where undecided transactions have rows."""
+    async def where(self) -> Whereabouts:
+        """Where undecided transactions have rows: never stale."""
+        await trio.lowlevel.checkpoint()
         return self._where
 
     def _settled(self, step: Step) -> None:

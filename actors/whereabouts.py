@@ -13,7 +13,7 @@ from protocol.effects import Table
 from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from protocol.names import TopicName
     from protocol.transactions.manager.core import ManagerCore
@@ -32,17 +32,8 @@ class Whereabouts(Protocol):
         ...
 
 
-async def rows_of(store: Store, is_wanted: Callable[[TopicName], bool]) -> Whereabouts:
-    """Where the store has rows about pointers, of topics that are wanted. Raises StoreError."""
-    found = Everywhere()
-    await found.find(store, is_wanted)
-    return found
-
-
-async def topics_by_pointer(
-    store: Store, is_wanted: Callable[[TopicName], bool] = lambda name: True
-) -> dict[int, set[TopicName]]:
-    """The topics with rows about each transaction's pointer, of those that are wanted. Raises StoreError."""
+async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
+    """The topics with rows about each transaction's pointer. Raises StoreError."""
     found: dict[int, set[TopicName]] = {}
 
     def take(rows: list[Row]) -> bool:
@@ -51,7 +42,7 @@ async def topics_by_pointer(
                 name, _, pointer = parse_pointer_key(key)
             except DamagedRow:
                 continue  # the topic's own load says so
-            if pointer > 0 and is_wanted(name):  # below, somebody stages: no transaction is about it
+            if pointer > 0:  # below, somebody stages: no transaction is about it
                 found.setdefault(pointer, set()).add(name)
         return True
 
@@ -75,9 +66,9 @@ class Everywhere:
         self._core = core
         self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
 
-    async def find(self, store: Store, is_wanted: Callable[[TopicName], bool]) -> None:
+    async def find(self, store: Store) -> None:
         """Read all rows about pointers that the store has. Raises StoreError."""
-        self._found = await topics_by_pointer(store, is_wanted)
+        self._found = await topics_by_pointer(store)
 
     def dropped(self, pointers: Iterable[int]) -> None:
         """These are decided, or off the invalid list, and have no rows that anybody needs to find."""

@@ -12,6 +12,7 @@ import trio
 from actors.enlistments import Enlistments
 from actors.ownership import Alone
 from actors.tephra import ForeignTephra
+from actors.transaction_actor import SERVICE_NAME
 from actors.transactions import TransactionService
 from actors.transactions_anywhere import TransactionsAnywhere
 from broker.config.values import parse_address
@@ -85,6 +86,8 @@ class Authority:
     """The same, where others may have the service: it is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
     """The same, where it is a Tephra."""
+    ownership: Ownership = field(default_factory=Alone)
+    """Who of several instances looks after what is everybody's."""
     _ended: trio.Event = field(default_factory=trio.Event)
 
     @property
@@ -99,8 +102,13 @@ class Authority:
 
     @property
     def invalids(self) -> InvalidList | None:
-        """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it."""
-        return self.foreign if self.embedded is None else self.embedded
+        """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it.
+
+        None: nobody does, or another instance: of several one passes for all.
+        """
+        if self.foreign is not None:
+            return self.foreign if self.ownership.is_mine(SERVICE_NAME) else None
+        return self.embedded
 
     @property
     def has_list(self) -> bool:
@@ -177,10 +185,11 @@ def build_authority(
             port,
             clock,
             pointers,
+            store,
             refresh_s=config.tephra_refresh_s,
             max_lifetime_ms=config.max_lifetime_s * 1000,
         )
-        return Authority(tephra, foreign=tephra)
+        return Authority(tephra, foreign=tephra, ownership=ownership or Alone())
     return Authority()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from actors.supervision import moved
 from broker.handlers.query import one_of, whole_number
 from broker.handlers.transactions import (
     begun_answer,
@@ -123,7 +124,11 @@ async def pruning(service: Service, request: ViewRequest) -> HttpAnswer:
     """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
     parameters = request.parameters("limit", "longs")
     limit, as_number = _limit(parameters), longs(parameters)
-    invalids = service.decider.invalids or embedded(service)
+    invalids = service.decider.invalids
+    if invalids is None:
+        if service.decider.has_list:
+            raise moved()
+        invalids = embedded(service)
     figures = invalids.pruning()
     kept_because = figures.kept_because
     if service.config.transactions.thrift and service.config.transactions.prune:

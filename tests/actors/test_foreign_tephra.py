@@ -17,6 +17,7 @@ from protocol.transactions.tephra_rpc import decode_call, encode_call, encode_er
 from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
 from protocol.transactions.thrift_frames import Frames, framed
 from protocol.transactions.view import Verdict
+from storage.memory import MemoryStore
 
 STATE = ManagerState(4000, 300, 310, (50, 120), {100: Entry(5000, 99), 310: Entry(6000, 99)})
 
@@ -67,7 +68,14 @@ def pointers():
 @pytest.fixture
 async def foreign(tephra, pointers):
     foreign = ForeignTephra(
-        "127.0.0.1", tephra.port, SetClock(), pointers, refresh_s=0.05, max_lifetime_ms=7, call_timeout_s=5.0
+        "127.0.0.1",
+        tephra.port,
+        SetClock(),
+        pointers,
+        MemoryStore(),
+        refresh_s=0.05,
+        max_lifetime_ms=7,
+        call_timeout_s=5,
     )
     yield foreign
     await foreign._client.aclose()
@@ -221,7 +229,9 @@ async def test_nobody_there_is_said_and_asked_again_less_often(nursery, caplog, 
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        foreign = ForeignTephra("127.0.0.1", port, SetClock(), PointerIndex(), refresh_s=5, max_lifetime_ms=0)
+        foreign = ForeignTephra(
+            "127.0.0.1", port, SetClock(), PointerIndex(), MemoryStore(), refresh_s=5, max_lifetime_ms=0
+        )
         asked = []
         foreign._client.call = partial(refuse, asked)
         nursery.start_soon(foreign.run)

@@ -11,6 +11,7 @@ from daemon_in_process import LIFETIME_MS, Cut, OneClock, daemon
 from pointers_in_process import pointer_rows, publish, store
 
 from actors.invalid_pass import InvalidPass
+from actors.pointer_index import PointerIndex
 from protocol.effects import Table, put_one
 from protocol.errors import (
     OutcomeUnknown,
@@ -251,8 +252,6 @@ async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it
 class Elsewhere:
     """A list kept by somebody who is away, or can't keep the pass."""
 
-    whereabouts = None
-
     def __init__(self, fails):
         self.fails = fails
         self.completed = []
@@ -264,6 +263,10 @@ class Elsewhere:
     def begin_pass(self):
         self._may_fail("begin")
         return CompletePass(1, (7,), 9)
+
+    async def where(self):
+        self._may_fail("where")
+        return PointerIndex()
 
     async def complete(self, passed):
         self._may_fail("complete")
@@ -279,6 +282,7 @@ class Elsewhere:
     ("fails", "said"),
     [
         ("begin", "invalid pass not begun"),
+        ("where", "invalid pass not begun"),
         ("complete", "complete invalid pass not recorded"),
         ("pruning", ""),
         ("", "invalid pass complete"),
@@ -290,5 +294,5 @@ async def test_a_list_that_cannot_be_reached_stops_nobody(autojump_clock, caplog
         with caplog.at_level(logging.INFO):
             report = await InvalidPass(it.world.directory, elsewhere).run_once()
         assert said in caplog.text
-        assert (report is None) == (fails in ("begin", "complete"))
+        assert (report is None) == (fails in ("begin", "where", "complete"))
         assert len(elsewhere.completed) == (fails in ("", "pruning"))

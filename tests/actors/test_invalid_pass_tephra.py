@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from actors_in_process import NAME, SetClock, actors
 from pointers_in_process import publish
 from test_foreign_tephra import STATE, Tephra
@@ -9,20 +10,55 @@ from test_foreign_tephra import STATE, Tephra
 from actors.invalid_pass import InvalidPass
 from actors.pointer_index import PointerIndex
 from actors.reading import read_page
-from actors.tephra import ForeignTephra
+from actors.tephra import LATE_MS, ForeignTephra
 from protocol.effects import Table
 from protocol.ids import FIRST_BOUND
 from protocol.rows import decode_row
 from protocol.topic.asks import Look
 from protocol.topic.state import TopicLimits
 from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
+from protocol.transactions.transaction import POINTERS_PER_MS
+from storage.memory import MemoryStore
+from storage.shared import SharedMemory
+
+LIFETIME_MS = 90_000_000
+
+
+@pytest.mark.parametrize(
+    ("store", "lifetime_ms", "bound"),
+    [
+        (MemoryStore(), 0, 49),
+        (MemoryStore(), LIFETIME_MS, 49),
+        (SharedMemory().store(), 0, None),  # somebody may still write under it
+        (SharedMemory().store(), LIFETIME_MS, 19),
+    ],
+)
+async def test_the_list_may_be_pruned_as_far_as_no_instance_takes_a_message_any_more(
+    nursery, store, lifetime_ms, bound
+):
+    tephra, clock = await nursery.start(Tephra().run), SetClock()
+    clock.ms = LIFETIME_MS + LATE_MS + 20
+    at = [number * POINTERS_PER_MS for number in (10, 49, 50)]
+    state = ManagerState(clock.ms, at[2] + 9, at[2] + 9, (at[0], at[1] + 7), {at[2]: Entry(5000, at[2])})
+    tephra.behave = tephra.serve(encode_snapshot(state))
+    foreign = ForeignTephra(
+        "127.0.0.1", tephra.port, clock, PointerIndex(), store, refresh_s=60.0, max_lifetime_ms=lifetime_ms
+    )
+    await foreign.refresh()
+    passed = foreign.begin_pass()
+    assert passed.invalids == state.invalids
+    await foreign.complete(passed)
+    found = foreign.pruning().safe_bound
+    assert (None if found is None else found // POINTERS_PER_MS) == bound
+    await foreign._client.aclose()
+    nursery.cancel_scope.cancel()
 
 
 async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_to_whoever_keeps_it(nursery):
     tephra = await nursery.start(Tephra().run)
     index, clock = PointerIndex(), SetClock()
     foreign = ForeignTephra(
-        "127.0.0.1", tephra.port, clock, index, refresh_s=60.0, max_lifetime_ms=0, call_timeout_s=5.0
+        "127.0.0.1", tephra.port, clock, index, MemoryStore(), refresh_s=60.0, max_lifetime_ms=0, call_timeout_s=5.0
     )
     open_ones = {pointer: Entry(5000, 49) for pointer in (50, 100, 120, 310)}
     tephra.behave = tephra.serve(encode_snapshot(ManagerState(4000, 300, 310, (), open_ones)))

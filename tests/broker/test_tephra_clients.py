@@ -349,7 +349,7 @@ async def test_many_clients_share_one_service(world):
 async def test_one_daemon_goes_by_the_transactions_of_another(world, tephra):
     host, port = world.address.split(":")
     pointers = PointerIndex()
-    other = ForeignTephra(host, int(port), SetClock(), pointers, refresh_s=5, max_lifetime_ms=0)
+    other = ForeignTephra(host, int(port), SetClock(), pointers, MemoryStore(), refresh_s=5, max_lifetime_ms=0)
     done = await committed(tephra, b"k")
     doing, undone = [await tephra.call("startShort") for _ in range(2)]
     await tephra.call("invalidateTx", undone.transaction_id)

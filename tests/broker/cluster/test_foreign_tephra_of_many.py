@@ -1,0 +1,127 @@
+"""Several instances that go by one Tephra elsewhere: what it decides holds at each of them, and one passes for all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from actors.clock import SystemClock
+from actors.pointer_index import PointerIndex
+from actors.transactions import TransactionService
+from broker.cluster.routing import TRANSACTIONS
+from broker.http.bodies import BodyBudget
+from broker.thrift.listen import serve_thrift
+from broker.thrift.methods import TephraMethods
+from protocol.transactions.manager.settings import TransactionSettings
+from storage.memory import MemoryStore
+from tests.broker.cluster.in_process import TOPICS, cluster, until
+
+SERVICE = "/v1/transactions"
+
+
+async def a_tephra(nursery):
+    """A transaction service of its own with Tephra's interface; it knows of no topics. With its address."""
+
+    async def no_topic(name, ask):
+        raise AssertionError(f"{name} was asked {ask}")
+
+    service = TransactionService(MemoryStore(), SystemClock(), PointerIndex(), no_topic, TransactionSettings())
+    loaded = trio.Event()
+    nursery.start_soon(service.run, loaded.set)
+    await loaded.wait()
+    serve = partial(serve_thrift, budget=BodyBudget(1 << 20), stop=trio.Event(), grace_s=1)
+    (address,) = await nursery.start(serve, "127.0.0.1:0", TephraMethods(service))
+    return service, address
+
+
+@pytest.fixture
+async def world(nursery):
+    """The Tephra, and instances a, b and c with a topic each, ``at_a`` and so on; a passes."""
+    tephra, address = await a_tephra(nursery)
+    settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
+    given = {f"transactions__{name}": value for name, value in settings.items()}
+    async with cluster("a", "b", "c", **given, retention__interval_s=1) as nodes:
+        nodes.move(TRANSACTIONS, "a")
+        for name in "abc":
+            nodes.move(f"ns:at_{name}", name)
+            await nodes[name].create(f"at_{name}")
+        yield tephra, nodes
+    tephra.close()
+    nursery.cancel_scope.cancel()
+
+
+async def publish_under(node, topic, pointer, *payloads, **more):
+    body = {"messages": list(payloads), "transactionWritePointer": pointer}
+    return await node.call("POST", f"{TOPICS}/{topic}/publish", json=body, **more)
+
+
+async def committed(node, topic):
+    """What a committed reader gets; None: the node has no state of the Tephra yet."""
+    answer = await node.http.post(f"{TOPICS}/{topic}/poll?isolation=committed", json={})
+    return [each["payload"] for each in answer.json()] if answer.status_code == 200 else None
+
+
+async def soon(ask, wanted):
+    """Waits for the refreshes that it takes."""
+    with trio.fail_after(10):
+        while await ask() != wanted:  # noqa: ASYNC110 - nobody tells of a refresh
+            await trio.sleep(0.01)
+
+
+async def test_what_the_tephra_decides_is_polled_so_through_any_instance(world):
+    tephra, nodes = world
+    done, undone, doing = [(await tephra.begin()).transaction.write_pointer for _ in range(3)]
+    for name in "abc":
+        for pointer, payload in ((done, "done"), (undone, "undone"), (doing, "doing")):
+            await publish_under(nodes["b"], f"at_{name}", pointer, payload)
+    await tephra.commit(done)
+    await tephra.invalidate(undone)
+    for name in "abc":
+        for node in nodes.values():
+            await soon(partial(committed, node, f"at_{name}"), ["done"])
+    await soon(partial(refused, nodes["c"], "at_b", undone), "transaction_not_in_progress")
+
+
+async def refused(node, topic, pointer):
+    body = {"messages": ["late"], "transactionWritePointer": pointer}
+    return (await node.http.post(f"{TOPICS}/{topic}/publish", json=body)).json().get("code")
+
+
+async def test_a_decision_holds_at_the_next_owner_of_a_topic(world):
+    tephra, nodes = world
+    first, second = [(await tephra.begin()).transaction.write_pointer for _ in range(2)]
+    await publish_under(nodes["a"], "at_b", first, "one")
+    await publish_under(nodes["a"], "at_b", second, "two")
+    nodes.move("ns:at_b", "c")
+    await tephra.commit(second)
+    await soon(partial(committed, nodes["b"], "at_b"), [])
+    await publish_under(nodes["b"], "at_b", first, "three")
+    await tephra.commit(first)
+    for node in nodes.values():
+        await soon(partial(committed, node, "at_b"), ["one", "two", "three"])
+
+
+async def test_one_instance_rolls_back_what_is_invalid_in_the_topics_of_all(world):
+    tephra, nodes = world
+    pointer = (await tephra.begin()).transaction.write_pointer
+    for name in "abc":
+        await publish_under(nodes["c"], f"at_{name}", pointer, "never")
+    for node in nodes.values():
+        figures = (await node.call("GET", f"{SERVICE}/pruning")).json()
+        assert figures["safeBound"] is None
+    await tephra.invalidate(pointer)
+
+    async def undecided():
+        return [
+            (await nodes["a"].call("GET", f"{TOPICS}/at_{name}/stats")).json()["openTransactions"] for name in "abc"
+        ]
+
+    await soon(undecided, [0, 0, 0])
+    await until(lambda: nodes["a"].service.decider.foreign.pruning().last_pass_ms)
+    for node in nodes.values():
+        figures = (await node.call("GET", f"{SERVICE}/pruning")).json()
+        assert figures["oldestInvalid"] == pointer
+        assert {each["topic"] for each in figures["oldestByTopic"]} == {"ns:at_a", "ns:at_b", "ns:at_c"}
+    assert [name for name in "abc" if nodes[name].service.decider.invalids] == ["a"]
