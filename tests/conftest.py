@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,10 @@ RINGS = (
 )
 
 _HERE = Path(__file__).parent
+
+# Hundreds of processes are started: each would compile all modules anew, and take twice as long until it serves.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Time limits on an example would measure the machine's other guests.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
