@@ -9,23 +9,20 @@ import trio
 
 from actors.failing import READS
 from broker.cluster.owners import PATIENCE_S
-from broker.peering.link import LinkBroken
 from protocol.topic.asks import Look
 from protocol.topic.pointer_asks import ClosePointers, RollBackPointer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from actors.directory import Directory
     from actors.ownership import Instance
     from broker.cluster.owners import Owners
-    from broker.peering.link import Link, Reply
+    from broker.peering.link import Link
     from protocol.names import TopicName
     from protocol.topic.asks import Ask
 
 A = TypeVar("A")
 
-#: What a decision waits for: done twice it changes nothing, and an owner that was replaced may never answer.
+#: What a decision waits for: done twice it changes nothing, so it is asked again like what only looks.
 SETTLES = (ClosePointers, RollBackPointer)
 
 
@@ -52,34 +49,11 @@ class AskAnywhere:
             return await self._directory.ask(name, ask)
 
         async def there(link: Link, owner: Instance, waited_ms: int) -> A:
-            del waited_ms
-            answer = link.call("ask", told_ask(name, ask))
-            reply = await (self._owners_answer(name, owner, answer) if isinstance(ask, SETTLES) else answer)
-            return cast("A", reply.value)
+            del owner, waited_ms
+            return cast("A", (await link.call("ask", told_ask(name, ask))).value)
 
         again = isinstance(ask, (*READS, *SETTLES))
         return await self._owners.do(name, here, there, only_looks=again, patience_s=lambda: patience_s)
-
-    async def _owners_answer(self, name: TopicName, owner: Instance, answer: Awaitable[Reply]) -> Reply:
-        """An answer that is waited for as long as that owner is the one. Raises LinkBroken."""
-        staying = _Staying(self._owners, name, owner)
-        self._owners.watch(staying)
-        with staying.scope:
-            return await answer
-        raise LinkBroken(f"{owner.name} does not own {name} any more", sent=True)
-
-
-class _Staying:
-    """Implements ``owners.Watcher``: ends its scope when a name has another owner."""
-
-    def __init__(self, owners: Owners, name: TopicName, owner: Instance) -> None:
-        self.scope = trio.CancelScope()
-        self._owners, self._name, self._owner = owners, name, owner
-
-    def look(self) -> None:
-        """See ``Watcher.look``."""
-        if self._owners.elsewhere(self._name) != self._owner:
-            self.scope.cancel()
 
 
 def told_ask(name: TopicName, ask: Ask[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from broker.peering.link import LinkBroken
 from protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from actors.ownership import Instance, Ownership
     from broker.peering.link import Link
@@ -70,7 +70,7 @@ class Owners:
         there = {instance.address for instance in self.ownership.instances}
         for address in [*dict(self.links), *self.links.unreachable]:
             if address not in there:
-                self.links.forget(address)  # gone, or leaving: what is under way there is still answered
+                self.links.forget(address)  # gone, or leaving: what is under way is answered, if anybody is there
 
     def watch(self, watcher: Watcher) -> None:
         """Have ``watcher.look`` called after every change of the view, for as long as somebody else holds it."""
@@ -93,7 +93,8 @@ class Owners:
         """What ``here`` or ``there`` gives, whichever is at the owner; each is told for how many ms was waited already.
 
         Args:
-          only_looks: nothing happens by it, so that it may be done again after a doubt.
+          only_looks: nothing happens by it, so that it may be done again after a doubt. It is, as soon as the name has
+            another owner than the one that was asked, which may never answer; whatever writes waits for its answer.
           patience_s: how long an owner is looked for; asked once one was not found.
         Raises:
           NoOwner: none was found in time; nothing happened.
@@ -106,7 +107,7 @@ class Owners:
         while True:
             search.look()
             try:
-                return await self._once(name, here, there, waited_ms)
+                return await self._once(name, here, there, waited_ms, only_looks=only_looks)
             except NoOwner as error:
                 refusal = error
             except LinkBroken as broken:
@@ -118,6 +119,18 @@ class Owners:
                 raise refusal
             waited_ms = round((trio.current_time() - begun_s) * 1000)
 
+    async def while_owner(self, names: Iterable[TopicName], owner: Instance, answering: Awaitable[A]) -> A:
+        """An answer that is waited for as long as all these names are ``owner``'s; then it is left, and cancelled there.
+
+        Raises:
+          LinkBroken: one of them is not any more. Whatever ``answering`` raises.
+        """
+        staying = _Staying(self, names, owner)
+        self.watch(staying)
+        with staying.scope:
+            return await answering
+        raise LinkBroken(f"{owner.name} does not own all of what it was asked for any more", sent=True)
+
     def search(self, until_s: float | None = None) -> Search:
         """A search for somebody who is not there, until then on trio's clock."""
         return Search(self, until_s)
@@ -128,6 +141,8 @@ class Owners:
         here: Callable[[int], Awaitable[A]],
         there: Callable[[Link, Instance, int], Awaitable[A]],
         waited_ms: int,
+        *,
+        only_looks: bool,
     ) -> A:
         if self.ownership.is_mine(name):
             return await here(waited_ms)
@@ -137,9 +152,23 @@ class Owners:
         link = await self.links.to(owner.address)
         self.counted.forwarded("out")
         try:
-            return await there(link, owner, waited_ms)
+            answering = there(link, owner, waited_ms)
+            return await (self.while_owner((name,), owner, answering) if only_looks else answering)
         except ShuttingDown as error:  # its own: somebody else takes over
             raise NoOwner(error.detail) from error
+
+
+class _Staying:
+    """Implements ``Watcher``: ends its scope when one of some names has another owner than the one they had."""
+
+    def __init__(self, owners: Owners, names: Iterable[TopicName], owner: Instance) -> None:
+        self.scope = trio.CancelScope()
+        self._owners, self._names, self._owner = owners, tuple(names), owner
+
+    def look(self) -> None:
+        """See ``Watcher.look``."""
+        if any(self._owners.elsewhere(name) != self._owner for name in self._names):
+            self.scope.cancel()
 
 
 class Search:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from actors.ownership import Instance
+    from broker.http.exchange import BodyStream
 
 #: What any handler reads. Bodies travel decompressed, and answers are compressed where the client is.
 _HEADERS = ("content-type", "accept", "prefer")
@@ -59,10 +60,19 @@ async def heard_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
     """
     status, content_type, headers = reply.value
     told = [(name, value) for name, value in headers]
-    body = reply.body if isinstance(reply.body, bytes) else await begun(reply.body)
+    body = reply.body if isinstance(reply.body, bytes) else await _begun(reply.body)
     if owner is not None:
         told.append((OWNER_HEADER, owner.address))
     return HttpAnswer(status, body, content_type, told)
+
+
+async def _begun(stream: BodyStream) -> BodyStream:
+    """A stream whose first piece has come; whoever leaves before that leaves nothing open there."""
+    try:
+        return await begun(stream)
+    except BaseException:
+        await stream.aclose()
+        raise
 
 
 def told_page(page: Page) -> Reply:

@@ -45,7 +45,7 @@ class Spreading:
         owners = {self._owners.elsewhere(name) for name in names}
         if len(owners) == 1 and (owner := owners.pop()) is not None:
             try:
-                return await self._forwarded(owner, request)
+                return await self._owners.while_owner(names, owner, self._forwarded(owner, request))
             except (NoOwner, ShuttingDown, LinkBroken):
                 waited_ms = round((trio.current_time() - begun_s) * 1000)
                 request = replace(request, waited_ms=request.waited_ms + waited_ms)
@@ -127,11 +127,13 @@ class _Anywhere:
         left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
         try:
             link = await self._owners.links.to(owner.address)
-            told: list[Span | PlainsongError | None] = (await link.call("look_many", [given, left_s])).value
+            answering = link.call("look_many", [given, left_s])
+            reply = await self._owners.while_owner([one.name for one in some], owner, answering)
         except (LinkBroken, ShuttingDown, NoOwner):
             return [NoOwner("its owner cannot be reached")] * len(some)
         except PlainsongError as error:
             return [error] * len(some)
+        told: list[Span | PlainsongError | None] = reply.value
         return told
 
     async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
@@ -140,7 +142,8 @@ class _Anywhere:
         if owner is not None:
             try:
                 link = await self._owners.links.to(owner.address)
-                return heard_page(await link.call("page", [name, span, limit, max_bytes, view]))
+                answering = link.call("page", [name, span, limit, max_bytes, view])
+                return heard_page(await self._owners.while_owner((name,), owner, answering))
             except (LinkBroken, PlainsongError) as error:
                 log.debug("a page is read here, since its owner did not give it", exc_info=error)
         return await self._service.read(name, span, limit=limit, max_bytes=max_bytes, view=view)

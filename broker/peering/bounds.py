@@ -35,6 +35,8 @@ class LinkBounds:
     """Of one message of a conversation."""
     silence_s: float = 10.0
     """How long the other side may answer no ping before it counts as gone."""
+    parting_s: float = 3.0
+    """The same once it is known to be leaving, or to be gone."""
     dial_s: float = 3.0
     """How long a connection, and the other side's first word, may take."""
 

@@ -261,6 +261,10 @@ class Link:
         finally:
             self._wire.cut()
 
+    async def prove(self, within_s: float) -> None:
+        """Ends it, as ``cut`` does, unless the peer is heard within so many seconds: a ping may be unanswered already."""
+        await self._wire.prove(within_s)
+
     def cut(self) -> None:
         """Ends it now: whoever waits learns LinkBroken."""
         self._wire.cut()

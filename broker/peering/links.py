@@ -92,10 +92,16 @@ class Links:
         return peer.link
 
     def forget(self, address: str) -> None:
-        """Nobody is there any more: its link is ended when all that is under way on it is answered."""
+        """It is leaving, or gone: its link is ended when all that is under way on it is answered, or nobody is there."""
         peer = self._peers.pop(address, None)
         if peer is not None and peer.link is not None:
-            self._nursery.start_soon(peer.link.aclose)
+            self._nursery.start_soon(self._parting, peer.link)
+
+    async def _parting(self, link: Link) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.prove, self._bounds.parting_s)
+            await link.aclose()
+            nursery.cancel_scope.cancel()
 
     async def aclose(self) -> None:
         """Takes no more calls, and closes each link once its calls are answered. Cancel it to end them sooner."""

@@ -15,6 +15,7 @@ import trio
 from trio.lowlevel import wait_readable
 
 from broker.peering.bounds import GATHERED_BYTES, LinkBounds
+from broker.peering.pulse import Pulse
 from protocol.errors import MalformedBody
 from protocol.peering.frames import PREFACE, Frame, FrameReader, FrameWriter
 
@@ -45,9 +46,10 @@ class Wire:
         #: The place of the last frame that may have left; those behind it certainly have not.
         self.written = 0
         self.is_open = True
-        #: Whether the other side has said its preface; whether anything came since that was last looked at.
+        #: Whether the other side has said its preface.
         self.met = False
-        self.received = False
+        self._pulse = Pulse(lambda: self.put(Frame.PING, 0))
+        self._why = "the link was cut"
         self._meeting = trio.Event()
         self._stream = stream
         #: Where there is one, it is read and written without the stream's ceremony.
@@ -126,7 +128,7 @@ class Wire:
 
     async def run(self, side: Side, already_read: bytes = b"") -> str:
         """Reads and writes until the connection ends; why it did, empty when it was closed in good order."""
-        why = "the link was cut"
+        why = ""
         try:
             with self._cancel:
                 async with trio.open_nursery() as nursery:
@@ -136,6 +138,8 @@ class Wire:
                     nursery.cancel_scope.cancel()
             if self._finishing:
                 why = ""
+            elif self._cancel.cancelled_caught:
+                why = self._why
         except* _Broken as broken:
             why = str(_first(broken))
         finally:
@@ -183,7 +187,7 @@ class Wire:
                         side.take(frame)
                 side.taken()
                 data = await self._receive()
-                self.received = True
+                self._pulse.received = True
                 if not data:
                     return "the connection ended within a frame" if reader.begun_bytes else ""
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -223,19 +227,14 @@ class Wire:
         if silence_s == inf:
             return
         await self._meeting.wait()  # until then it is ``dial_s`` that counts
-        pause_s = silence_s / 3
-        asked_s, heard_s = inf, trio.current_time()
-        while True:
-            woken_s = trio.current_time() + pause_s
-            await trio.sleep_until(woken_s)
-            now_s = trio.current_time()
-            if self.received or now_s - woken_s > pause_s:  # else it was we who slept: what came meanwhile is unread
-                self.received, asked_s, heard_s = False, inf, now_s
-            elif asked_s == inf:
-                self.put(Frame.PING, 0)
-                asked_s = now_s
-            elif now_s - asked_s >= silence_s - pause_s:
-                raise _Broken(f"nothing was heard for {now_s - heard_s:.1f} s, not even an answer to a ping")
+        raise _Broken(await self._pulse.silent(silence_s))
+
+    async def prove(self, within_s: float) -> None:
+        """Ends the link, as ``cut`` does, unless the other side is heard within so many seconds of a ping."""
+        why = await self._pulse.proven(within_s)
+        if why:
+            self._why = why
+            self._cancel.cancel()
 
 
 class _Broken(Exception):

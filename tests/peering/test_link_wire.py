@@ -167,3 +167,51 @@ async def test_a_quiet_link_between_sides_that_live_lasts(autojump_clock):
             await trio.sleep(1000)
             gate.set()
         assert got == ["late"]
+
+
+async def test_a_side_in_doubt_that_answers_a_ping_is_waited_for_as_before(autojump_clock):
+    gate = trio.Event()
+
+    async def held(call):
+        await gate.wait()
+        return Reply("late")
+
+    async with linked(held) as pair, trio.open_nursery() as nursery:
+        got = []
+
+        async def one() -> None:
+            got.append((await pair.link.call("x", None)).value)
+
+        nursery.start_soon(one)
+        await wait_all_tasks_blocked()
+        for _ in range(3):
+            await pair.link.prove(3)
+        await trio.sleep(100)
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert got == ["late"]
+
+
+async def test_a_side_in_doubt_that_is_frozen_is_given_up_sooner_than_by_its_silence(autojump_clock):
+    async with linked(echo, LinkBounds(silence_s=9)) as pair, trio.open_nursery() as nursery:
+        await pair.link.call("x", None)
+        pair.theirs.send_stream.send_all_hook = trio.sleep_forever
+        begun_s, caught = trio.current_time(), Caught()
+        nursery.start_soon(caught.run, pair.link.call("x", None))
+        await pair.link.prove(3)
+        await wait_all_tasks_blocked()
+        assert isinstance(caught.error, LinkBroken)
+        assert caught.error.sent
+        assert "nothing was heard" in caught.error.why
+        assert trio.current_time() - begun_s == pytest.approx(3)
+
+
+async def test_of_a_side_in_doubt_the_time_counts_for_which_it_has_been_asked_already(autojump_clock):
+    async with linked(echo, LinkBounds(silence_s=30)) as pair:
+        await pair.link.call("x", None)
+        pair.theirs.send_stream.send_all_hook = trio.sleep_forever
+        await trio.sleep(28)  # it was asked after 20 at the latest
+        begun_s = trio.current_time()
+        await pair.link.prove(3)
+        assert trio.current_time() - begun_s <= 0.5
+        await pair.link.ended.wait()

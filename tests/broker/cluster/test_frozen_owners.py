@@ -1,0 +1,137 @@
+"""What is under way at an owner that freezes: asked again at the next one, or told that nobody knows; never late."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+import broker.cluster.cluster
+from broker.peering.bounds import LinkBounds
+from broker.peering.link import Link
+from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.relay import ways
+
+#: Beyond any patience of these tests: whatever ends sooner has not waited for a link's silence.
+SILENCE_S = 600.0
+MANY = "/v1/namespaces/ns/poll"
+
+
+@pytest.fixture(params=[0.5])
+async def frozen(request, monkeypatch):
+    """Three instances, of which b owns ns:t and ns:u, has published one to each, and can be frozen."""
+    bounds = partial(LinkBounds, silence_s=SILENCE_S, parting_s=request.param)
+    monkeypatch.setattr(broker.cluster.cluster, "LinkBounds", bounds)
+    async with cluster("a", "b", "c") as nodes, ways(nodes, "b") as way:
+        for topic in "tu":
+            nodes.move(f"ns:{topic}", "b")
+            await nodes["a"].create(topic)
+            await nodes["a"].publish(topic, "one")
+        nodes.freeze = way.freeze
+        yield nodes
+
+
+async def sent(nodes, number=1):
+    """So many calls are under way from a."""
+    await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == number)
+
+
+LOOKS = {
+    "poll": ("POST", f"{TOPICS}/t/poll", {}),
+    "offsets": ("POST", f"{TOPICS}/t/offsets", {}),
+    "properties": ("GET", f"{TOPICS}/t", None),
+    "stats": ("GET", f"{TOPICS}/t/stats", None),
+    "poll of many at one owner": ("POST", MANY, {"topics": {"t": {}, "u": {}}}),
+    "poll of many at several owners": ("POST", MANY, {"topics": {"t": {}, "v": {}}}),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_one(frozen, look):
+    frozen.move("ns:v", "a")
+    await frozen["a"].create("v")
+    method, path, body = LOOKS[look]
+    frozen.freeze()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(frozen["a"].call, method, path, json=body))
+            await sent(frozen)
+            for name in ("ns:t", "ns:u"):
+                frozen.move(name, "c", seen_by="ac")
+        await sent(frozen, 0)
+
+
+async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(frozen):
+    frozen.move("ns:empty", "b")
+    await frozen["a"].create("empty")
+    polled = []
+
+    async def poll():
+        polled.extend(await frozen["a"].poll("empty", waitMs=50_000))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            await until(lambda: frozen["b"].parked("ns:empty") == 1)
+            frozen.freeze()
+            frozen.move("ns:empty", "c", seen_by="ac")
+            await until(lambda: frozen["c"].parked("ns:empty") == 1)
+            await frozen["c"].publish("empty", "late")
+    assert polled == ["late"]
+
+
+async def test_a_topic_that_its_owner_keeps_is_waited_for_while_another_one_moves(frozen):
+    told = []
+
+    async def poll(topic):
+        told.append((topic, await frozen["a"].poll(topic)))
+
+    frozen.freeze()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll, "t")
+            nursery.start_soon(poll, "u")
+            await sent(frozen, 2)
+            frozen.move("ns:t", "c", seen_by="ac")
+            await until(lambda: told == [("t", ["one"])])
+            await sent(frozen, 1)
+            nursery.cancel_scope.cancel()
+
+
+async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_nothing(frozen):
+    frozen.freeze()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            async def publish():
+                refused = {"status": 503, "code": "outcome_unknown"}
+                answer = await frozen["a"].call("POST", f"{TOPICS}/t/publish", json={"messages": ["two"]}, **refused)
+                assert answer.json()["outcome"] == "unknown"
+
+            nursery.start_soon(publish)
+            await sent(frozen)
+            frozen.there.remove("b")
+            frozen.move("ns:t", "c", seen_by="ac")
+        assert await frozen["a"].poll() == ["one"]
+
+
+@pytest.mark.parametrize("frozen", [1.0], indirect=True)
+async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, monkeypatch):
+    proved, prove = [], Link.prove
+
+    async def noted(link, within_s):
+        await prove(link, within_s)
+        proved.append(link)
+
+    monkeypatch.setattr(Link, "prove", noted)
+    frozen["b"].store.reachable = trio.Event()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(frozen["a"].publish, "t", "two")
+            await sent(frozen)
+            frozen.there.remove("b")
+            frozen.move("ns:t", "c")
+            await until(lambda: proved)
+            frozen["b"].store.reachable.set()
+        assert await frozen["a"].poll() == ["one", "two"]
