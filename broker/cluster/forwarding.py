@@ -77,7 +77,8 @@ class Forwarding:
 
     async def _view(self, route: Route, place: Place, service: Service, request: ViewRequest) -> HttpAnswer:
         name = owned_name(place, request.path)
-        if name is None or not (self._is_owned(name) or route.name in _KNOWN_TO_ONE):
+        one_knows = route.name in _KNOWN_TO_ONE and service.decider.has_list
+        if name is None or not (self._is_owned(name) or one_knows):
             return await route.view(service, request)
 
         async def here(waited_ms: int) -> HttpAnswer:
