@@ -41,6 +41,7 @@ class Mirrors:
 
     async def fresh(self) -> None:
         """See ``TransactionService.fresh``."""
+        await self._supervision.tried()
         self._here()
         if self._store.traits.shared:
             await self._checking()
@@ -62,6 +63,7 @@ class Mirrors:
 
     async def sync(self, known: Version, wait_ms: int) -> Synced:
         """See ``TransactionService.sync``."""
+        await self._supervision.tried()
         self._here()
         if wait_ms and known == self._actor.changes.version:
             await self._change(wait_ms)

@@ -1,4 +1,8 @@
-"""Keeping the transaction service's actor running: it is started again from disk whatever made it fall."""
+"""Keeping the transaction service's actor running: it is started again from disk whatever made it fall.
+
+Whoever asks while it is loaded for the first time waits for that, as for a topic that is opened: it has only just come
+here. Once it has fallen, or could not be loaded, everybody is refused at once until it is there.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Pauses before the second, third … attempt to load; the last one repeats.
 RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: How long its first load is waited for: less than instances wait for each other's answers.
+PATIENCE_S = 3.0
 
 
 class Supervision:
@@ -33,7 +39,14 @@ class Supervision:
         self._begun_s = 0.0
         #: Another instance has, or is to have, the service.
         self.elsewhere = False
+        self._tried = trio.Event()
         mailbox.closed_for = not_loaded
+
+    async def tried(self) -> None:
+        """Waits, for a while, until the first load has come to its end, or nobody is to load it any more."""
+        if not self._tried.is_set():
+            with trio.move_on_after(PATIENCE_S):
+                await self._tried.wait()
 
     async def run(self, actor: Callable[[Callable[[], None]], Awaitable[None]], on_loaded: Callable[[], None]) -> None:
         """Run ``actor``, which calls what it is given once it is loaded, again and again until it returns."""
@@ -42,6 +55,7 @@ class Supervision:
             self._failures = 0
             if not self._closing.is_set():
                 self._mailbox.closed_for = None
+            self._tried.set()
             self._observer.loaded(trio.current_time() - self._begun_s)
             on_loaded()
 
@@ -64,6 +78,7 @@ class Supervision:
                     return
         finally:
             self._mailbox.closed_for = self._gone
+            self._tried.set()
             self._mailbox.close()
             self._mailbox.drain(self._gone)
 
@@ -72,6 +87,7 @@ class Supervision:
         self.elsewhere |= elsewhere
         self._closing.set()
         self._mailbox.closed_for = self._gone
+        self._tried.set()
         self._mailbox.close()
 
     def _gone(self) -> PlainsongError:
@@ -80,6 +96,7 @@ class Supervision:
     def _fell(self, error: Exception) -> None:
         self._failures += 1
         self._mailbox.closed_for = not_loaded
+        self._tried.set()
         self._mailbox.drain(not_loaded)
         log.error(
             "transaction service fell, loading it again",

@@ -26,6 +26,7 @@ from protocol.transactions.manager.answers import CompletePass
 from protocol.transactions.manager.invalid_list import pruning_figures
 from protocol.transactions.manager.looking import manager_state
 from protocol.transactions.manager.settings import TransactionSettings
+from protocol.transactions.mirrored import UNKNOWN, synced
 from protocol.transactions.tephra_state import encode_snapshot
 from protocol.transactions.transaction import TransactionType
 
@@ -106,6 +107,12 @@ class TransactionService:
     def deposed(self) -> bool:
         """Whether another instance has the service, or is to have it."""
         return self._supervision.elsewhere
+
+    @property
+    def known(self) -> Synced | None:
+        """All that it would tell an instance that knows nothing; None while it is not loaded."""
+        core = self._actor.core
+        return None if core is None else synced(core, self._actor.changes, UNKNOWN)
 
     async def where(self) -> Whereabouts:
         """Where undecided transactions have rows: never stale."""
@@ -282,6 +289,7 @@ class TransactionService:
         return await with_topics(statuses, self._where, self._ask_topic)
 
     async def _ask(self, ask: Ask[A]) -> A:
+        await self._supervision.tried()
         return await self._mailbox.ask(ask)
 
     def _core(self) -> ManagerCore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 import actors.mirror
 import actors.transactions_anywhere
@@ -110,6 +111,25 @@ async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
         assert await committed(node, "u") == ["two"]
 
 
+async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answered(nodes):
+    nodes["b"].store.reachable = trio.Event()
+    nodes.move(TRANSACTIONS, "b")
+    begun = []
+
+    async def begins(node):
+        begun.append(await begin(node))
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for node in nodes.values():
+                nursery.start_soon(begins, node)
+            await until(lambda: nodes["b"].service.decider.anywhere.home is not None)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert begun == []
+            nodes["b"].store.reachable.set()
+    assert len(set(begun)) == 3
+
+
 @pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
 async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_before_is_frozen(
     nodes, monkeypatch, verb, state
@@ -129,6 +149,51 @@ async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_bef
             await asked.wait()
             nodes.move("ns:t", "c")
     assert await committed(nodes["a"], "t") == (["one"] if verb == "commit" else [])
+
+
+async def test_whoever_needs_the_service_waits_for_it_while_it_moves(nodes):
+    pointer, other = await begin(nodes["b"]), await begin(nodes["b"])
+    await publish_under(nodes["b"], "t", pointer, "one")
+    nodes["c"].store.reachable = trio.Event()
+    nodes.move(TRANSACTIONS, "c")
+    await until(lambda: nodes["a"].service.embedded is None)
+    polled = []
+
+    async def poll(node):
+        polled.append(await committed(node, "t"))
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin, nodes["a"])
+            nursery.start_soon(begin, nodes["c"])
+            nursery.start_soon(publish_under, nodes["b"], "t", other, "two")
+            nursery.start_soon(poll, nodes["a"])
+            nursery.start_soon(poll, nodes["c"])
+            await until(lambda: all(nodes[each].metric("plainsong_forward_retries_total") for each in "ac"))
+            nodes["c"].store.reachable.set()
+    assert polled == [[], []]
+    assert (await commit(nodes["a"], pointer)).json()["state"] == "committed"
+
+
+async def test_a_commit_whose_service_moves_while_topics_close_is_made_at_the_next_owner(nodes, monkeypatch):
+    pointer = await begin(nodes["b"])
+    await publish_under(nodes["b"], "t", pointer, "one")
+    ask, asked, go_on = nodes["b"].service.directory.ask, [], trio.Event()
+
+    async def slow(name, ask_):
+        asked.append(ask_)
+        await go_on.wait()
+        return await ask(name, ask_)
+
+    monkeypatch.setattr(nodes["b"].service.directory, "ask", slow)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decided, nodes["b"], pointer, "commit", "committed")
+            await until(lambda: asked)
+            nodes.move(TRANSACTIONS, "c")
+            await until(lambda: nodes["c"].service.embedded is not None)
+            go_on.set()
+    assert await committed(nodes["a"], "t") == ["one"]
 
 
 async def decided(node, pointer, verb, state):
