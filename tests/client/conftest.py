@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -11,11 +10,8 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "daemon"))
-
-from harness import Daemon
-
 from plainsong import Client
+from tests.daemon.harness import Daemon
 
 _numbers = count()
 

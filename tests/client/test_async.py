@@ -8,8 +8,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from harness import eventually
-from proxy import Proxy
 
 from plainsong import JSON, AsyncClient, Client, FilePosition, ServerPosition
 from plainsong.aio.reader import AsyncReader
@@ -24,6 +22,8 @@ from plainsong.errors import (
     TopicExists,
     TopicNotFound,
 )
+from tests.client.proxy import Proxy
+from tests.daemon.harness import eventually
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -6,7 +6,6 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
-from harness import eventually
 
 from plainsong import JSON, Client, MessageId, Outgoing
 from plainsong.errors import (
@@ -24,6 +23,7 @@ from plainsong.errors import (
     TransactionsUnavailable,
 )
 from protocol.errors import NoMessages
+from tests.daemon.harness import eventually
 
 
 def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: Client):

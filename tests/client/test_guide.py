@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE_S
+
+from tests.daemon.harness import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 README = GUIDE.parents[1] / "README.md"

@@ -10,11 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE_S, eventually
-from proxy import Proxy
 
 from plainsong import Client, FilePosition
 from plainsong.errors import MessageDropped, PlainsongError
+from tests.client.proxy import Proxy
+from tests.daemon.harness import PATIENCE_S, eventually
 
 
 def program(text: str, *arguments: str) -> subprocess.Popen[str]:

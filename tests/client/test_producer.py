@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from harness import eventually
-from proxy import Proxy
 
 from plainsong import JSON, Client, Outgoing, Producer
 from plainsong.errors import (
@@ -28,6 +26,8 @@ from plainsong.errors import (
     TopicNotFound,
     TransactionTimedOut,
 )
+from tests.client.proxy import Proxy
+from tests.daemon.harness import eventually
 
 
 def payloads(client: Client, topic: str) -> list[bytes]:

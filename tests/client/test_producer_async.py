@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from proxy import Proxy
 
 from plainsong import AsyncClient, Client
 from plainsong.errors import (
@@ -19,6 +18,7 @@ from plainsong.errors import (
     TransactionInProgress,
     TransactionTimedOut,
 )
+from tests.client.proxy import Proxy
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from conftest import url_of
-from harness import Daemon, eventually
 from test_processes import program, result_of
 
 from plainsong import Client
 from plainsong.errors import ProducerStopped
+from tests.client.conftest import url_of
+from tests.daemon.harness import Daemon, eventually
 
 #: Publishes the lines of a file, each under its offset; run again, it goes on where the topic says it is.
 FROM_A_FILE = """

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from proxy import Proxy
 from test_producer_delivery import Desk
 from topic_of_producers import then_lost
 from world import LOST, NOBODY, SILENT, problem
@@ -18,6 +17,7 @@ from plainsong.core.producing.receipts import Delivered
 from plainsong.core.producing.session import begin
 from plainsong.errors import InvalidParameter, InvalidSequenceIds, OutcomeUnknown, PlainsongError, SequenceConsumed
 from protocol.requests import PublishRequest
+from tests.client.proxy import Proxy
 
 
 def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:

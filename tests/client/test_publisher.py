@@ -8,8 +8,6 @@ from concurrent.futures import FIRST_COMPLETED, as_completed, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
-from harness import eventually
-from proxy import Proxy
 
 from plainsong import JSON, Client, Outgoing
 from plainsong.core.gathering import ITEM_BYTES
@@ -25,6 +23,8 @@ from plainsong.errors import (
     NotSent,
     TopicNotFound,
 )
+from tests.client.proxy import Proxy
+from tests.daemon.harness import eventually
 
 
 def payloads(client: Client, topic: str) -> list[bytes]:

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from harness import eventually
 
 from plainsong import JSON, Client, FilePosition, ServerPosition, Undecodable
 from plainsong.errors import (
@@ -19,6 +18,7 @@ from plainsong.errors import (
     TopicNotFound,
 )
 from plainsong.positions import Position
+from tests.daemon.harness import eventually
 
 
 def numbers(client: Client, topic: str, count: int, first: int = 0) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import eventually
 from test_reading import FakeDaemon, payloads
 from test_transactions import Rows, committed
 from world import World, operations, problem, said
@@ -24,6 +23,7 @@ from plainsong.errors import CommittedWithErrors, InvalidParameter, PositionNotS
 from plainsong.messages import Origin
 from protocol.codec import AVRO_2
 from protocol.requests import PollRequest
+from tests.daemon.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

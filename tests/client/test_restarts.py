@@ -8,11 +8,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from conftest import url_of
-from harness import Daemon, eventually
 
 from plainsong import AsyncClient, Client, FilePosition
 from plainsong.errors import PlainsongError
+from tests.client.conftest import url_of
+from tests.daemon.harness import Daemon, eventually
 
 KILLS = 3
 

@@ -10,9 +10,6 @@ from contextlib import suppress
 
 import anyio
 import pytest
-from conftest import url_of
-from harness import Daemon
-from proxy import Proxy
 
 from plainsong import TEXT, AsyncClient, Client, Outgoing
 from plainsong.errors import (
@@ -26,6 +23,9 @@ from plainsong.errors import (
     TopicNotFound,
 )
 from protocol.requests import PublishRequest, PublishResponse
+from tests.client.conftest import url_of
+from tests.client.proxy import Proxy
+from tests.daemon.harness import Daemon
 
 COUNT = 5_000
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import url_of
-from harness import PATIENCE_S, Daemon, eventually
 from test_transactions import Rows, committed
 
 from plainsong import Client
 from plainsong.errors import PlainsongError, TransactionNotInProgress
+from tests.client.conftest import url_of
+from tests.daemon.harness import PATIENCE_S, Daemon, eventually
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,6 @@ import threading
 from typing import Any
 
 import pytest
-from harness import eventually
-from proxy import Proxy
 
 from plainsong import Client, Transaction
 from plainsong.errors import (
@@ -32,6 +30,8 @@ from plainsong.errors import (
     TransactionRequired,
     TransactionTimedOut,
 )
+from tests.client.proxy import Proxy
+from tests.daemon.harness import eventually
 
 
 class Rows:
