@@ -84,6 +84,16 @@ class Instance:
         self.state = "down"
         return await trio.to_thread.run_sync(self.daemon.stop)
 
+    async def kill_owner(self) -> None:
+        """SIGKILL to the process that owns the topics; its front ends see that, and go by themselves."""
+        self.state = "down"
+        self.daemon.signal(signal.SIGKILL)
+        await trio.to_thread.run_sync(self.daemon.wait)
+
+    def front_ends(self) -> list[int]:
+        """The processes that clients are connected with, where it has some."""
+        return self.daemon.children()
+
     def freeze(self) -> None:
         """SIGSTOP: its connections stand, and nothing comes."""
         self.state = "frozen"

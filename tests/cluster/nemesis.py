@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -73,6 +75,48 @@ async def _freeze(attack: Attack, least_s: float, most_s: float) -> None:
     instance.freeze()
     await attack.lasts(least_s, most_s)
     instance.thaw()
+
+
+async def front_end_dies(attack: Attack) -> None:
+    """One of an instance's front ends is killed; the process behind it starts another."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"a front end of {instance.name} is killed")
+    os.kill(attack.rng.choice(instance.front_ends()), signal.SIGKILL)
+    await attack.lasts(0, 1)
+
+
+async def front_end_freezes(attack: Attack) -> None:
+    """One of an instance's front ends stands still, with all who are connected with it, and goes on."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"a front end of {instance.name} is frozen")
+    await _stand_still([attack.rng.choice(instance.front_ends())], attack, 1, 6)
+
+
+async def owner_process_dies(attack: Attack) -> None:
+    """The process behind an instance's front ends is killed, and the instance started again."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"the owner process of {instance.name} is killed")
+    await instance.kill_owner()
+    await instance.start()
+
+
+async def whole_pause(attack: Attack) -> None:
+    """All processes of an instance stand still until others have taken over, and wake."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    attack.note(f"{instance.name} is frozen with its front ends")
+    instance.state = "frozen"
+    pids = [instance.daemon.pid, *instance.front_ends()]
+    await _stand_still(pids, attack, SESSION_TIMEOUT_S + 2, SESSION_TIMEOUT_S + 5)
+    instance.state = "up"
+
+
+async def _stand_still(pids: list[int], attack: Attack, least_s: float, most_s: float) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    await attack.lasts(least_s, most_s)
+    for pid in pids:
+        with suppress(ProcessLookupError):  # ended as one that does not answer
+            os.kill(pid, signal.SIGCONT)
 
 
 async def lossy_gateway(attack: Attack) -> None:
@@ -186,6 +230,8 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
                     return
 
 
+#: What can be done to front ends besides.
+OF_FRONT_ENDS: tuple[Fault, ...] = (front_end_dies, front_end_freezes, owner_process_dies, whole_pause)
 #: Every kind there is.
 ALL: tuple[Fault, ...] = (
     *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),

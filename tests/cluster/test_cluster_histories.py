@@ -50,12 +50,13 @@ async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_pa
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 10, SEED + 16))
 async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
-    """The report of each run is appended to ``build/torture/cluster.txt``."""
-    rng = Random(seed)
+    """The report of each run is appended to ``build/torture/cluster.txt``. Every other cluster has front ends."""
+    rng, front_ends = Random(seed), seed % 2
+    kinds = (*nemesis.ALL, *nemesis.OF_FRONT_ENDS) if front_ends else nemesis.ALL
     faults: list[Fault] = []
     for _ in range(4):
-        faults += rng.sample(nemesis.ALL, len(nemesis.ALL))
-    async with open_cluster(hbase, tmp_path, 3, clocks=CLOCKS) as cluster:
+        faults += rng.sample(kinds, len(kinds))
+    async with open_cluster(hbase, tmp_path, 3, f"http.processes={1 + front_ends}", clocks=CLOCKS) as cluster:
         report = await run(cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed)
     report.append_to(REPORT)
     assert report.is_good, str(report)

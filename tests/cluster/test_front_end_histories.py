@@ -1,0 +1,18 @@
+"""Instances with front ends before them, over one HBase: whichever of their processes dies or freezes, nobody sees what must not be."""
+
+from __future__ import annotations
+
+from tests.cluster import nemesis
+from tests.cluster.course import run
+from tests.cluster.harness import open_cluster
+
+SEED = 80
+FRONT_ENDS = "http.processes=2"
+
+
+async def test_nobody_sees_what_must_not_be_while_front_ends_and_the_processes_behind_them_fail(hbase, tmp_path):
+    faults = [nemesis.front_end_dies, nemesis.owner_process_dies, nemesis.front_end_freezes, nemesis.restart]
+    async with open_cluster(hbase, tmp_path, 2, FRONT_ENDS) as cluster:
+        report = await run(cluster, faults, SEED, between=20)
+    print(report)
+    assert report.is_good, str(report)

@@ -1,0 +1,185 @@
+"""Rows of PostgreSQL and messages of several instances in one transaction, while the service's owner dies, leaves or drains.
+
+What happens to it happens between two steps of the commit; the transaction is committed all the same, by the next owner.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import pytest
+import trio
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from plainsong import Client, PlainsongError
+from plainsong.sql import SqlParticipant, recover
+from plainsong.transactions import deciding
+from tests.cluster.harness import Cluster, Instance, open_cluster
+from tests.daemon.talk import JSON_HEADERS, ConnectionLost, NotConnected, Talk
+from tests.sql.conftest import Base
+from tests.sql.server import NoServer, Postgres
+from tests.sql.worker import POINTS, Knife
+
+#: More than it takes until there is another owner, also on a busy machine.
+TIMEOUT_S = 60
+PATIENCE_S = 60.0
+Blow = Callable[[Cluster, Instance], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """A database with an empty table of orders."""
+    try:
+        server = Postgres()
+    except NoServer as error:
+        pytest.skip(f"NOT TESTED, rows and messages in one transaction of several instances: {error}")
+    try:
+        engine = create_engine(server.start().emptied("cluster", Base.metadata))
+        yield engine
+        engine.dispose()
+    finally:
+        server.remove()
+
+
+async def dies(cluster: Cluster, owner: Instance) -> None:
+    """SIGKILL; the others take over when its session has ended."""
+    await owner.kill()
+
+
+async def leaves(cluster: Cluster, owner: Instance) -> None:
+    """As in an upgrade."""
+    await owner.stop()
+
+
+async def is_drained(cluster: Cluster, owner: Instance) -> None:
+    """It stays, and owns nothing any more."""
+    await ask(owner, "PUT", f"/v1/cluster/instances/{owner.name}/drain")
+
+
+async def recovers(cluster: Cluster, owner: Instance) -> None:
+    """Whatever was done to it is undone."""
+    if owner.state == "down":
+        await owner.start()
+    else:
+        await ask(owner, "DELETE", f"/v1/cluster/instances/{owner.name}/drain")
+
+
+async def ask(instance: Instance, method: str, path: str) -> dict[str, object]:
+    async with await Talk.to(instance.address) as talk:
+        answer = await talk.ask(method, path, b"", JSON_HEADERS)
+    assert answer.status == 200, answer
+    return json.loads(answer.body) if answer.body else {}
+
+
+async def owner_of_service(cluster: Cluster) -> Instance:
+    """Whom everybody takes for it, once all are there."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            try:
+                shown = [await ask(each, "GET", "/v1/cluster") for each in cluster.instances]
+            except (NotConnected, ConnectionLost):
+                shown = []
+            names = {each["transactions"] for each in shown}
+            whole = all(len(each["instances"]) == len(cluster.instances) for each in shown)  # type: ignore[arg-type]
+            if shown and whole and len(names) == 1 and None not in names:
+                return next(each for each in cluster.instances if each.name in names)
+            await trio.sleep(0.05)
+
+
+class Strike(Knife):
+    """A participant that has something happen at its step; ``at`` is None once it has."""
+
+    at: str | None = None
+
+    def __init__(self, at_commit: str, after_commit: str, happen: Callable[[], None]) -> None:
+        super().__init__(at_commit, after_commit)
+        self._happen = happen
+
+    def commit_tx(self) -> bool:
+        self.reach(self._at_commit)
+        return True
+
+    def post_tx_commit(self) -> None:
+        self.reach(self._after_commit)
+
+    def reach(self, point: str) -> None:
+        if Strike.at == point:
+            Strike.at = None
+            self._happen()
+
+
+def transact(client: Client, engine: Engine, number: int, point: str, happen: Callable[[], None]) -> str:
+    """A row and messages in two topics; what became of it."""
+    Strike.at = point
+    first, last = Strike("worked", "committed", happen), Strike("prepared", "finished", happen)
+    try:
+        with (
+            Session(engine) as session,
+            client.transaction([first, SqlParticipant(session), last], timeout_s=TIMEOUT_S) as tx,
+        ):
+            first.reach("begun")
+            session.execute(text("INSERT INTO orders (id, state) VALUES (:id, 'new')"), {"id": number})
+            tx.publish("orders", b"%d" % number)
+            tx.publish("copies", b"%d" % number)
+    except PlainsongError as error:
+        return f"{type(error).__name__}: {error}"
+    return "committed"
+
+
+def seen(client: Client, engine: Engine) -> list[list[int]]:
+    """Ids in the table, and of the messages in both topics, once recovery has nothing left to do."""
+    recovery = recover(engine, client)
+    assert not recovery.unsure
+    assert not recovery.count("left")
+    with engine.connect() as connection:
+        rows = list(connection.execute(text("SELECT id FROM orders ORDER BY id")).scalars())
+    read = [[int(each.payload) for each in client.read(topic, isolation="committed")] for topic in ("orders", "copies")]
+    return [rows, *map(sorted, read)]
+
+
+async def rows_and_messages(hbase, tmp_path, engine, monkeypatch, blows: list[tuple[str, Blow]]) -> None:
+    numbers = count(1)
+    async with open_cluster(hbase, tmp_path, 2) as cluster:
+        urls = [f"http://{each.address[0]}:{each.address[1]}" for each in cluster.instances]
+        with Client(urls, namespace="sql") as client:
+            decide = deciding.committed
+            for topic in ("orders", "copies"):
+                await trio.to_thread.run_sync(client.create_topic, topic)
+            for point, blow in blows:
+                owner = await owner_of_service(cluster)
+
+                def happen(blow=blow, owner=owner):
+                    trio.from_thread.run(blow, cluster, owner)
+
+                strike = Strike("published", "", happen)
+
+                def decided(*arguments, strike=strike):
+                    strike.reach("published")
+                    return decide(*arguments)
+
+                monkeypatch.setattr(deciding, "committed", decided)
+                began_s = trio.current_time()
+                told = await trio.to_thread.run_sync(transact, client, engine, next(numbers), point, happen)
+                print(point, blow.__name__, told, f"{trio.current_time() - began_s:.1f} s")
+                assert told == "committed", (point, blow.__name__)
+                await recovers(cluster, owner)
+            found = await trio.to_thread.run_sync(seen, client, engine)
+    everything = list(range(1, len(blows) + 1))
+    assert found == [everything] * 3
+
+
+async def test_rows_and_messages_are_committed_by_the_next_owner_of_the_service(hbase, tmp_path, engine, monkeypatch):
+    blows: list[tuple[str, Blow]] = [("begun", is_drained), ("prepared", is_drained), ("published", dies)]
+    await rows_and_messages(hbase, tmp_path, engine, monkeypatch, [*blows, ("committed", is_drained)])
+
+
+@pytest.mark.torture
+async def test_whichever_step_and_whatever_happens_to_it(hbase, tmp_path, engine, monkeypatch):
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM orders"))
+    blows = [(point, blow) for point in POINTS for blow in (dies, leaves, is_drained)]
+    await rows_and_messages(hbase, tmp_path, engine, monkeypatch, blows)
