@@ -79,6 +79,11 @@ class Mirror:
         """What is known will be old when it is asked for again."""
         self._state = Mirrored()
 
+    def learn(self, known: Synced) -> None:
+        """Begin with what the service knew that was here a moment ago: it stays true, and only becomes less."""
+        self._state = Mirrored()
+        self._state.apply(known)
+
     def ask_again(self) -> None:
         """The service may be somewhere else now: nobody waits any longer for who had it, and may never answer."""
         for question in self._questions:

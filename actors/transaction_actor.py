@@ -114,11 +114,11 @@ class TransactionActor:
                     return
                 await self._commit(core, claim, tickets, nursery)
         except Deposed:
-            self._forsake(elsewhere=True)
+            self._forsake(moved)
             raise
         finally:
             self.core = None
-            self._forsake()
+            self._forsake(self._mailbox.closed_for or _fell)  # closed: it is leaving, or moves
             self.wake_mirrors()
 
     async def _load(self) -> ManagerCore:
@@ -247,11 +247,10 @@ class TransactionActor:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _forsake(self, *, elsewhere: bool = False) -> None:
+    def _forsake(self, nothing_happened: Callable[[], PlainsongError]) -> None:
         """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
         for ticket in (*self._frozen, *self._closing.forsake()):
-            down = TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
-            ticket.settle(moved() if elsewhere else down)
+            ticket.settle(nothing_happened())
         self._frozen.clear()
         rolling = [ticket for waiting in self._aborting.values() for ticket in waiting]
         self._aborting.clear()
@@ -261,6 +260,10 @@ class TransactionActor:
 
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), trio.current_time())
+
+
+def _fell() -> TransactionsUnavailable:
+    return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
 
 
 def _as_ticket(ticket: object) -> Ticket[Any]:

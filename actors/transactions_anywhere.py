@@ -1,7 +1,8 @@
 """The transaction service, wherever it is: here while this instance owns it, and a mirror of it while another does.
 
     ours            loaded from the store, under a claim of its own; serves until it is not ours
-    not ours        whoever asks it something hears NoOwner, and the mirror says what is committed
+    not ours        whoever asks it something hears NoOwner, and the mirror says what is committed, as it does while the
+                    service is loaded: it has only just moved
     deposed         ends at once; claimed back only if the view still says that it is ours, after a pause
 
 Topics and readers of this instance hold this, and do not notice which it is.
@@ -17,7 +18,7 @@ from actors.mirror import PATIENCE_S, PAUSES_S, Mirror, pass_on
 from actors.pausing import Pauses
 from actors.supervision import moved
 from actors.transaction_actor import SERVICE_NAME
-from protocol.errors import NoOwner, PlainsongError
+from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,9 @@ class TransactionsAnywhere:
         self._peer = NoPeer() if peer is None else peer
         self.mirror = Mirror(self, pointers)
         self.home: TransactionService | None = None
+        self._service: TransactionService | None = None
+        #: Whether the one at home has been loaded, and knows more than the mirror.
+        self._is_loaded = False
         self._changed = trio.Event()
         self._pauses = Pauses()
         self._closing = False
@@ -91,8 +95,8 @@ class TransactionsAnywhere:
     def close(self) -> None:
         """Take no more; what was asked is served, then ``run`` returns."""
         self._closing = True
-        if self.home is not None:
-            self.home.close()
+        if self._service is not None:
+            self._service.close()
         self._look_again()
 
     def _is_ours(self) -> bool:
@@ -100,10 +104,18 @@ class TransactionsAnywhere:
 
     def _view_changed(self) -> None:
         self._pauses.end()
-        if self.home is not None and not self._ownership.is_mine(SERVICE_NAME):
-            self.home.close(elsewhere=True)
+        if self._service is not None and not self._ownership.is_mine(SERVICE_NAME):
+            self._give_away(self._service)
         self.mirror.ask_again()
         self._look_again()
+
+    def _give_away(self, service: TransactionService) -> None:
+        """It serves what it has taken; whoever reads goes on with what it knew, until the next owner has said more."""
+        known = service.known
+        if self.home is not None and known is not None:
+            self.mirror.learn(known)
+        self.home, self._is_loaded = None, False
+        service.close(elsewhere=True)
 
     def _look_again(self) -> None:
         self._changed.set()
@@ -128,17 +140,19 @@ class TransactionsAnywhere:
 
     async def _serve(self, on_known: Callable[[], None]) -> None:
         """One time in which the service is ours."""
-        service = self.home = self._build()
-        self.mirror.forget()
+        service = self.home = self._service = self._build()
 
         def loaded() -> None:
+            if self.home is service:
+                self._is_loaded = True
+                self.mirror.forget()
             pass_on(self._pointers, self._pointers.watched(), service.standing)
             on_known()
 
         try:
             await service.run(loaded)
         finally:
-            self.home = None
+            self.home, self._service, self._is_loaded = None, None, False
         if service.deposed and self._ownership.is_mine(SERVICE_NAME):
             self._ownership.deposed(SERVICE_NAME)
             self._pauses.begin(SERVICE_NAME, trio.current_time())
@@ -147,11 +161,14 @@ class TransactionsAnywhere:
 
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, as far as is known here. Raises TransactionsUnavailable."""
-        return self.mirror.standing(pointer) if self.home is None else self.home.standing(pointer)
+        return self._known().standing(pointer)
 
     def view(self) -> View:
         """What readers of committed messages may see; ``fresh`` first. Raises TransactionsUnavailable."""
-        return self.mirror.view() if self.home is None else self.home.view()
+        return self._known().view()
+
+    def _known(self) -> TransactionService | Mirror:
+        return self.home if self.home is not None and self._is_loaded else self.mirror
 
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
@@ -173,15 +190,23 @@ class TransactionsAnywhere:
         return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """See ``TransactionService.enlist``: at home, or where it is. Raises also TransactionsUnavailable."""
+        """See ``TransactionService.enlist``: at home, or where it is, which is waited for while it moves.
+
+        An answer that was lost is no doubt: to be enlisted is to be asked before the end, and nothing is written yet.
+
+        Raises:
+          TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
+        """
         patience_s = trio.current_time() + PATIENCE_S
         failures = 0
         while True:
             try:
                 return await (self._peer if self.home is None else self.home).enlist(pointer, name)
-            except NoOwner:
+            except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
                 pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
                 if trio.current_time() + pause_s >= patience_s:
+                    if isinstance(error, OutcomeUnknown):
+                        raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
                     raise
             await trio.sleep(pause_s)
             failures += 1

@@ -17,7 +17,7 @@ from actors.supervision import moved
 from actors.transaction_actor import SERVICE_NAME
 from broker.peering.link import LinkBroken, Reply
 from broker.thrift.methods import TephraMethods
-from protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
+from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
 from protocol.names import topic_name
 from protocol.transactions.mirrored import Synced, Version
 
@@ -50,25 +50,34 @@ class LinkedPeer:
 
     async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
         """See ``Peer.sync``."""
-        reply = await self._call("tx.sync", [*known, wait_ms], b"", wait_ms / 1000 + ANSWER_S)
+        reply = await self._asked("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
         return Synced.unpack(await _body(reply))
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """See ``Peer.enlist``."""
-        return bool((await self._call("tx.enlist", [pointer, *name], b"", ANSWER_S)).value)
+        return bool((await self._asked("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
     async def thrift(self, message: bytes) -> bytes:
         """The answer to a message of Tephra's clients. Raises as all calls, and OutcomeUnknown."""
-        return await _body(await self._call("tx.thrift", None, message, None))
+        return await _body(await self._call("tx.thrift", None, message))
 
-    async def _call(self, kind: str, value: Any, body: bytes, within_s: float | None) -> Reply:
-        deadline_s = None if within_s is None else trio.current_time() + within_s
-        owner = self._owners().elsewhere(SERVICE_NAME)
+    async def _asked(self, kind: str, value: Any, within_s: float) -> Reply:
+        """What may be asked again: nothing is in doubt when its answer is lost."""
+        try:
+            return await self._call(kind, value, deadline_s=trio.current_time() + within_s)
+        except OutcomeUnknown as error:
+            raise TransactionsUnavailable(error.detail, hint="ask again") from error
+
+    async def _call(self, kind: str, value: Any, body: bytes = b"", deadline_s: float | None = None) -> Reply:
+        """The answer; with a deadline, as long as the service has the owner that was asked."""
+        owners = self._owners()
+        owner = owners.elsewhere(SERVICE_NAME)
         if owner is None:
             raise moved()
         try:
-            link = await self._owners().links.to(owner.address)
-            return await link.call(kind, value, body, deadline_s=deadline_s)
+            link = await owners.links.to(owner.address)
+            answering = link.call(kind, value, body, deadline_s=deadline_s)
+            return await (answering if deadline_s is None else owners.while_owner((SERVICE_NAME,), owner, answering))
         except LinkBroken as error:
             raise TransactionsUnavailable(
                 f"{owner.name}, which owns the transaction service, cannot be reached", hint="ask again"

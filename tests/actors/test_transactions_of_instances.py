@@ -9,6 +9,7 @@ from pointers_in_process import request
 from transactions_in_process import settle
 from transactions_of_instances import OTHER, cluster_of
 
+import actors.transactions_anywhere
 from actors.transaction_actor import SERVICE_NAME
 from protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
 from protocol.topic.enlisted import NotEnlisted
@@ -69,6 +70,35 @@ def given_nothing():
     from protocol.topic.asks import Describe
 
     return Describe()
+
+
+async def test_an_enlistment_whose_answer_was_lost_is_asked_for_again_and_leaves_no_doubt(monkeypatch):
+    async with cluster_of("a", "b") as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        service, lose = cluster.home(), [True]
+        enlist = service.enlist
+
+        async def lost(pointer, name):
+            answer = await enlist(pointer, name)
+            if lose[0]:
+                lose[0] = lose[0] == "always"
+                raise OutcomeUnknown("there was no answer in time")
+            return answer
+
+        monkeypatch.setattr(service, "enlist", lost)
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        for owner in "ab":
+            cluster.say(owner, OTHER)  # another turn of the topic: it holds nothing
+        lose[0] = "always"
+        monkeypatch.setattr(actors.transactions_anywhere, "PATIENCE_S", 0.1)
+        with pytest.raises(TransactionsUnavailable, match="no answer") as refused:
+            await cluster["b"].publish_under(pointer, "two", name=OTHER)
+        assert refused.value.outcome == "not-applied"
+        lose[0] = False
+        await cluster["b"].publish_under(pointer, "three", name=OTHER)
+        assert (await cluster.home().commit(pointer)).changed
+        assert await cluster["a"].committed(OTHER) == [["one", "three"]]
 
 
 async def test_a_topic_that_moved_has_to_be_enlisted_again():
