@@ -67,7 +67,10 @@ async def build_service(
 
     peer = None if ownership is None else LinkedPeer(owners)
     told = Decisions(metrics)
-    decider = build_authority(config.transactions, store, clock, pointers, ask_topic, told, ownership, peer)
+    take_over_s = config.cluster.take_over_s
+    decider = build_authority(
+        config.transactions, store, clock, pointers, ask_topic, told, ownership, peer, take_over_s
+    )
     around = Surroundings(
         store=store,
         clock=clock,

@@ -165,14 +165,18 @@ def build_authority(
     observer: TransactionObserver,
     ownership: Ownership | None = None,
     peer: Peer | None = None,
+    take_over_s: float = 0.0,
 ) -> Authority:
     """The authority that ``transactions.service`` names, not started.
 
     Args:
+      take_over_s: as ``service_settings``.
       ownership, peer: among several instances, who owns the service, and the way to it.
     """
     if config.service == "embedded":
-        build = partial(TransactionService, store, clock, pointers, ask, service_settings(config), observer)
+        build = partial(
+            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
+        )
         if store.traits.shared:
             anywhere = TransactionsAnywhere(build, ownership or Alone(), pointers, peer)
             return Authority(anywhere, anywhere=anywhere)
@@ -193,8 +197,12 @@ def build_authority(
     return Authority()
 
 
-def service_settings(config: TransactionsConfig) -> TransactionSettings:
-    """The transaction service's part of the settings."""
+def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> TransactionSettings:
+    """The transaction service's part of the settings.
+
+    Args:
+      take_over_s: how long a topic may be without an owner that answers: a decision waits for at least as long.
+    """
     return TransactionSettings(
         timeout_ms=config.timeout_s * 1000,
         long_timeout_ms=config.long_timeout_s * 1000,
@@ -205,7 +213,8 @@ def service_settings(config: TransactionsConfig) -> TransactionSettings:
         max_outcomes=config.max_outcomes,
         outcome_retention_ms=config.outcome_retention_s * 1000,
         max_change_set_bytes=config.max_change_set_bytes,
-        abort_deadline_s=config.abort_deadline_s,
+        abort_deadline_s=max(config.abort_deadline_s, take_over_s),
+        commit_deadline_s=max(config.commit_deadline_s, take_over_s),
         # Whoever speaks Thrift may have stores of its own, whose rows nobody here rewrites.
         prune=config.prune and not config.thrift,
     )

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 #: Where the nodes are, below the ensemble's root, when ``cluster.zookeeper`` names no path.
 DEFAULT_PATH = "/plainsong"
 
+#: What it takes, once the session of an owner that died is over, until the next one is found and has answered: a topic
+#: is served within two seconds.
+TAKE_OVER_S = 3.0
+
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}"
 
 
@@ -53,6 +57,11 @@ class ClusterConfig:
         large="this one owns more than it can serve",
         high=1_000_000,
     )
+
+    @property
+    def take_over_s(self) -> float:
+        """How long topics of an instance that died may be without an answer; 0: there are no others to answer."""
+        return self.session_timeout_s + TAKE_OVER_S if self.zookeeper else 0.0
 
 
 class Ensemble(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.config.clustering import is_wildcard, parse_ensemble
+from broker.config.clustering import TAKE_OVER_S, is_wildcard, parse_ensemble
 from broker.config.config import every_setting
 from broker.config.problems import Problem
 from broker.config.values import parse_address, show_value
@@ -39,6 +39,20 @@ _AT_LEAST = (
 def check_together(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """Every pair of settings that cannot work together."""
     return _too_small(config, origins) + _whose_service(config, origins) + _in_a_cluster(config, origins)
+
+
+def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Decisions that give up before topics of an instance that died have another owner; where nothing is said, longer."""
+    least_s = config.cluster.take_over_s
+    return [
+        Problem(
+            _both(origins[name], origins["cluster.session_timeout_s"]),
+            f"{_shown(config, name)} is less than {_shown(config, 'cluster.session_timeout_s')} and {TAKE_OVER_S:g} s",
+            f"at least {least_s:g}, or leave it out: topics of an instance that died have no owner before",
+        )
+        for name in ("transactions.commit_deadline_s", "transactions.abort_deadline_s")
+        if config.transactions.service == "embedded" and origins[name] != "default" and config.value(name) < least_s
+    ]
 
 
 def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -84,6 +98,7 @@ def _in_a_cluster(config: Config, origins: Mapping[str, str]) -> list[Problem]:
                 "leave it empty for an instance that is alone",
             )
         )
+    found += _too_soon(config, origins)
     name = "cluster.advertise" if cluster.advertise else "http.bind"
     address = parse_address(config.value(name))
     if is_wildcard(address) or (cluster.advertise and address.port == 0):

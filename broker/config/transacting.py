@@ -128,10 +128,20 @@ class TransactionsConfig:
         large="memory grows with waiting consumers",
         high=1_000_000,
     )
+    commit_deadline_s: float = seconds(
+        15.0,
+        "Among several instances, how long a commit waits for its topics to finish what they write under it; after it "
+        "nothing has happened, and it can be sent again. At least cluster.session_timeout_s and 3 s.",
+        small="commits fail while topics change hands, and have to be sent again",
+        large="whoever commits waits for a topic that does not answer",
+        low=0.1,
+        high=3_600.0,
+    )
     abort_deadline_s: float = seconds(
-        10.0,
-        "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid instead.",
-        small="aborts end as invalidations while topics are being loaded",
+        15.0,
+        "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid instead. "
+        "Among several instances at least cluster.session_timeout_s and 3 s.",
+        small="aborts end as invalidations while topics are being loaded, or change hands",
         large="whoever aborts waits for a topic that does not answer",
         low=0.1,
         high=3_600.0,

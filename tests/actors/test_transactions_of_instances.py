@@ -153,6 +153,27 @@ async def test_a_commit_whose_topics_do_not_answer_did_not_happen_and_can_be_sen
         assert await cluster["a"].committed(OTHER) == [["one", "two"]]
 
 
+@pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
+async def test_a_decision_outlasts_the_session_of_a_topics_owner_that_died(autojump_clock, verb, state):
+    async with cluster_of("a", "b", "c") as cluster, trio.open_nursery() as nursery:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].publish_under(pointer, "one", name=OTHER)
+        cluster.lines.cut.add(("a", "b"))
+        decided = []
+
+        async def decide():
+            decided.append((await getattr(cluster.home(), verb)(pointer)).state)
+
+        nursery.start_soon(decide)
+        await trio.sleep(12)  # 10 s of a session, and 2 s until the next owner serves
+        assert not decided
+        cluster.say("c", OTHER)
+        await trio.sleep(3)
+        assert decided == [state]
+        assert await cluster["c"].committed(OTHER) == ([["one"]] if verb == "commit" else [[]])
+
+
 async def test_an_abort_rolls_back_in_topics_of_other_instances():
     async with cluster_of("a", "b") as cluster:
         cluster.say("b", OTHER)

@@ -7,6 +7,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 
 from actors.one_authority import AuthorityChanged, keep_authority
 from broker.authorities import build_authority, service_settings, told
+from broker.config.clustering import ClusterConfig
 from broker.config.transacting import TransactionsConfig
 from protocol.errors import TransactionsUnavailable
 from storage.faulty import FaultyStore
@@ -103,6 +104,15 @@ def test_the_service_has_the_bounds_of_the_settings():
     settings = service_settings(TransactionsConfig(timeout_s=5, max_open=7, abort_deadline_s=0.5))
     assert (settings.timeout_ms, settings.max_open, settings.abort_deadline_s) == (5_000, 7, 0.5)
     assert (settings.max_lifetime_ms, settings.long_timeout_ms) == (90_000_000, 86_400_000)
+
+
+def test_decisions_wait_for_topics_that_change_hands_whatever_the_session_time_out_is():
+    for session_s, expected in ((5.0, (15.0, 15.0)), (30.0, (33.0, 33.0))):
+        cluster = ClusterConfig(zookeeper="zk:2181", session_timeout_s=session_s)
+        settings = service_settings(TransactionsConfig(), cluster.take_over_s)
+        assert (settings.commit_deadline_s, settings.abort_deadline_s) == expected
+    alone = ClusterConfig(session_timeout_s=30.0)
+    assert service_settings(TransactionsConfig(commit_deadline_s=1.0), alone.take_over_s).commit_deadline_s == 1.0
 
 
 def test_the_list_is_not_pruned_by_itself_while_others_may_rely_on_it():

@@ -46,10 +46,21 @@ def test_an_ensemble_that_is_none_is_refused_by_its_name(said):
         ({"cluster.advertise": "host-1:0"}, "no address that other instances and clients could go to"),
         ({"cluster.instance": "a/b"}, "up to 100 letters"),
         ({"cluster.weight": 0}, "cluster.weight"),
+        (
+            {"transactions.commit_deadline_s": 12},
+            "commit_deadline_s = 12 is less than cluster.session_timeout_s = 10 and",
+        ),
+        ({"transactions.abort_deadline_s": 15, "cluster.session_timeout_s": 20}, "at least 23, or leave it out"),
     ],
 )
 def test_what_cannot_be_a_cluster_is_refused(flags, says):
     assert says in refused(HBASE | flags)
+
+
+def test_decisions_may_be_given_the_time_that_a_take_over_needs_or_nothing_be_said_of_it():
+    for flags in ({"transactions.commit_deadline_s": 13}, {"cluster.session_timeout_s": 60}):
+        load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420"} | flags)
+    load_config(None, {}, {"transactions.commit_deadline_s": 1})  # alone
 
 
 def test_alone_it_may_listen_anywhere():

@@ -36,9 +36,9 @@ class TransactionSettings:
     max_committed_bytes: int = 256 << 20
     """Bytes of all committed change sets that somebody may still conflict with."""
     max_client_id_bytes: int = 256
-    abort_deadline_s: float = 10.0
+    abort_deadline_s: float = 15.0
     """How long topics may take to roll back before an abort becomes an invalidation."""
-    commit_deadline_s: float = 5.0
+    commit_deadline_s: float = 15.0
     """How long topics may take to close a transaction's pointers before its commit gives up for this time."""
     prune: bool = True
     """Whether a complete pass takes pointers past their lifetime from the invalid list."""
