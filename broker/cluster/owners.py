@@ -112,8 +112,8 @@ class Owners:
                 refusal = error
             except LinkBroken as broken:
                 refusal = _after_break(name, broken, only_looks=only_looks)
-            if search.until_s is None:
-                search.until_s = begun_s + max(PATIENCE_S, patience_s())
+            if search.until_s is None:  # one that was there may have said nothing for long before it was lost
+                search.until_s = max(begun_s + patience_s(), trio.current_time() + PATIENCE_S)
             if not await search.goes_on():
                 self.counted.no_owner_found()
                 raise refusal

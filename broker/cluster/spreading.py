@@ -77,13 +77,15 @@ class _Anywhere:
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
         """See ``Reach.look``. An owner that is not there is looked for as long as for a request about one topic."""
-        search = self._owners.search(trio.current_time() + PATIENCE_S)
+        search = self._owners.search()
         found: dict[int, Span | PlainsongError | None] = {}
         left = list(range(len(wanted)))
         while left:
             search.look()
             found.update(await self._ask([(index, wanted[index]) for index in left], None))
             left = [index for index in left if isinstance(found[index], NoOwner)]
+            if search.until_s is None:
+                search.until_s = trio.current_time() + PATIENCE_S
             if left and not await search.goes_on():
                 break
         return [found[index] or NoOwner() for index in range(len(wanted))]

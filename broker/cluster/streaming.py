@@ -152,6 +152,7 @@ class RoutedStream:
                 return last
             if last is not None:
                 await self._drained(last)
+                search.until_s = trio.current_time() + PATIENCE_S
             leg = await self._opened(is_mine, owner, search)
             if leg is not None and not self._finished:
                 self._legs.append(leg)
