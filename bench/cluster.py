@@ -34,8 +34,8 @@ SIZE, GROUP = 100, 100
 SESSION_S = 4.0
 SAYS = f"""Requests of 100 messages of 100 B (*publish*), or of one (*single*), on HBase. *topics*: as many topics for each
 instance, two connections to each topic's owner; processor time of all daemons, and of what is not theirs (HBase and its gateway). *forwarded*: the same through
-an instance that does not own the topic, beside asking the owner; who spends what. *hand-over*: seconds from the first
-request that the old owner did not answer to the new owner's first answer, one client a topic, all at once: *leaving* at
+an instance that does not own the topic, beside asking the owner; who spends what. *hand-over*: seconds from a topic's
+being let go, or its owner's death, to the new owner's first answer to a publish, one client a topic: *leaving* at
 SIGTERM, *killed* at SIGKILL with a session of {SESSION_S:g} s in ZooKeeper, which notices at the end of one of its ticks."""
 
 
@@ -45,7 +45,7 @@ def measure_cluster(profile: Profile, scratch: Path, say: Callable[[str], None])
     if (lacking := why_not()) is not None:
         say(lacking)
         return section
-    with HBase(scratch / "hbase", jvm="") as hbase:
+    with HBase(scratch / "hbase", jvm=profile.jvm) as hbase:
         for instances in profile.instances:
             with _Cluster.open(hbase, scratch, instances) as cluster:
                 section.rows.append(_over_topics(cluster, profile))
@@ -208,7 +208,8 @@ def _handed_over(cluster: _Cluster, profile: Profile, what: str, end: Callable[[
     topics = cluster.topics(what, "instance-0", profile.handed_topics)
     goes, stays = cluster.daemons["instance-0"], cluster.daemons["instance-1"]
     before = cluster.cpu_s()
-    found = silences(stays.port, topics, partial(end, goes))
+    leaving = goes if what == "leaving" else None
+    found = silences(stays.port, topics, partial(end, goes), leaving=leaving)
     after = cluster.cpu_s()
     values = {"median s": found[len(found) // 2], "worst s": found[-1]}
     if what == "leaving":

@@ -43,7 +43,7 @@ def measure_hbase(profile: Profile, scratch: Path, say: Callable[[str], None]) -
     if (lacking := why_not()) is not None:
         say(lacking)
         return section
-    with HBase(scratch / "hbase", jvm="") as hbase, raw_calls(hbase.address) as raw:
+    with HBase(scratch / "hbase", jvm=profile.jvm) as hbase, raw_calls(hbase.address) as raw:
         settings = settings_of(hbase)
         with daemon(scratch / "data", **settings) as ours:
             for topic in (GROUPS, SINGLES, READ):

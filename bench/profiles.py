@@ -57,6 +57,10 @@ class Profile:
     """Of each of them."""
     handed_topics: int
     """That change hands at once."""
+    micro_batches: int
+    """Of which the first four, in which code is compiled, do not count."""
+    jvm: str
+    """Options of HBase's and Spark's processes: none where they are measured."""
 
 
 FULL = Profile(
@@ -87,11 +91,13 @@ FULL = Profile(
     instances=(1, 2, 3),
     cluster_topics=6,
     handed_topics=300,
+    micro_batches=12,
+    jvm="",
 )
 
 QUICK = Profile(
     name="quick",
-    rounds=2,
+    rounds=1,
     seconds=0.1,
     messages=(1, 1000),
     connections=(16,),
@@ -117,4 +123,7 @@ QUICK = Profile(
     instances=(1, 2),
     cluster_topics=2,
     handed_topics=8,
+    micro_batches=6,
+    # What starts once and works for seconds starts sooner so.
+    jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )

@@ -36,13 +36,13 @@ source's. *visible*: milliseconds from the end of a publish until ``foreachBatch
 #: Each takes seconds, and enough of them.
 ROUNDS = 3
 BATCH_ROWS = 5_000
-_BATCHES = 12
+_JVM = "spark.driver.extraJavaOptions"
 
 
 def measure_spark(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
     """All of it, in one session, against one daemon."""
     section = Section("spark", "Spark", SAYS)
-    spark = build_session("plainsong bench", conf={"spark.driver.memory": "1g"})
+    spark = build_session("plainsong bench", conf={"spark.driver.memory": "1g", _JVM: profile.jvm})
     try:
         with daemon(scratch / "store") as ours:
             bench = _Bench(spark, f"http://127.0.0.1:{ours.port}", scratch, profile)
@@ -117,7 +117,7 @@ class _Bench:
         """What a micro-batch of ``BATCH_ROWS`` rows takes, its sink doing nothing."""
         with self._client() as client:
             topic = self._new_topic(client)
-        self._write(self._made(BATCH_ROWS * _BATCHES, 100, 1), topic)
+        self._write(self._made(BATCH_ROWS * self._profile.micro_batches, 100, 1), topic)
         ours = self._batches_ms(
             "plainsong",
             url=self._url,
@@ -132,6 +132,7 @@ class _Bench:
 
     def _batches_ms(self, source: str, **options: str | int) -> list[float]:
         """Milliseconds of each batch, without the first ones, in which code is compiled."""
+        batches = self._profile.micro_batches
         frame = self._spark.readStream.format(source).options(**options).load()
         query = (
             frame.writeStream.format("noop")
@@ -139,15 +140,15 @@ class _Bench:
             .trigger(processingTime="0 seconds")
         ).start()
         try:
-            while query.lastProgress is None or query.lastProgress["batchId"] < _BATCHES - 1:
+            while query.lastProgress is None or query.lastProgress["batchId"] < batches - 1:
                 error = query.exception()
                 if error is not None:
                     raise error
                 time.sleep(0.05)
-            batches = [each for each in query.recentProgress if each["numInputRows"] == BATCH_ROWS]
+            full = [each for each in query.recentProgress if each["numInputRows"] == BATCH_ROWS]
         finally:
             query.stop()
-        return [float(each["durationMs"]["triggerExecution"]) for each in batches][4:_BATCHES]
+        return [float(each["durationMs"]["triggerExecution"]) for each in full][4:batches]
 
     def visible(self) -> Row:
         """From the end of a publish until ``foreachBatch`` has the row."""
@@ -206,6 +207,7 @@ class _Bench:
         target = self._scratch / "archive"
         shutil.rmtree(target, ignore_errors=True)
         where = ["--root", str(target), "--url", self._url, "--namespace", bodies.NAMESPACE, "--no-progress"]
+        where += ["--conf", f"{_JVM}={self._profile.jvm}"]
         command = [sys.executable, "-m", "pipeline.archive", "append", topic, *where]
         begun_s = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -18,6 +18,8 @@ from bench.targets import TARGETS, judge
 from tests import hbase_server, spark_session
 
 ROOT = Path(__file__).parents[2]
+#: Ten times what it takes.
+PATIENCE_S = 1200
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark"),
     *("hbase", "cluster", "front"),
@@ -33,7 +35,7 @@ def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "bench", "--quick"]
     command += ["--report", str(directory / "report"), "--scratch", str(directory / "scratch")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=420)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list((directory / "scratch").iterdir())
     return directory / "report", done.stdout
