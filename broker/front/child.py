@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
@@ -19,6 +18,7 @@ import trio
 from broker.access import AccessLog
 from broker.config.config import config_of
 from broker.front import descriptors
+from broker.front.alone import Alone
 from broker.front.passing_on import PassingOn
 from broker.http.application import build_application
 from broker.http.bodies import BodyBudget
@@ -60,12 +60,14 @@ class _Told:
 class FrontEnd:
     """The life of this process."""
 
-    def __init__(self, link: socket.socket, door: socket.socket, listeners: list[socket.socket]) -> None:
+    def __init__(
+        self, link: socket.socket, alone: socket.socket, door: socket.socket, listeners: list[socket.socket]
+    ) -> None:
         self._link = Link(descriptors.stream_of(link), WITHIN_DAEMON, peer="the owning process")
+        self._alone = Alone(alone)
         self._door = door
         self._listeners = listeners
         self._stop = trio.Event()
-        self._served = trio.Event()
 
     async def run(self) -> None:
         """Serves until it is told to leave, or the owning process ends."""
@@ -80,9 +82,7 @@ class FrontEnd:
             try:
                 with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before anybody is let in
                     nursery.start_soon(self._stop_at, signals)
-                    await nursery.start(partial(self._serve, config, is_among_others=told["peers"]))
-                    self._link.tell("ready", None)
-                    await self._served.wait()
+                    await self._serve(config, is_among_others=told["peers"])
                     nursery.cancel_scope.cancel()
             finally:
                 logs.close()
@@ -97,28 +97,32 @@ class FrontEnd:
         async for _ in signals:
             self._stop.set()
 
-    async def _serve(self, config: Config, *, is_among_others: bool, task_status: trio.TaskStatus[Any]) -> None:
+    async def _serve(self, config: Config, *, is_among_others: bool) -> None:
         settings = http_settings(config)
-        passing_on = PassingOn(self._link)
+        passing_on = PassingOn(self._link, self._alone)
         handlers = passing_on.handlers()
         told = cast("Service", _Told(passing_on, AccessLog(enabled=config.log.access)))
+        application = build_application(told, passing_on.routes(), handlers, settings)
         try:
-            await serve_http(
-                settings,
-                handlers,
-                build_application(told, passing_on.routes(), handlers, settings),
-                binds=self._listeners,
-                budget=BodyBudget(settings.max_inflight_bytes),
-                stop=self._stop,
-                grace_s=config.shutdown.drain_s,
-                begin=passing_on.begin,
-                peers=self._hand_over if is_among_others else None,
-                task_status=task_status,
-            )
-            with trio.move_on_after(ORPHANED_S):
-                await self._link.aclose()
-        finally:
-            self._served.set()
+            await self._alone.open()
+            if not (await self._link.call("ready", None)).value:
+                return
+        except LinkBroken:
+            return  # it ended meanwhile
+        await serve_http(
+            settings,
+            handlers,
+            application,
+            binds=self._listeners,
+            budget=BodyBudget(settings.max_inflight_bytes),
+            stop=self._stop,
+            grace_s=config.shutdown.drain_s,
+            begin=passing_on.begin,
+            peers=self._hand_over if is_among_others else None,
+        )
+        self._alone.close()
+        with trio.move_on_after(ORPHANED_S):
+            await self._link.aclose()
 
     async def _hand_over(self, stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
         """A connection of another instance goes to the owning process."""
@@ -129,14 +133,14 @@ class FrontEnd:
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:
-    """The process, on descriptors that it was given: its link, its door, its listeners."""
+    """The process, on descriptors that it was given: its link, what goes alone, its door, its listeners."""
     process.set(name)
-    link, door, *listeners = (socket.socket(fileno=number) for number in numbers)
-    for each in (link, door, *listeners):
+    link, alone, door, *listeners = (socket.socket(fileno=number) for number in numbers)
+    for each in (link, alone, door, *listeners):
         each.setblocking(False)
         each.set_inheritable(False)
 
     async def run() -> None:
-        await FrontEnd(link, door, listeners).run()
+        await FrontEnd(link, alone, door, listeners).run()
 
     trio.run(run)

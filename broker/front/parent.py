@@ -1,7 +1,8 @@
 """The owning process's part of front ends: their sockets, which it keeps, and their lives, which it begins and ends.
 
-Each has listening sockets of its own on the common address, among which the system shares connections out. They stay
-open here when a front end dies, so that connections wait for its successor instead of being refused.
+Each has sockets of its own on the common address, among which the system shares connections out. They listen once all
+front ends are there, so that nobody is let in who would have to wait; and they stay open here when a front end dies, so
+that connections wait for its successor instead of being refused.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import trio
 
 from broker.config import every_setting
 from broker.front import FrontEndFailed, descriptors
+from broker.front.answering_alone import AnsweringAlone
 from broker.front.quick import QuickPublishes
-from broker.http.sockets import listen_together, shown
+from broker.http.sockets import bind_together, let_in, shown
 from broker.peering.bounds import WITHIN_DAEMON
 from broker.peering.link import Reply
 from broker.peering.serving import serve_link
@@ -61,7 +63,7 @@ async def serve_front_ends(
       OSError: the address cannot be listened on.
       FrontEndFailed: one did not come up.
     """
-    together = await trio.to_thread.run_sync(listen_together, config.http.bind, config.http.processes)
+    together = await trio.to_thread.run_sync(bind_together, config.http.bind, config.http.processes)
     try:
         async with trio.open_nursery() as nursery:
             parts = _Parts(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
@@ -70,6 +72,9 @@ async def serve_front_ends(
                 nursery.start_soon(each.keep)
             for each in front_ends:
                 await each.ready.wait()
+            if not stop.is_set():
+                let_in(together)
+            parts.begun.set()
             task_status.started([shown(listener) for listener in together[0]])
             await stop.wait()
             for listener in (each for row in together for each in row):
@@ -111,6 +116,8 @@ class _Parts:
         self.peers = peers
         self.stop = stop
         self.nursery = nursery
+        #: Set once the sockets listen, or the stop came before.
+        self.begun = trio.Event()
         #: Connections of other instances that may be here at a time, and that are.
         self.max_peers = max_peers
         self.open_peers = 0
@@ -123,7 +130,7 @@ class _FrontEnd:
         self._name = name
         self._listeners = listeners
         self._parts = parts
-        #: Set once the first process accepts, or the stop came before.
+        #: Set once the first process is about to accept, or the stop came before.
         self.ready = trio.Event()
 
     async def keep(self) -> None:
@@ -149,24 +156,29 @@ class _FrontEnd:
 
     async def _run(self) -> int:
         """One process, from its start to its end; its exit status."""
-        ours, theirs = socketpair()
-        door, their_door = descriptors.pair()
-        given = [theirs, their_door, *self._listeners]
-        numbers = [each.fileno() for each in given]
-        command = [sys.executable, "-m", "broker.front", self._name, *map(str, numbers)]
+        ours: list[socket.socket] = []
+        theirs: list[socket.socket] = []
         try:
+            for pair in (socketpair, descriptors.pair_of_bytes, descriptors.pair):
+                mine, its = pair()
+                ours.append(mine)
+                theirs.append(its)
+            numbers = [each.fileno() for each in (*theirs, *self._listeners)]
+            command = [sys.executable, "-m", "broker.front", self._name, *map(str, numbers)]
             process = await trio.lowlevel.open_process(command, pass_fds=numbers, stdin=None)
         except BaseException:
-            ours.close()
-            door.close()
+            for each in ours:
+                each.close()
             raise
         finally:
-            theirs.close()
-            their_door.close()
+            for each in theirs:
+                each.close()
+        link, alone, door = ours
         try:
             async with trio.open_nursery() as nursery:
-                quick = QuickPublishes(self._parts.answering.service)
-                nursery.start_soon(self._serve, descriptors.stream_of(ours), quick, process)
+                nursery.start_soon(self._serve, descriptors.stream_of(link), process)
+                service = self._parts.answering.service
+                nursery.start_soon(AnsweringAlone(alone, service, self._dispatch, self._name).run)
                 nursery.start_soon(self._take_peers, door)
                 nursery.start_soon(self._tell_to_leave, process)
                 status = await process.wait()
@@ -179,7 +191,8 @@ class _FrontEnd:
                 with trio.CancelScope(shield=True):
                     await process.wait()
 
-    async def _serve(self, link: trio.SocketStream, quick: QuickPublishes, process: trio.Process) -> None:
+    async def _serve(self, link: trio.SocketStream, process: trio.Process) -> None:
+        quick = QuickPublishes(self._parts.answering.service)
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
         await serve_link(link, self._dispatch, bounds, quick=quick, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
@@ -195,8 +208,11 @@ class _FrontEnd:
         if call.kind != "ready":
             return await self._parts.answering.dispatch(call)
         self.ready.set()
+        await self._parts.begun.wait()
+        if self._parts.stop.is_set():
+            return Reply(False)
         log.info("a front end accepts connections", extra={"front_end": self._name})
-        return Reply()
+        return Reply(True)
 
     async def _take_peers(self, door: socket.socket) -> None:
         """Connections of other instances that came to this front end; they outlive it."""

@@ -24,6 +24,7 @@ from protocol.peering.vocabulary import VOCABULARY
 from protocol.requests import PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
+    from broker.front.alone import Alone
     from broker.handlers.publish import Given
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
@@ -36,10 +37,11 @@ _OWNER = Instance("the owning process", "")
 
 
 class PassingOn:
-    """What a front end's doors answer with; all of it over one link."""
+    """What a front end's doors answer with: over one link, but for publishes that are alone."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, alone: Alone) -> None:
         self._link = link
+        self._alone = alone
         #: Publishes that are under way: one that is alone has no others to share a write with.
         self._publishing = 0
 
@@ -95,18 +97,28 @@ class PassingOn:
             self._publishing += 1
             try:
                 value = [namespace, topic, list(body.messages), size, request_id]
-                reply = await self._call("publish", value, at_once=self._publishing == 1)
+                at_once = self._publishing == 1
+                if at_once and self._alone.is_free():
+                    told = await self._ask_alone(value)
+                else:
+                    told = (await self._call("publish", value, at_once=at_once)).value
             finally:
                 self._publishing -= 1
-            if isinstance(reply.value, list):
-                return Receipt(*reply.value)
+            if isinstance(told, list):
+                return Receipt(*told)
         else:
             packing = partial(VOCABULARY.pack, [namespace, topic, body, size, request_id])
             packed = await off_loop(size, JSON, packing)
-            reply = await self._call("publish_packed", None, packed)
-        if not isinstance(reply.value, PublishResponse | Receipt):
+            told = (await self._call("publish_packed", None, packed)).value
+        if not isinstance(told, PublishResponse | Receipt):
             raise Internal("the owning process answered with something else")
-        return reply.value
+        return told
+
+    async def _ask_alone(self, value: Any) -> Any:
+        try:
+            return await self._alone.ask("publish", value)
+        except LinkBroken as broken:
+            raise _plain(broken) from broken
 
 
 def _is_plain(body: PublishRequest) -> bool:

@@ -15,7 +15,7 @@ import trio
 from broker.http.status import status_of
 from broker.peering.answers import Reply
 from protocol.codec.stream import MAX_RUN
-from protocol.errors import PlainsongError
+from protocol.errors import NoOwner, PlainsongError
 from protocol.ids import consecutive_ids
 from protocol.names import TopicName
 from protocol.requests import Receipt
@@ -85,21 +85,24 @@ class QuickPublishes:
             ticket.on_settled(settled)
 
     def _answer(self, name: TopicName, run: _Run, told: Told, seconds: float) -> None:
-        metrics, answers = self._service.metrics, run.answers
+        service, answers = self._service, run.answers
         if isinstance(told, Receipt):
             assert told.first_id is not None  # singles are nobody's duplicates
-            metrics.requested("publish", 200, seconds, len(answers))
-            self._service.rates.published(name, len(answers), trio.current_time())
             generation = told.generation
             for answer, first_id in zip(answers, consecutive_ids(told.first_id, len(answers)), strict=True):
                 answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
+            account(service, name, told, len(answers), seconds)
             return
         each = told if isinstance(told, list) else [told] * len(answers)
         for answer, one in zip(answers, each, strict=True):
-            if isinstance(one, Receipt):
-                metrics.requested("publish", 200, seconds)
-                self._service.rates.published(name, 1, trio.current_time())
-                answer(Reply([one.first_id, one.last_id, one.generation]))
-            else:
-                metrics.requested("publish", status_of(one), seconds)
-                answer(one)
+            answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
+            account(service, name, one, 1, seconds)
+
+
+def account(service: Service, name: TopicName, told: Receipt | PlainsongError, requests: int, seconds: float) -> None:
+    """Counts publishes of one message that are answered; one that finds its way to another owner is counted there."""
+    if isinstance(told, Receipt):
+        service.metrics.requested("publish", 200, seconds, requests)
+        service.rates.published(name, requests, trio.current_time())
+    elif not isinstance(told, NoOwner):
+        service.metrics.requested("publish", status_of(told), seconds, requests)

@@ -55,8 +55,10 @@ def shown(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listen_together(bind: str, count: int) -> list[list[socket.socket]]:
-    """For each of ``count`` processes, sockets that listen on every address of ``bind``; the system shares out.
+def bind_together(bind: str, count: int) -> list[list[socket.socket]]:
+    """For each of ``count`` processes, sockets that are to share every address of ``bind``.
+
+    They hold the address, and do not listen yet: clients are refused until ``let_in``, nobody else gets it meanwhile.
 
     Raises:
       ValueError, OSError: as ``listen_on``, also when it is only others that would share the address.
@@ -70,7 +72,7 @@ def listen_together(bind: str, count: int) -> list[list[socket.socket]]:
         for _ in range(count):
             together.append([])
             for family, address in addresses:
-                together[-1].append(_listener(family, address, shared=True))
+                together[-1].append(_holder(family, address))
     except (OSError, _Unavailable) as error:
         for sock in (each for row in together for each in row):
             sock.close()
@@ -78,11 +80,35 @@ def listen_together(bind: str, count: int) -> list[list[socket.socket]]:
     return together
 
 
+def let_in(together: list[list[socket.socket]]) -> None:
+    """Has them listen; the system shares the connections out. Raises OSError."""
+    for sock in (each for row in together for each in row):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.listen(BACKLOG)
+
+
 class _Unavailable(Exception):
     """The machine does not have this address."""
 
 
-def _listener(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
+def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = _bound(family, address)
+    try:
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _holder(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = _bound(family, address, shared=True)
+    # To be bound beside what an earlier process left, it was set; left so, others could listen as long as we do not.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return sock
+
+
+def _bound(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -92,7 +118,6 @@ def _listener(family: int, address: tuple[Any, ...], *, shared: bool = False) ->
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRNOTAVAIL:

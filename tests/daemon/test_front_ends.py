@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +18,7 @@ import pytest
 
 from plainsong import Client
 from protocol.requests import PollRequest
-from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually
+from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
 
 FRONT_ENDS = "http.processes=2"
@@ -24,10 +26,15 @@ PUBLISH = topic_path("t", "/publish")
 HEADERS = {"Content-Type": "application/json", "Prefer": "return=representation"}
 
 
-def runs(pid: int) -> bool:
+def state(pid: int) -> str:
+    """As ``ps`` has it; ``Z`` also for one that is gone altogether."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def runs(pid: int) -> bool:
+    return state(pid) != "Z"
 
 
 def counted(daemon: Daemon, route: str, status: int) -> float:
@@ -85,11 +92,14 @@ def test_all_of_it_is_one_daemon_that_counts_every_request_once(running):
     for number in range(20):  # each on a connection of its own, which either may get
         publish(running.address, "t", b"%d" % number)
     assert ask(running.address, "POST", PUBLISH, b'{"messagess": []}', HEADERS).code == "unknown_field"
+    assert (
+        ask(running.address, "POST", topic_path("missing", "/publish"), b'{"messages": ["x"]}', HEADERS).status == 404
+    )
     assert ask(running.address, "GET", topic_path("missing")).code == "topic_not_found"
     assert ask(running.address, "GET", "/nowhere").status == 404
     assert [int(payload) for payload in stored(running)] == list(range(20))
     assert (counted(running, "publish", 200), counted(running, "publish", 400)) == (20, 1)
-    assert counted(running, "create_topic", 200) == 1
+    assert (counted(running, "publish", 404), counted(running, "create_topic", 200)) == (1, 1)
     eventually("those are counted, too", lambda: counted(running, "get_topic", 404) == 1)
     eventually("what is no route is", lambda: counted(running, "unknown", 404) == 1)
 
@@ -128,8 +138,7 @@ def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
         os.kill(victim, signal.SIGKILL)
         eventually("it goes on", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20)
     running.wait_for_line('"event":"a front end ended"')
-    eventually("both run again", lambda: len([pid for pid in running.children() if runs(pid)]) == 2)
-    assert killed.isdisjoint(running.children())
+    eventually("both run again", lambda: len(set(running.children()) - killed) == 2)
     acknowledged = [text for each in publishers for text in each.end()]
     found = stored(running)
     assert set(acknowledged) <= set(found)
@@ -149,6 +158,60 @@ def test_front_ends_end_by_themselves_when_the_owning_process_is_killed(daemon):
     running.end()
     again = daemon()
     assert set(acknowledged) <= set(stored(again))
+
+
+def test_a_front_end_that_is_stopped_ends_with_the_owning_process_and_frees_its_port(daemon):
+    bind = f"127.0.0.1:{free_port()}"
+    running = daemon(FRONT_ENDS, bind=bind)
+    pids = running.children()
+    os.kill(pids[0], signal.SIGSTOP)
+    eventually("it is stopped", lambda: state(pids[0]) == "T")
+    running.signal(signal.SIGKILL)
+    eventually("both have ended", lambda: not any(runs(pid) for pid in pids))
+    running.end()
+    assert daemon(FRONT_ENDS, bind=bind).stop() == 0
+
+
+def test_a_front_end_whose_parent_has_ended_already_does_not_begin():
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        command = [sys.executable, "-m", "broker.front", "front-1", *[str(theirs.fileno())] * 3]
+        found = subprocess.run(
+            command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "has ended" in found.stderr
+
+
+def test_a_front_end_that_is_lost_in_what_it_does_ends_by_its_alarm():
+    lost = "import sys; from broker.front import orphaned as o; o.ORPHAN_S = 1; o.end_with(int(sys.argv[1])); print(1)"
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-uc", f"{lost}\nwhile True: pass", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as process:
+        theirs.close()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        ours.close()
+        assert process.wait(PATIENCE_S) == -signal.SIGALRM
+
+
+def test_a_client_is_refused_until_it_is_answered(tmp_path):
+    """A start takes seconds; nobody is let in to wait for it."""
+    running = Daemon(tmp_path / "data", FRONT_ENDS, bind=f"127.0.0.1:{free_port()}")
+
+    def status() -> int:
+        with suppress(ConnectionRefusedError):
+            return ask(running.address, "GET", "/readyz").status
+        return 0
+
+    running.spawn()
+    try:
+        assert eventually("it answers", status) == 200
+        running.wait_ready()
+        assert running.stop() == 0
+    finally:
+        running.end()
 
 
 def test_a_client_that_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon):

@@ -12,11 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import trio
 from linked import echo
 
 from broker.config.config import config_of
 from broker.front import descriptors, parent
+from broker.http import sockets
 from broker.peering.bounds import LinkBounds
 from broker.peering.door import peer_door
 from broker.peering.links import Links
@@ -35,6 +37,30 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
         assert (reply.value, reply.body) == ((1, 2), b"x" * 500_000)
         stop.set()
         await link.ended.wait()
+
+
+async def test_nobody_is_let_in_before_all_are_there_and_nobody_else_gets_the_address(monkeypatch):
+    config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
+    answering = cast("Any", SimpleNamespace(service=None, dispatch=echo))
+    stop = trio.Event()
+    looked = []
+
+    def look(together: list[list[socket.socket]]) -> None:
+        address = together[0][0].getsockname()
+        bind = f"{address[0]}:{address[1]}"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        for take in (sockets.listen_on, partial(sockets.bind_together, count=2)):
+            with pytest.raises(OSError, match="in use"):
+                take(bind)
+        sockets.let_in(together)
+        socket.create_connection(address).close()
+        looked.append(bind)
+
+    monkeypatch.setattr(parent, "let_in", look)
+    async with trio.open_nursery() as nursery:
+        assert await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop)) == looked
+        stop.set()
 
 
 async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
