@@ -24,7 +24,7 @@ def add_gauges(
     metrics: Metrics, directory: Directory, store: Store, clock: Clock, space: SpaceGuard, bodies: BodyBudget
 ) -> None:
     """Register everything that is read at a scrape."""
-    budget = directory.budget
+    budget, answers = directory.budget, bodies.answers
 
     def stored(what: str) -> Callable[[], float | None]:
         return lambda: getattr(store.statistics(), what)
@@ -67,6 +67,12 @@ def add_gauges(
             lambda: sum(book.replayed_entries for book in _books(directory)),
         ),
         ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
+        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.held_bytes),
+        (
+            "plainsong_answers_refused_total",
+            "Answers refused since the start, as too many waited for their readers.",
+            lambda: answers.refused,
+        ),
         (
             "plainsong_log_lines_dropped_total",
             "Log lines dropped because their queue was full.",

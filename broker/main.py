@@ -67,7 +67,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         metrics = Metrics(version("plainsong"))
         membership = await find_others(config, actors)
         service = await build_service(config, store, metrics, actors, membership)
-        budget = BodyBudget(config.http.max_inflight_bytes)
+        budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
         add_gauges(metrics, service.directory, store, service.clock, service.space, budget)
         add_transaction_gauges(metrics, service)
         if membership is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.reading import read_page
+from broker.http.answers import AnswerBudget
 from broker.rates import Rates
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Service:
     """Undecided write pointers, their topics, and who waits for them."""
     stopping: bool = False
     """Whether the daemon is leaving: readyz says so, and new work is refused by the closed mailboxes."""
+    answers: AnswerBudget = field(init=False)
+    """What answers may hold until their readers have taken them."""
     rates: Rates = field(default_factory=Rates)
     """How much each topic was published to and read lately."""
     cluster: Cluster | None = None
@@ -60,6 +63,9 @@ class Service:
     """Who the other instances are, and who owns what; None: this one is alone."""
     served: trio.Event = field(default_factory=trio.Event)
     """Set once the server has stopped and its last answers have left."""
+
+    def __post_init__(self) -> None:
+        self.answers = AnswerBudget(self.config.http.max_answer_bytes)
 
     @property
     def transactions(self) -> Transactions:

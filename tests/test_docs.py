@@ -79,7 +79,7 @@ def test_error_codes_beside_a_status_exist(name: str):
 def metrics_of_the_daemon() -> dict[str, str]:
     """Every metric's name and kind, as a scrape would show them."""
     metrics = Metrics("0")
-    nothing: Any = SimpleNamespace(budget=SimpleNamespace())
+    nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
     add_transaction_gauges(metrics, nothing)
     add_cluster_gauges(metrics, nothing)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
@@ -12,6 +14,8 @@ from broker.cluster.passing import heard_hot, heard_view, told_answer, told_page
 from broker.cluster.routing import owned_name, owned_name_of_hot, place_of
 from broker.cluster.spreading import topics_in
 from broker.cluster.streaming import serve_stream
+from broker.handlers.paged import read_within
+from broker.http.answers import admitted
 from broker.http.respond import answer_to, begun
 from broker.http.status import only_plain
 from broker.peering.link import Reply
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from broker.cluster.owners import Owners
+    from broker.http.answers import AnswerRoom
     from broker.http.bodies import BodyBudget
     from broker.http.exchange import HotHandlers, HttpAnswer
     from broker.peering.serving import Call
@@ -75,7 +80,8 @@ class Dispatcher:
     async def _hot(self, call: Call) -> Reply:
         request = heard_hot(call.value, call.body)
         self._refuse_unless_mine(owned_name_of_hot(request))
-        return await self._answered(self._handlers[request.verb](request), request.request_id)
+        request.room = self._service.answers.room()
+        return await self._answered(self._handlers[request.verb](request), request.request_id, request.room)
 
     async def _view(self, call: Call) -> Reply:
         name, request = heard_view(call.value, call.body)
@@ -83,22 +89,25 @@ class Dispatcher:
         place = place_of(route)
         for owned in topics_in(request) if place == "topics" else [owned_name(place, request.path)]:
             self._refuse_unless_mine(owned)
-        return await self._answered(route.view(self._service, request), request.request_id)
+        room = self._service.answers.room()
+        return await self._answered(route.view(self._service, replace(request, room=room)), request.request_id, room)
 
-    async def _answered(self, answering: Awaitable[HttpAnswer], request_id: str) -> Reply:
+    async def _answered(self, answering: Awaitable[HttpAnswer], request_id: str, room: AnswerRoom) -> Reply:
         """The whole answer, problems too: the client is to see what it would see here. Raises NoOwner."""
         self._owners.counted.forwarded("in")
         self._service.access.begin(request_id)
         try:
-            answer = await answering
-            if not isinstance(answer.body, bytes):
-                answer.body = await begun(answer.body)
+            answer = await admitted(await _begun(answering), room, only_looks=False)
+            return told_answer(answer, room)
         except Exception as error:
+            room.release()
             plain = only_plain(error)
             if isinstance(plain, NoOwner | ShuttingDown):
                 raise plain from error
-            answer = answer_to(error, request_id)
-        return told_answer(answer)
+            return told_answer(answer_to(error, request_id))
+        except BaseException:
+            room.release()
+            raise
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -127,4 +136,19 @@ class Dispatcher:
 
     async def _page(self, call: Call) -> Reply:
         name, span, limit, max_bytes, view = call.value
-        return told_page(await Here(self._service).page(name, span, limit, max_bytes, view))
+        here, room = Here(self._service), self._service.answers.room()
+        try:
+            return told_page(
+                await read_within(room, limit, max_bytes, partial(here.page, name, span, limit, view=view)), room
+            )
+        except BaseException:
+            room.release()
+            raise
+
+
+async def _begun(answering: Awaitable[HttpAnswer]) -> HttpAnswer:
+    """An answer, whose stream has begun: what fails before its first byte is still an error of its own."""
+    answer = await answering
+    if not isinstance(answer.body, bytes):
+        answer.body = await begun(answer.body)
+    return answer

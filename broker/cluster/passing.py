@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from broker.cluster.held_answers import COLLECTED_BYTES, collected, held
 from broker.http.exchange import OWNER_HEADER, HotRequest, HttpAnswer
 from broker.http.respond import begun
 from broker.peering.link import Reply
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from actors.ownership import Instance
+    from broker.http.answers import AnswerRoom
     from broker.http.exchange import BodyStream
 
 #: What any handler reads. Bodies travel decompressed, and answers are compressed where the client is.
@@ -47,23 +49,28 @@ def heard_view(value: list[Any], body: bytes) -> tuple[str, ViewRequest]:
     return route, ViewRequest(path, query, headers, body, request_id, waited_ms)
 
 
-def told_answer(answer: HttpAnswer) -> Reply:
-    """An answer, whole or as a stream."""
-    return Reply([answer.status, answer.content_type, [list(each) for each in answer.headers]], answer.body)
+def told_answer(answer: HttpAnswer, room: AnswerRoom | None = None) -> Reply:
+    """An answer, whole or as a stream, with the length of that if it is known; ``room`` holds it until it has left."""
+    length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
+    headers = [list(each) for each in answer.headers]
+    return Reply([answer.status, answer.content_type, headers, length], held(answer.body, room))
 
 
 async def heard_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
     """The answer that ``told_answer`` told, with its owner's name on it, if any; a stream's first piece has come.
 
     Raises:
-      ValueError: it is none. LinkBroken: before the first piece.
+      ValueError: it is none. LinkBroken: before the first piece, or before the last one of an answer that is short.
     """
-    status, content_type, headers = reply.value
+    status, content_type, headers, length = reply.value
     told = [(name, value) for name, value in headers]
-    body = reply.body if isinstance(reply.body, bytes) else await _begun(reply.body)
+    if isinstance(reply.body, bytes) or (length is not None and length <= COLLECTED_BYTES):
+        body: bytes | BodyStream = await collected(reply.body)
+    else:
+        body = await _begun(reply.body)
     if owner is not None:
         told.append((OWNER_HEADER, owner.address))
-    return HttpAnswer(status, body, content_type, told)
+    return HttpAnswer(status, body, content_type, told, None if isinstance(body, bytes) else length)
 
 
 async def _begun(stream: BodyStream) -> BodyStream:
@@ -75,18 +82,20 @@ async def _begun(stream: BodyStream) -> BodyStream:
         raise
 
 
-def told_page(page: Page) -> Reply:
+def told_page(page: Page, room: AnswerRoom | None = None) -> Reply:
     """A page, whose messages are the body."""
-    return Reply([replace(page, parts=()), [len(part) for part in page.parts]], b"".join(page.parts))
+    sizes = [len(part) for part in page.parts]
+    return Reply([replace(page, parts=()), sizes], held(b"".join(page.parts), room))
 
 
-def heard_page(reply: Reply) -> Page:
+async def heard_page(reply: Reply) -> Page:
     """The page that ``told_page`` told. Raises MalformedBody."""
     page, sizes = reply.value
-    if not isinstance(page, Page) or not isinstance(reply.body, bytes) or sum(sizes) != len(reply.body):
+    body = await collected(reply.body)
+    if not isinstance(page, Page) or sum(sizes) != len(body):
         raise MalformedBody("this is no page")
     ends = list(accumulate(sizes))
-    page.parts = [reply.body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    page.parts = [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     return page
 
 

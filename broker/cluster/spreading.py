@@ -145,7 +145,7 @@ class _Anywhere:
             try:
                 link = await self._owners.links.to(owner.address)
                 answering = link.call("page", [name, span, limit, max_bytes, view])
-                return heard_page(await self._owners.while_owner((name,), owner, answering))
+                return await heard_page(await self._owners.while_owner((name,), owner, answering))
             except (LinkBroken, PlainsongError) as error:
                 log.debug("a page is read here, since its owner did not give it", exc_info=error)
         return await self._service.read(name, span, limit=limit, max_bytes=max_bytes, view=view)

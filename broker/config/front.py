@@ -45,6 +45,15 @@ class HttpConfig:
         low=KIB,
         high=1024 * GIB,
     )
+    max_answer_bytes: int = size(
+        256 * MIB,
+        "Answers held in memory at once until their readers have taken them; pages get shorter as it is used up, "
+        "beyond it the answer is 503 overloaded.",
+        small="readers that are far behind get short pages, and make many requests",
+        large="the daemon's memory grows by as much under readers that do not read",
+        low=MIB,
+        high=1024 * GIB,
+    )
     keep_alive_s: float = seconds(
         75.0,
         "How long an idle connection is kept.",

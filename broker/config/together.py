@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _AT_LEAST = (
     # A compressed body is held beside what it decompresses to.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
+    # A page is held beside what it is encoded to, and a part of the room is for small answers.
+    ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest message allowed could hardly ever be read"),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
     (

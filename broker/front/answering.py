@@ -5,12 +5,14 @@ What there is most of, small plain publishes, is answered in ``quick.py``, unles
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from broker.cluster.passing import heard_hot, heard_view, told_answer
 from broker.front.streams import serve_conversation
 from broker.handlers.publish import off_loop, published
+from broker.http.answers import admitted
 from broker.http.respond import begun
 from broker.http.status import only_plain, status_of
 from broker.peering.link import Reply
@@ -21,8 +23,9 @@ from protocol.peering.vocabulary import VOCABULARY
 from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
+    from broker.http.answers import AnswerRoom
     from broker.http.bodies import BodyBudget
     from broker.http.conversation import Begin
     from broker.http.exchange import HotHandlers, HttpAnswer
@@ -66,13 +69,15 @@ class Answering:
     # --- whole requests ------------------------------------------------------------------------
 
     async def _hot(self, call: Call) -> Reply:
-        request = heard_hot(call.value, call.body)
-        return await _told(await self._handlers[request.verb](request))
+        request, room = heard_hot(call.value, call.body), self.service.answers.room()
+        request.room = room
+        return await _told(self._handlers[request.verb](request), room, only_looks=request.verb == "poll")
 
     async def _view(self, call: Call) -> Reply:
         name, request = heard_view(call.value, call.body)
         self.service.access.begin(request.request_id)
-        return await _told(await self._routes[name].view(self.service, request))
+        room = self.service.answers.room()
+        return await _told(self._routes[name].view(self.service, replace(request, room=room)), room)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -120,8 +125,14 @@ class Answering:
         self.service.access.answered("publish", str(name), status, seconds)
 
 
-async def _told(answer: HttpAnswer) -> Reply:
+async def _told(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool = False) -> Reply:
     """An answer, whose stream has begun: what fails before its first byte is still an error of its own."""
-    if not isinstance(answer.body, bytes):
-        answer.body = await begun(answer.body)
-    return told_answer(answer)
+    try:
+        answer = await answering
+        if not isinstance(answer.body, bytes):
+            answer.body = await begun(answer.body)
+        answer = await admitted(answer, room, only_looks=only_looks)
+    except BaseException:
+        room.release()
+        raise
+    return told_answer(answer, room)

@@ -20,6 +20,7 @@ from broker.config.config import config_of
 from broker.front import descriptors
 from broker.front.alone import Alone
 from broker.front.passing_on import PassingOn
+from broker.http.answers import AnswerBudget
 from broker.http.application import build_application
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
@@ -114,7 +115,7 @@ class FrontEnd:
             handlers,
             application,
             binds=self._listeners,
-            budget=BodyBudget(settings.max_inflight_bytes),
+            budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
             stop=self._stop,
             grace_s=config.shutdown.drain_s,
             begin=passing_on.begin,

@@ -44,6 +44,8 @@ SILENCE_S = 30.0
 AFTER_LINK_S = 5.0
 #: How long after the grace of a stop a front end may take to end by itself.
 LAST_S = 1.0
+#: What a front end may hold of answers at least; they stream through it.
+MIN_ANSWER_BYTES = 4 << 20
 _SECTIONS = ("http", "log", "shutdown")
 
 
@@ -94,6 +96,7 @@ def share_of(config: Config) -> dict[str, Any]:
             http,
             max_connections=-(-http.max_connections // http.processes),
             max_inflight_bytes=max(http.max_inflight_bytes // http.processes, 2 * http.max_body_bytes),
+            max_answer_bytes=max(http.max_answer_bytes // http.processes, MIN_ANSWER_BYTES),
         ),
     )
     return {name: mine.value(name) for name, setting in every_setting().items() if setting.section in _SECTIONS}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.handlers.held import position_headers, wait_for_decision
+from broker.handlers.paged import read_within
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query, whole_number
 from broker.handlers.views_of_readers import fresh_for, view_for
@@ -18,16 +19,17 @@ from protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_bloc
 from protocol.errors import InvalidParameter, TopicNotFound
 from protocol.ids import after
 from protocol.names import topic_name
+from protocol.page import Page
 from protocol.topic.asks import Describe, Look
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from broker.http.answers import AnswerRoom
     from broker.http.exchange import HotRequest
     from broker.service import Service
     from protocol.codec import Codec
     from protocol.names import TopicName
-    from protocol.page import Page
     from protocol.requests import Isolation, PollRequest
     from protocol.topic.asks import Span
     from protocol.transactions.view import View
@@ -45,6 +47,7 @@ class _Reading:
     limit: int
     max_bytes: int
     with_pointers: bool
+    room: AnswerRoom | None
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
     options = apply_query(body, request.query)
     check_poll(body)
     frames = accept_frames(request.headers.get("accept"))
-    reading = _reading(service, body, with_pointers=frames is not None and frames.pointers)
+    reading = _reading(service, body, request.room, with_pointers=frames is not None and frames.pointers)
     found = await _look(service, name, body, reading, request.waited_ms)
     page = found.page
     service.rates.delivered(name, page.count, trio.current_time())
@@ -76,7 +79,7 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
         content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
         return HttpAnswer(200, content, frames.content_type, position_headers(page))
     if not codec.bounded and page.end == "more" and page.count != body.limit:
-        return HttpAnswer(200, _stream(service, name, found, body.limit), codec.content_type)
+        return HttpAnswer(200, _stream(service, name, found, body.limit, request.room), codec.content_type)
     content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
     return HttpAnswer(200, content, codec.content_type, position_headers(page))
 
@@ -108,11 +111,11 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
     return in_body if in_query is None else in_query
 
 
-def _reading(service: Service, body: PollRequest, *, with_pointers: bool) -> _Reading:
+def _reading(service: Service, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> _Reading:
     poll_config = service.config.poll
     limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
     max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
-    return _Reading(limit, max_bytes, with_pointers)
+    return _Reading(limit, max_bytes, with_pointers, room)
 
 
 async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
@@ -177,40 +180,37 @@ async def _read(
     mark = service.pointers.mark
     view = view_for(service, isolation, None) if brought is None else brought
     span = await service.directory.ask(name, look)
-    page = await service.read(
-        name,
-        span,
-        limit=reading.limit,
-        max_bytes=reading.max_bytes,
-        view=view,
-        with_pointers=reading.with_pointers,
-    )
+    read = partial(service.read, name, span, limit=reading.limit, view=view, with_pointers=reading.with_pointers)
+    page = await read_within(reading.room, reading.limit, reading.max_bytes, lambda size: read(max_bytes=size))
     return _Found(span, view, page), mark
 
 
-async def _stream(service: Service, name: TopicName, found: _Found, limit: int | None) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    service: Service, name: TopicName, found: _Found, limit: int | None, room: AnswerRoom | None
+) -> AsyncGenerator[bytes, None]:
     """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
 
-    It goes on while the topic changes hands. When something fails it breaks off without its end, which the client takes for an error, never for the
-    end of the topic.
+    It goes on while the topic changes hands. When something fails, or no room is left for its next block, it breaks
+    off without its end, which the client takes for an error, never for the end of the topic.
     """
     span, page = found.span, found.page
+    found.page = Page()  # nobody needs it behind its block
     sent = page.count
     yield avro_block(page)
     while page.end == "more" and sent != limit and page.last_id is not None:
         if (await service.ask(name, Describe())).metadata.generation != span.generation:
             raise TopicNotFound(f"topic {name} has been re-created meanwhile")
         span = replace(span, since=after(page.last_id))
-        room = service.config.poll.max_messages if limit is None else limit - sent
-        page = await service.read(
-            name,
-            span,
-            limit=min(room, service.config.poll.max_messages),
-            max_bytes=STREAM_PAGE_BYTES,
-            view=found.view,
-        )
+        left = service.config.poll.max_messages if limit is None else limit - sent
+        most = min(left, service.config.poll.max_messages)
+        read = partial(service.read, name, span, limit=most, view=found.view)
+        page = await _next_block(room, most, read)
         sent += page.count
         service.rates.delivered(name, page.count, trio.current_time())
         if page.count:
             yield avro_block(page)
     yield AVRO_END
+
+
+async def _next_block(room: AnswerRoom | None, limit: int, read: Callable[..., Awaitable[Page]]) -> Page:
+    return await read_within(room, limit, STREAM_PAGE_BYTES, lambda size: read(max_bytes=size))

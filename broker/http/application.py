@@ -10,6 +10,8 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio as Application
 
+from broker.cluster.routing import only_looks
+from broker.http.answers import SMALL_BYTES, admitted
 from broker.http.bodies import decoded_body, needs_decoding
 from broker.http.exchange import HttpAnswer
 from broker.http.quart_door import as_response, hot_rule, hot_view, install_errors, passage
@@ -67,7 +69,9 @@ def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
         try:
             body = await _read_small(route.max_body_bytes) if route.max_body_bytes else b""
             query = request.query_string.decode("latin-1")
-            answer = await route.view(service, ViewRequest(path, query, through.headers, body, through.request_id))
+            asked = ViewRequest(path, query, through.headers, body, through.request_id, room=through.room)
+            answer = await route.view(service, asked)
+            answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s
@@ -76,6 +80,12 @@ def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
         return as_response(answer)
 
     return view
+
+
+def _may_be_refused(route: Route, answer: HttpAnswer) -> bool:
+    """What says how the daemon is doing is small, and answered whatever else it is short of."""
+    body = answer.body
+    return only_looks(route) and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
 
 
 async def _read_small(max_bytes: int) -> bytes:

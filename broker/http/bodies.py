@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
+from broker.http.answers import AnswerBudget
 from protocol.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMediaType
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _GZIP_WINDOW = 31
 
 
 class BodyBudget:
-    """The bytes that the bodies of all requests under way may hold together."""
+    """The bytes that the bodies of all requests under way may hold together; and beside them, those of the answers."""
 
-    __slots__ = ("held_bytes", "max_bytes")
+    __slots__ = ("answers", "held_bytes", "max_bytes")
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
+        self.answers = answers or AnswerBudget()
 
     def hold(self) -> Holding:
         """A place for one request's bytes, nothing held yet."""

@@ -54,6 +54,7 @@ async def compress(answer: HttpAnswer, accept_encoding: str | None, min_bytes: i
     if accept_encoding is None or not accepts_gzip(accept_encoding):
         return
     answer.headers.append(("Content-Encoding", "gzip"))
+    answer.length = None
     answer.body = await gzipped(body) if isinstance(body, bytes) else GzippedStream(body)
 
 

@@ -59,19 +59,24 @@ class Connection:
                 raise PeerLeft
             return data
 
-    async def send_all(self, data: bytes) -> None:
-        """Sends ``data``, at once if the socket takes it; each wait for the reader has its time-out.
+    async def send_all(self, data: bytes, body: bytes = b"") -> None:
+        """Sends ``data``, and ``body`` behind it, at once if the socket takes it; each wait for the reader has its time-out.
 
         Raises:
           OSError: the connection is broken.
         """
         try:
-            sent = self._sock.send(data)
+            sent = self._sock.sendmsg((data, body)) if body else self._sock.send(data)
         except BlockingIOError:
             sent = 0
-        if sent == len(data):
+        if sent == len(data) + len(body):
             return
-        rest = memoryview(data)[sent:]
+        if sent < len(data):
+            await self._send_rest(memoryview(data)[sent:])
+        await self._send_rest(memoryview(body)[max(0, sent - len(data)) :])
+        self.scope.deadline = inf
+
+    async def _send_rest(self, rest: memoryview) -> None:
         while rest:
             self.scope.deadline = trio.current_time() + self._send_timeout_s
             await wait_writable(self._sock)
@@ -79,7 +84,6 @@ class Connection:
                 rest = rest[self._sock.send(rest) :]
             except BlockingIOError:
                 continue
-        self.scope.deadline = inf
 
     async def watch(self) -> None:
         """Keeps what the client sends ahead, and ends the connection when it leaves; until ``unwatch``."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from broker.http.answers import AnswerRoom
 
 #: What has a route of its own in the lane.
 Verb = Literal["publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"]
@@ -58,6 +61,8 @@ class HotRequest:
     transaction: str = ""
     #: How much of the wait it asks for is over already, at an instance that could not answer.
     waited_ms: int = 0
+    #: What its answer holds until it has left; None: nobody counts.
+    room: AnswerRoom | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +74,8 @@ class HttpAnswer:
     body: bytes | BodyStream = b""
     content_type: str | None = None
     headers: list[tuple[str, str]] = field(default_factory=list)
+    #: How many bytes a stream will have, where that is known: it is then sent as a whole body is, not chunked.
+    length: int | None = None
 
 
 #: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
+    from broker.http.answers import AnswerRoom
     from broker.http.settings import HttpSettings
 
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
 #: Under this key of a scope's ``extensions`` the request's ``Passage`` stands.
 PASSAGE = "plainsong.passage"
+#: Under this one what ends its connection, if it has one.
+CUT = "plainsong.cut"
+#: Answers are given to the server in pieces of this size.
+PIECE_BYTES = 64 << 10
 
 
 class Passage:
@@ -40,6 +45,8 @@ class Passage:
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: What the body holds of the budget until the application has answered.
         self.held: Holding = budget.hold()
+        #: What the answer holds until it has left.
+        self.room: AnswerRoom = budget.answers.room()
         self.received_bytes = 0
         self.body_ended = trio.Event()
         #: Whether the application waits for more of the body.
@@ -67,8 +74,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         passage = Passage(scope, self._budget)
-        with passage.held:
-            await self._pass(passage, scope, receive, send)
+        try:
+            with passage.held:
+                await self._pass(passage, scope, receive, send)
+        finally:
+            passage.room.release()
 
     async def _pass(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
         async def counted_receive() -> Any:
@@ -94,10 +104,10 @@ class Gate:
             elif message["type"] == "http.response.body" and not (
                 message.get("more_body") or passage.body_ended.is_set()
             ):
-                await send({**message, "more_body": True})
+                await self._send({**message, "more_body": True}, scope, send)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
                 await self._linger(passage, receive)
-            await send(message)
+            await self._send(message, scope, send)
 
         with trio.CancelScope() as attempt:
             passage.refusal = self._refusal(passage)
@@ -105,6 +115,28 @@ class Gate:
                 await self._app(scope, counted_receive, marked_send)
         if passage.refusal is not None and not passage.answering:
             await self._refuse(passage, scope, receive, send)
+
+    async def _send(self, message: Any, scope: Any, send: Any) -> None:
+        """Sends a message in pieces, each in its time: the server in between keeps what it has got until it is sent."""
+        rest = memoryview(message.get("body", b""))
+        while len(rest) > PIECE_BYTES:
+            piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
+            await self._send_piece(piece, scope, send)
+            rest = rest[PIECE_BYTES:]
+            message = {**message, "body": bytes(rest)} if len(rest) <= PIECE_BYTES else message
+        await self._send_piece(message, scope, send)
+
+    async def _send_piece(self, message: Any, scope: Any, send: Any) -> None:
+        """Sends one piece; over HTTP/2, whose reader may stop while its connection lives, with a deadline of our own."""
+        cut = scope.get("extensions", {}).get(CUT)
+        if cut is None or scope["http_version"] < "2":
+            await send(message)
+            return
+        with trio.move_on_after(self._settings.send_timeout_s) as wait:
+            await send(message)
+        if wait.cancelled_caught:
+            cut()
+            await trio.sleep_forever()  # the end of the connection is ours
 
     def _refusal(self, passage: Passage) -> PlainsongError | None:
         """Why the request is refused by its head alone; takes its announced length off the budget if it is not."""

@@ -27,9 +27,9 @@ from hypercorn.utils import parse_socket_addr
 
 from broker.http.connection import BRIEF_LINGER_S
 from broker.http.conversation import Conversations
-from broker.http.gate import Gate
+from broker.http.gate import CUT, Gate
 from broker.http.refusals import RefusingH11
-from broker.http.streams import ResumedStream, with_certificate
+from broker.http.streams import ResumedStream, with_certificate, with_extension
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -93,6 +93,7 @@ class HandedOver(TCPServer):
         client = parse_socket_addr(socket.family, socket.getpeername())
         server = parse_socket_addr(socket.family, socket.getsockname())
         state = ConnectionState(self.state)
+        self.app = with_extension(self.app, CUT, self.cut)
         async with TaskGroup() as tasks:
             self._task_group = tasks
             ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)

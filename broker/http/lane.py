@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.http import wire
+from broker.http.answers import FREE_BYTES, admitted
 from broker.http.bodies import BodyBudget, Holding, decoded_body, needs_decoding
 from broker.http.connection import BRIEF_LINGER_S, LINGER_S, Connection, PeerLeft
 from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from broker.http.exchange import BodyStream
     from broker.http.settings import HttpSettings
     from broker.http.watch import Watch
+
+#: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
+COPIED_BYTES = 64 << 10
 
 log = logging.getLogger("plainsong.http")
 
@@ -57,6 +61,7 @@ class Lane:
         "_in_step",
         "_parts",
         "_resting",
+        "_room",
         "_stopping",
         "served",
     )
@@ -72,6 +77,7 @@ class Lane:
         self._busy = False
         self._in_step = True
         self._stopping = False
+        self._room = parts.budget.answers.room()
         #: Whether it has answered anything.
         self.served = False
 
@@ -148,16 +154,27 @@ class Lane:
         self.served = True
         with self._parts.budget.hold() as held:
             try:
-                body = await self._read_body(head, held)
-            except PlainsongError as error:
-                answer = answer_for(error)
-            else:
-                verb, namespace, topic, transaction = head.path
-                request = HotRequest(verb, namespace, topic, head.query, head.headers, body, request_id, transaction)
-                answer = await self._answer(request)
-            keep = head.keep_alive and self._in_step and not self._stopping
-            await self._send(answer, request_id, chunks=head.chunks, keep=keep)
+                answer = await self._answer_to(head, held, request_id)
+                keep = head.keep_alive and self._in_step and not self._stopping
+                await self._send(answer, request_id, chunks=head.chunks, keep=keep)
+            finally:
+                self._room.release()
         return keep
+
+    async def _answer_to(self, head: Head, held: Holding, request_id: str) -> HttpAnswer:
+        """The answer, whose body is held in the connection's room."""
+        try:
+            body = await self._read_body(head, held)
+        except PlainsongError as error:
+            return answer_for(error)
+        verb, namespace, topic, transaction = head.path
+        request = HotRequest(
+            verb, namespace, topic, head.query, head.headers, body, request_id, transaction, room=self._room
+        )
+        answer = await self._answer(request)
+        if not self._room.held_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
+            return answer
+        return await admitted(answer, self._room, only_looks=verb == "poll")
 
     async def _read_body(self, head: Head, held: Holding) -> bytes:
         """The body, decompressed; ``_in_step`` is false after one whose end was not reached."""
@@ -189,8 +206,12 @@ class Lane:
     async def _send(self, answer: HttpAnswer, request_id: str, *, chunks: bool, keep: bool) -> None:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
         if isinstance(answer.body, bytes):
-            await self._connection.send_all(head + answer.body)
+            if len(answer.body) > COPIED_BYTES:
+                await self._connection.send_all(head, answer.body)
+            else:
+                await self._connection.send_all(head + answer.body)
             return
+        chunks = chunks and answer.length is None
         async with aclosing(answer.body):
             await self._connection.send_all(head)
             try:

@@ -9,6 +9,7 @@ from quart import Response, request
 from quart.wrappers.response import DataBody
 from werkzeug.exceptions import HTTPException
 
+from broker.http.answers import admitted
 from broker.http.bodies import BodyBudget, decoded_body, needs_decoding
 from broker.http.compression import compress
 from broker.http.exchange import HOT_PATHS, HotHandler, HotRequest, HttpAnswer, Verb
@@ -54,8 +55,9 @@ def hot_view(verb: Verb, handler: HotHandler, settings: HttpSettings) -> Callabl
         through = passage()
         body = await read_body(settings)
         query = request.query_string.decode("latin-1")
-        hot = HotRequest(verb, namespace, topic, query, through.headers, body, through.request_id, transaction)
-        return as_response(await respond(handler, hot, settings.gzip_min_bytes))
+        asked = (verb, namespace, topic, query, through.headers, body, through.request_id, transaction)
+        answer = await respond(handler, HotRequest(*asked, room=through.room), settings.gzip_min_bytes)
+        return as_response(await admitted(answer, through.room, only_looks=verb == "poll"))
 
     return view
 
@@ -81,6 +83,8 @@ def as_response(answer: HttpAnswer) -> Response:
         response.headers["Content-Type"] = answer.content_type
     if isinstance(answer.body, bytes):
         response.headers["Content-Length"] = str(len(answer.body))
+    elif answer.length is not None:
+        response.headers["Content-Length"] = str(answer.length)
     for name, value in answer.headers:
         response.headers.add(name, value)
     response.timeout = None  # sends have their own deadlines, and a stream may be long

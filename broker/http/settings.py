@@ -28,6 +28,8 @@ class HttpSettings:
     max_connections: int = 10_000
     #: Bodies of all requests under way; beyond it 503 ``overloaded``.
     max_inflight_bytes: int = 256 * MIB
+    #: Answers that wait for their readers, in bytes; beyond it pages are cut, then 503 ``overloaded``.
+    max_answer_bytes: int = 256 * MIB
     #: How long a connection may rest between requests.
     keep_alive_s: float = 75.0
     #: From the first byte of a request to the end of its head.
@@ -55,6 +57,7 @@ def http_settings(config: Config) -> HttpSettings:
         max_body_bytes=http.max_body_bytes,
         max_connections=http.max_connections,
         max_inflight_bytes=http.max_inflight_bytes,
+        max_answer_bytes=http.max_answer_bytes,
         keep_alive_s=http.keep_alive_s,
         header_timeout_s=http.header_timeout_s,
         body_timeout_s=http.body_timeout_s,

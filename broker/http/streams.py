@@ -60,8 +60,14 @@ def with_certificate(app: AppWrapper, stream: trio.SSLStream[trio.SocketStream])
         "cipher_suite": None,
     }
 
+    return with_extension(app, "tls", tls)
+
+
+def with_extension(app: AppWrapper, name: str, value: object) -> AppWrapper:
+    """``app`` with ``value`` under ``name`` in the extensions of its scopes."""
+
     async def told(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-        scope.setdefault("extensions", {})["tls"] = tls
+        scope.setdefault("extensions", {})[name] = value
         await app(scope, receive, send, sync_spawn, call_soon)
 
     return told

@@ -37,7 +37,9 @@ _dates = _Dates()
 
 
 def answer_head(answer: HttpAnswer, request_id: str, *, chunks: bool, close: bool) -> bytes:
-    """The head of ``answer`` with its empty line. A stream is framed by chunks, or by the end of the connection."""
+    """The head of ``answer`` with its empty line. A stream is framed by its length if that
+    is known, else by chunks, or by the end of the connection.
+    """
     head = f"{_STATUS_LINES[answer.status]}{_dates.line()}{request_id}\r\n"
     if answer.content_type is not None:
         head = f"{head}Content-Type: {answer.content_type}\r\n"
@@ -45,6 +47,8 @@ def answer_head(answer: HttpAnswer, request_id: str, *, chunks: bool, close: boo
         head += "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
     if isinstance(answer.body, bytes):
         head = f"{head}Content-Length: {len(answer.body)}\r\n"
+    elif answer.length is not None:
+        head = f"{head}Content-Length: {answer.length}\r\n"
     elif chunks:
         head += "Transfer-Encoding: chunked\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("latin-1") if close else f"{head}\r\n".encode("latin-1")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.handlers.held import hidden_messages, wait_for_decision
+from broker.handlers.paged import bytes_within, gathered
 from broker.handlers.poll import apply_query
 from broker.handlers.publish import off_loop
 from broker.handlers.views_of_readers import fresh_for, view_for
@@ -27,6 +28,7 @@ from protocol.page import Page
 from protocol.requests import PollRequest
 
 if TYPE_CHECKING:
+    from broker.http.answers import AnswerRoom
     from broker.service import Service
     from broker.views.reach import Reach
     from broker.views.route import ViewRequest
@@ -98,7 +100,7 @@ async def poll_many(service: Service, request: ViewRequest, reach: Reach | None 
         raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
     options = apply_query(body, request.query) or DEFAULT_OPTIONS
     check_poll(body)
-    await _read_or_wait(service, reach or Here(service), wanted, body, request.waited_ms)
+    await _read_or_wait(service, reach or Here(service), wanted, body, request)
     if reach is None:
         _refuse_strangers(wanted)
     size = sum(one.page.payload_bytes for one in wanted)
@@ -128,11 +130,11 @@ def _refuse_strangers(wanted: list[_Wanted]) -> None:
 
 
 async def _read_or_wait(
-    service: Service, reach: Reach, wanted: list[_Wanted], body: PollRequest, waited_ms: int
+    service: Service, reach: Reach, wanted: list[_Wanted], body: PollRequest, request: ViewRequest
 ) -> None:
     deadline_s = -1.0
     if body.wait_ms:
-        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - request.waited_ms
         deadline_s = trio.current_time() + wait_ms / 1000
     await fresh_for(service, body.isolation)
     while True:
@@ -140,7 +142,8 @@ async def _read_or_wait(
         mark = service.pointers.mark
         view = view_for(service, body.isolation, None)
         await _look(reach, wanted)
-        await _read_in_turn(service, reach, wanted, body, view)
+        if any(one.span is not None and one.span.start < one.span.until for one in wanted):
+            await _read_in_turn(service, reach, wanted, body, view, request.room)
         waiting = [one for one in wanted if one.error is None]
         nothing_yet = not any(one.page.count for one in wanted) and not service.stopping
         if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
@@ -196,12 +199,25 @@ async def _wait_for_any(service: Service, reach: Reach, waiting: list[_Wanted], 
 
 
 async def _read_in_turn(
-    service: Service, reach: Reach, wanted: list[_Wanted], body: PollRequest, view: View | None
+    service: Service,
+    reach: Reach,
+    wanted: list[_Wanted],
+    body: PollRequest,
+    view: View | None,
+    held: AnswerRoom | None,
 ) -> None:
     """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
     bounds = service.config.poll
     room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
     bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
+    bytes_room = await bytes_within(held, bytes_room)
+    await _share_out(service, reach, wanted, view, room, bytes_room)
+    gathered(held, sum(one.page.payload_bytes for one in wanted))
+
+
+async def _share_out(
+    service: Service, reach: Reach, wanted: list[_Wanted], view: View | None, room: int, bytes_room: int
+) -> None:
     taken = 0
     turn = next(_turns) % len(wanted)
     active = [one for one in wanted[turn:] + wanted[:turn] if one.error is None]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
+from broker.handlers.paged import bytes_within, gathered
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, whole_number
 from broker.views.origins import NO_ORIGIN, Origin, Origins
@@ -58,8 +59,9 @@ async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
     as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
     as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
     ttl_ms, span = await _look(service, name, Look(since, _bound(parameters, "to")))
-    shown = _Shown(span, limit or DEFAULT_LIMIT, service.config.poll.max_bytes)
+    shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, service.config.poll.max_bytes))
     await walk_rows(service.store, shown)
+    gathered(request.room, shown.bytes)
     if any(each.pointer > 0 for each in shown.messages):
         await _learn(service)
     states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}

@@ -15,6 +15,7 @@ from protocol.errors import InvalidParameter
 from protocol.names import TopicName, namespace_name, topic_name
 
 if TYPE_CHECKING:
+    from broker.http.answers import AnswerRoom
     from protocol.codec.json_values import Kind
 
 #: The largest body of a request that only says what to do.
@@ -35,6 +36,8 @@ class ViewRequest:
     request_id: str = ""
     waited_ms: int = 0
     """How much of the wait it asks for is over already, at an instance that could not answer."""
+    room: AnswerRoom | None = None
+    """What its answer holds until it has left; None: nobody counts."""
 
     @property
     def namespace(self) -> str:

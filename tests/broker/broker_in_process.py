@@ -137,7 +137,7 @@ async def in_process(*, store=None, door=None, **values):
         add_transaction_gauges(metrics, service)
         settings = http_settings(config)
         app = create_app(service, settings, hot_handlers(service))
-        budget, stop = BodyBudget(settings.max_inflight_bytes), trio.Event()
+        budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
         asgi = Gate(app, settings, budget, lambda: service.stopping)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
         if door is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from quart_trio import QuartTrio
 
+from broker.http.answers import AnswerBudget
 from broker.http.bodies import BodyBudget
 from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
 from broker.http.listen import serve_http
@@ -150,7 +151,7 @@ async def running(
     """A server with toy handlers, stopped at the end."""
     settings = replace(settings, **changes)
     toys = Toys()
-    budget = BodyBudget(settings.max_inflight_bytes)
+    budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
     stop, ended = trio.Event(), trio.Event()
     app = toy_app(toys, settings)
 

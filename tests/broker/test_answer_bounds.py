@@ -1,0 +1,143 @@
+"""Readers that do not read what they asked for: what they make the daemon hold is bounded, and they are let go."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AsyncExitStack
+from typing import Any
+
+import h2.config
+import h2.connection
+import pytest
+import trio
+
+from broker.http.answers import SMALL_BYTES
+from tests.broker.broker_in_process import InProcess, in_process
+from tests.broker.doors import Reader, post, running
+
+MIB = 1 << 20
+DOORS = pytest.mark.parametrize("door", ["lane", "hypercorn"])
+POLL = post("t/poll", b"{}", "Content-Type: application/json")
+#: Messages, all of one page, and the bytes of each: more than a socket takes of an answer whose reader takes nothing.
+STORED = 2
+SIZE = 6 * MIB
+
+
+async def stalled(daemon: InProcess, readers: AsyncExitStack, window_bytes: int = 4096) -> trio.SocketStream:
+    """A client that has asked for all there is, and takes nothing of it."""
+    sock = trio.socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+    url = daemon.http.base_url
+    await sock.connect((url.host, url.port))
+    stream = await readers.enter_async_context(trio.SocketStream(sock))
+    await stream.send_all(POLL)
+    return stream
+
+
+async def filled(daemon: InProcess) -> None:
+    await daemon.create()
+    for _ in range(STORED):
+        await daemon.publish("x" * SIZE)
+
+
+async def until(holds: Any) -> None:
+    with trio.fail_after(20):
+        while not holds():  # noqa: ASYNC110 - what is held tells nobody
+            await trio.sleep(0.01)
+
+
+@DOORS
+async def test_readers_that_do_not_read_hold_no_more_than_the_budget(door: str) -> None:
+    bound = 8 * SIZE
+    async with in_process(door=door, http__max_answer_bytes=bound) as daemon, AsyncExitStack() as readers:
+        await filled(daemon)
+        answers = daemon.service.answers
+        answers.patience_s = 0.05
+        most = 0
+        while not answers.refused:
+            await stalled(daemon, readers)
+            with trio.move_on_after(0.3):
+                await until(lambda: answers.refused)
+            most = max(most, answers.held_bytes)
+        assert bound // 2 <= most <= bound
+        refused = await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={}, status=503, code="overloaded")
+        assert refused.headers["retry-after"]
+        # What is small, and what says how the daemon is doing, is answered all the same.
+        await daemon.create("small")
+        await daemon.publish("hello", topic="small")
+        assert len(await daemon.poll("small")) == 1
+        await daemon.call("GET", "/metrics")
+    assert answers.held_bytes == 0
+
+
+@DOORS
+async def test_while_little_is_left_pages_are_cut_and_say_so(door: str) -> None:
+    async with in_process(door=door, http__max_answer_bytes=8 * SIZE) as daemon:
+        await filled(daemon)
+        path = "/v1/namespaces/ns/topics/t/poll"
+        whole = await daemon.call("POST", path, json={})
+        assert (len(whole.json()), whole.headers["plainsong-end"]) == (STORED, "end")
+        held = daemon.service.answers.room()
+        held.must_have(4 * SIZE)
+        seen: list[str] = []
+        since = None
+        while len(seen) < STORED:
+            page = await daemon.call(
+                "POST", path, json={} if since is None else {"startFrom": since, "inclusive": False}
+            )
+            assert 1 <= len(page.json()) < STORED
+            seen += [message["id"] for message in page.json()]
+            since = page.headers["plainsong-last-id"]
+            assert page.headers["plainsong-end"] == ("end" if len(seen) == STORED else "more")
+        assert seen == [message["id"] for message in whole.json()]
+        held.release()
+        await until(lambda: not daemon.service.answers.held_bytes)
+
+
+@DOORS
+async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(door: str) -> None:
+    async with in_process(door=door, http__send_timeout_s=0.3) as daemon, AsyncExitStack() as readers:
+        await filled(daemon)
+        answers = daemon.service.answers
+        await stalled(daemon, readers)
+        await until(lambda: answers.held_bytes > 0)
+        await until(lambda: answers.held_bytes == 0)
+
+
+@DOORS
+async def test_a_reader_that_leaves_gives_back_what_it_held(door: str) -> None:
+    async with in_process(door=door) as daemon, AsyncExitStack() as readers:
+        await filled(daemon)
+        answers = daemon.service.answers
+        stream = await stalled(daemon, readers)
+        await until(lambda: answers.held_bytes > SMALL_BYTES)
+        await stream.aclose()
+        await until(lambda: answers.held_bytes == 0)
+
+
+@DOORS
+async def test_a_reader_that_is_slow_gets_all_of_its_answer(door: str) -> None:
+    async with in_process(door=door) as daemon, AsyncExitStack() as readers:
+        await filled(daemon)
+        reader = Reader(await stalled(daemon, readers, MIB))
+        await until(lambda: daemon.service.answers.held_bytes > 0)
+        reply = await reader.reply()
+        assert reply.status == 200
+        assert reply.body.count(b"x") >= STORED * SIZE
+
+
+async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() -> None:
+    """Its connection lives: only the stream stands still."""
+    async with running(lane=False, send_timeout_s=0.3) as door, await door.connect() as stream:
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        headers = [(":method", "POST"), (":path", "/v1/namespaces/ns/topics/t/store"), (":scheme", "http"),
+                   (":authority", "localhost"), ("content-type", "avro/binary")]  # fmt: skip
+        client.send_headers(1, headers)
+        client.send_data(1, bytes(10_000), end_stream=True)
+        await stream.send_all(client.data_to_send())
+        with trio.fail_after(30):
+            while await stream.receive_some(1 << 16):
+                pass
+        await until(lambda: door.budget.answers.held_bytes == 0)

@@ -1,0 +1,206 @@
+"""What answers may hold together: who gets how much, who waits, who is refused; and pages that are read within it."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.handlers.paged import FIRST_BYTES, TIMES, bytes_within, gathered, read_within
+from broker.http.answers import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget, admitted
+from broker.http.exchange import HttpAnswer
+from protocol.errors import Overloaded
+from protocol.page import Page
+
+MIB = 1 << 20
+
+
+def filled(max_bytes: int, held_bytes: int, patience_s: float = 60.0) -> AnswerBudget:
+    """A budget of which so much is held already."""
+    budget = AnswerBudget(max_bytes, patience_s)
+    budget.room().must_have(held_bytes)
+    return budget
+
+
+class Stored:
+    """Messages of one size, and the pages that were read of them."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count = count
+        self.size = size
+        self.asked: list[int] = []
+
+    async def read(self, max_bytes: int) -> Page:
+        self.asked.append(max_bytes)
+        count = min(self.count, max(1, max_bytes // self.size))
+        end = "more" if count < self.count else "end"
+        return Page(count=count, payload_bytes=count * self.size, end=end)
+
+
+class Stream:
+    """A stream that says whether it was closed."""
+
+    closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_one_answer_is_always_possible_whatever_its_size() -> None:
+    budget = AnswerBudget(MIB, patience_s=0)
+    room = budget.room()
+    page = await read_within(room, 10, 16 * MIB, Stored(10, 8 * MIB).read)
+    assert page.count == 1
+    assert room.held_bytes == budget.held_bytes == TIMES * 8 * MIB
+    room.release()
+    room.release()
+    assert budget.held_bytes == 0
+
+
+async def test_a_page_takes_no_more_than_its_share_of_what_is_left() -> None:
+    budget = filled(64 * MIB, 24 * MIB)
+    room = budget.room()
+    stored = Stored(1000, 64 << 10)
+    page = await read_within(room, 1000, 16 * MIB, stored.read)
+    left = 64 * MIB - 64 * MIB // LAST_PART - 24 * MIB
+    assert stored.asked == [FIRST_BYTES, left // SHARE // TIMES]
+    assert page.end == "more"
+    assert 0 < room.held_bytes == TIMES * page.payload_bytes <= left // SHARE
+
+
+async def test_with_plenty_left_a_page_is_read_once_and_whole() -> None:
+    stored = Stored(1000, 16 << 10)
+    assert (await read_within(AnswerBudget(256 * MIB).room(), 1000, 16 * MIB, stored.read)).count == 1000
+    assert stored.asked == [16 * MIB]
+
+
+async def test_a_small_page_waits_for_nobody_while_larger_ones_do() -> None:
+    budget = filled(64 * MIB, 60 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_within, budget.room(), 1000, 16 * MIB, Stored(1, 8 * MIB).read)
+        await wait_all_tasks_blocked()
+        stored = Stored(10, 1000)
+        assert (await read_within(budget.room(), 1000, 16 * MIB, stored.read)).count == 10
+        assert stored.asked == [FIRST_BYTES]
+        nursery.cancel_scope.cancel()
+    assert budget.held_bytes == 60 * MIB + TIMES * 10_000
+
+
+async def test_the_last_part_of_the_budget_is_for_small_answers() -> None:
+    budget = filled(64 * MIB, 64 * MIB - 64 * MIB // LAST_PART, patience_s=0)
+    with pytest.raises(Overloaded):
+        await budget.take(SMALL_BYTES + 1, SMALL_BYTES + 1)
+    assert await budget.take(SMALL_BYTES, 16 * MIB) == SMALL_BYTES
+    assert not budget.room().has(SMALL_BYTES + 1)
+    assert budget.room().has(SMALL_BYTES)
+
+
+async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> None:
+    budget = AnswerBudget(64 * MIB, 60.0)
+    first = budget.room()
+    first.must_have(64 * MIB)
+    got: list[str] = []
+
+    async def wait(name: str, least: int) -> None:
+        await budget.take(least, least)
+        got.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("one", "two", "three"):
+            nursery.start_soon(wait, name, 20 * MIB)
+            await wait_all_tasks_blocked()
+        assert first.has(40 * MIB)
+        await wait_all_tasks_blocked()
+        assert got == []
+        assert first.has(10 * MIB)
+        await wait_all_tasks_blocked()
+        assert sorted(got) == ["one", "two"]
+        first.release()
+        await wait_all_tasks_blocked()
+        assert sorted(got) == ["one", "two"]
+        budget.give_back(20 * MIB)
+    assert got[2:] == ["three"]
+    assert budget.held_bytes == 40 * MIB
+
+
+async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> None:
+    budget = filled(4 * MIB, 4 * MIB, patience_s=0.01)
+    room = budget.room()
+    with pytest.raises(Overloaded) as caught:
+        await read_within(room, 10, 16 * MIB, Stored(10, MIB).read)
+    assert caught.value.retry_after_s is not None
+    assert "http.max_answer_bytes" in caught.value.hint
+    assert (room.held_bytes, budget.held_bytes, budget.refused) == (0, 4 * MIB, 1)
+
+
+async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
+    budget = AnswerBudget(4 * MIB, 60.0)
+    first = budget.room()
+    first.must_have(4 * MIB)
+
+    async def wait() -> None:
+        room = budget.room()
+        try:
+            await room.take(2 * MIB, 2 * MIB)
+            await trio.sleep_forever()
+        finally:
+            room.release()
+
+    for is_granted in (False, True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            if is_granted:
+                first.release()  # and at this very moment
+            nursery.cancel_scope.cancel()
+    assert budget.held_bytes == 0
+    assert await budget.take(4 * MIB, 4 * MIB) == 4 * MIB
+
+
+async def test_a_message_that_is_larger_than_was_thought_is_read_again_once_there_is_room() -> None:
+    budget = AnswerBudget(64 * MIB, 60.0)
+    first = budget.room()
+    first.must_have(60 * MIB)
+    stored = Stored(3, 8 * MIB)
+    room = budget.room()
+    pages: list[Page] = []
+
+    async def read() -> None:
+        pages.append(await read_within(room, 1, 16 * MIB, stored.read))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await wait_all_tasks_blocked()
+        assert (pages, room.held_bytes) == ([], 0)
+        first.release()
+    assert pages[0].count == 1
+    assert room.held_bytes == TIMES * 8 * MIB
+
+
+async def test_what_is_gathered_is_bounded_too() -> None:
+    budget = filled(64 * MIB, 50 * MIB, patience_s=0)
+    room = budget.room()
+    most = await bytes_within(room, 16 * MIB)
+    assert TIMES * most == room.held_bytes <= 6 * MIB // SHARE
+    gathered(room, 100)
+    assert room.held_bytes == TIMES * 100
+    with pytest.raises(Overloaded):
+        gathered(room, 8 * MIB)
+
+
+async def test_an_answer_for_which_there_is_no_room_is_refused_only_if_nothing_was_done() -> None:
+    budget = filled(4 * MIB, 4 * MIB, patience_s=0)
+    done = await admitted(HttpAnswer(200, bytes(MIB)), room := budget.room(), only_looks=False)
+    assert (done.status, room.held_bytes) == (200, MIB)
+    room.release()
+    assert (await admitted(HttpAnswer(200, bytes(MIB)), budget.room(), only_looks=True)).status == 503
+    stream = Stream()
+    refused = await admitted(HttpAnswer(200, stream, length=100 * MIB), budget.room(), only_looks=True)
+    assert (refused.status, stream.closed) == (503, True)
+    assert (await admitted(HttpAnswer(200, b"ok"), budget.room(), only_looks=True)).status == 200
