@@ -60,12 +60,13 @@ class Owners:
         self.counted = counted
         self.changed = trio.Event()
         self._watchers: WeakSet[Watcher] = WeakSet()
+        self._asked: set[_Staying] = set()
         ownership.on_change(self._has_changed)
 
     def _has_changed(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
-        for watcher in list(self._watchers):
+        for watcher in [*self._watchers, *self._asked]:
             watcher.look()
         there = {instance.address for instance in self.ownership.instances}
         for address in [*dict(self.links), *self.links.unreachable]:
@@ -126,9 +127,12 @@ class Owners:
           LinkBroken: one of them is not any more. Whatever ``answering`` raises.
         """
         staying = _Staying(self, names, owner)
-        self.watch(staying)
-        with staying.scope:
-            return await answering
+        self._asked.add(staying)
+        try:
+            with staying.scope:
+                return await answering
+        finally:
+            self._asked.discard(staying)
         raise LinkBroken(f"{owner.name} does not own all of what it was asked for any more", sent=True)
 
     def search(self, until_s: float | None = None) -> Search:
