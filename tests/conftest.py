@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.spark.installed import build_wheel, make_interpreter
-from tests.spark_session import open_session, why_not
+from tests.spark_session import QUICK_JVM, open_session, why_not
 
 #: Inner rings first: what they find explains what the outer ones would show. Others follow.
 RINGS = (
@@ -35,6 +35,8 @@ _HERE = Path(__file__).parent
 # Hundreds of processes are started: each would compile all modules anew, and take twice as long until it serves.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Nor does a driver of Spark live long enough for what its JVM would otherwise compile beside its work.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
 
 # Time limits on an example would measure the machine's other guests.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -218,7 +218,6 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     random_numbers = random.Random(7)
     command = [sys.executable, "-m", "pipeline.archive", "append", "orders", "--root", root, "--batch-rows", "1000"]
     command += ["--url", url_of(daemon), "-n", client.namespace, "--json", "--master", "local[2]"]
-    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     for trace in ["_temporary", *random_numbers.choices(TRACES, k=kills - 1)]:
         before = traces(folder, trace)

@@ -93,9 +93,8 @@ def killed_when(url, folder, ripe):
     """A run of its own that is killed with its JVM and workers, when it is where it is to be killed."""
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pipeline.audit", "run", "audit", "--root", str(folder), "--url", url]
-    conf = ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     with subprocess.Popen(
-        [*command, "--batch-rows", "200", *conf], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
+        [*command, "--batch-rows", "200"], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
         try:
             eventually("the run is where it is to be killed", lambda: ripe() or process.poll() is not None, 120)

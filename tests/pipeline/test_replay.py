@@ -276,7 +276,6 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, cli
     command = [sys.executable, "-m", "pipeline.replay", "orders", "--root", root, "--into", "again", "--json"]
     command += ["--archive-namespace", ARCHIVED]
     command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
-    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

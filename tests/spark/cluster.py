@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyspark
 
 from tests.daemon.harness import clean_environ, eventually, free_port
-from tests.spark_session import spark_environ
+from tests.spark_session import QUICK_JVM, spark_environ
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ class Cluster:
             **clean_environ(),
             **spark_environ(),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
         }
         environ.pop("SPARK_LOCAL_IP")  # it would give both workers one name
         process = subprocess.Popen(

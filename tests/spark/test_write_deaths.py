@@ -11,6 +11,7 @@ from topics import Topics, numbers, wanted
 from writing_program import Program, Save
 
 from tests.daemon.harness import Daemon
+from tests.spark_session import QUICK_JVM
 
 ROWS = 2_000
 FILES = 3
@@ -24,7 +25,7 @@ SPECULATION = {
     "spark.speculation.minTaskRuntime": "100ms",
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
 }
 
 
