@@ -133,7 +133,7 @@ async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_not
         assert await frozen["a"].poll() == ["one"]
 
 
-@pytest.mark.parametrize("frozen", [1.0], indirect=True)
+@pytest.mark.parametrize("frozen", [2.0], indirect=True)
 async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, monkeypatch):
     proved, prove = [], Link.prove
 
