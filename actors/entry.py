@@ -14,6 +14,7 @@ import trio
 
 from actors.failing import changed_hands
 from actors.mailbox import Mailbox
+from actors.ownership import Alone
 from actors.scan_cache import TopicCache
 from actors.supervision import RESTART_PAUSES_S
 from actors.topic import TopicActor
@@ -108,7 +109,9 @@ class Entry:
         self.deposed = True
         self.mailbox.closed_for = self._gone
         if not self._given_away:
-            log.warning("topic taken over", extra={"topic": str(self.name), "why": str(error)})
+            # Who knows of no others has topics taken from it for ever: that is said once, elsewhere, not for each.
+            level = logging.DEBUG if isinstance(self._around.ownership, Alone) else logging.WARNING
+            log.log(level, "topic taken over", extra={"topic": str(self.name), "why": str(error)})
         self._around.observer.deposed(self.name)
 
     def _fell(self, error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from broker.access import AccessLog
 from broker.authorities import build_authority
 from broker.cluster.cluster import Cluster
 from broker.cluster.transacting import LinkedPeer, TransactionCalls, tell_of_namespace
+from broker.contention import Contention
 from broker.decisions import Decisions
 from broker.gauges import add_link_gauges
 from broker.handlers.table import local_handlers
 from broker.service import Service
+from broker.stores import message_bound, place_of
 from broker.views.cluster import TOPICS_OPEN, topics_open
 from protocol.topic.state import TopicLimits
 
@@ -71,11 +74,13 @@ async def build_service(
     decider = build_authority(
         config.transactions, store, clock, pointers, ask_topic, told, ownership, peer, take_over_s
     )
+    if ownership is None:
+        metrics.on_deposed = Contention(place_of(config))
     around = Surroundings(
         store=store,
         clock=clock,
         space=space,
-        limits=topic_limits(config),
+        limits=replace(topic_limits(config), message_bound=message_bound(config, store.traits)),
         commit_requests=config.commit.max_requests,
         commit_bytes=config.commit.max_bytes,
         observer=metrics,

@@ -62,6 +62,8 @@ class Metrics:
         self._falls = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
         )
+        #: Called for each topic that another instance has claimed.
+        self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
             "Times another instance had claimed a topic that was open here.",
@@ -222,6 +224,8 @@ class Metrics:
         """Another instance has claimed a topic."""
         del name
         self._deposed.inc()
+        if self.on_deposed is not None:
+            self.on_deposed()
 
     def handed_over(self, topics: int, seconds: float) -> None:
         """So many topics that are others' now have been let go, in so long."""

@@ -88,6 +88,13 @@ def hbase_options(config: HBaseConfig) -> HBaseOptions:
     )
 
 
+def message_bound(config: Config, traits: StoreTraits) -> str:
+    """The setting that decides how large a message may be, now that ``fitted`` has lowered what the store cannot hold."""
+    most = traits.max_row_bytes
+    is_lowered = most is not None and config.topic.max_message_bytes == most - MESSAGE_MARGIN_BYTES
+    return "storage.hbase.max_cell_bytes" if is_lowered else "topic.max_message_bytes"
+
+
 def fitted(config: Config, traits: StoreTraits) -> Config:
     """The settings with those lowered, and told, that would allow a row larger than the store's."""
     if traits.max_row_bytes is None:

@@ -31,6 +31,8 @@ class Found:
     ready: bool = False
     reasons: list[str] = field(default_factory=list)
     """Why it is not ready."""
+    unreached: list[str] = field(default_factory=list)
+    """Instances of its cluster that it cannot reach, and where it looked for them: ``name at host:port``."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -83,7 +85,17 @@ def _one(wire: Wire, url: str, count: int) -> Found:
     if isinstance(ready, dict):
         found.ready = ready.get("ready") is True
         found.reasons = [str(each.get("detail", each)) for each in ready.get("reasons", [])]
+        if "cluster" in ready:
+            found.unreached = _unreached(_get(wire, url, "/v1/cluster", found))
     return found
+
+
+def _unreached(cluster: Any) -> list[str]:
+    """The instances that told the daemon nothing when it was asked for its cluster."""
+    instances = cluster.get("instances") if isinstance(cluster, dict) else None
+    if not isinstance(instances, list):
+        return []
+    return [f"{each.get('name')} at {each.get('address')}" for each in instances if each.get("topicsOpen") is None]
 
 
 def _get(wire: Wire, url: str, path: str, found: Found) -> Any:

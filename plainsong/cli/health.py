@@ -143,6 +143,10 @@ def look_at_daemon(found: Found) -> list[Finding]:
     if not found.ready:
         says = one_line("; ".join(found.reasons)) or "it does not say why not"
         findings.append(Finding("ready", "bad", says, "docs/operations.md has what each reason means"))
+    for unreached in found.unreached:
+        says = one_line(f"the daemon at {found.url} cannot reach the instance {unreached}")
+        hint = "is it there, and is its cluster.advertise an address that the others can go to?"
+        findings.append(Finding("instances", "warning", says, hint))
     return findings
 
 

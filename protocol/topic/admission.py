@@ -89,7 +89,7 @@ def check_messages(state: TopicState, metadata: Metadata, request: PublishReques
     if messages and max(map(len, messages)) > limits.max_message_bytes:
         index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
         raise MessageTooLarge(
-            f"message {index} has {len(messages[index])} bytes, topic.max_message_bytes is {limits.max_message_bytes}"
+            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
         )
     if now.low_space:
         raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")

@@ -57,6 +57,8 @@ class TopicLimits:
     """Bounds of one topic; settings of the same names say what passing them means."""
 
     max_message_bytes: int = 8 << 20
+    message_bound: str = "topic.max_message_bytes"
+    """The setting that decides ``max_message_bytes``: a store may hold less than the one of that name says."""
     max_request_messages: int = 1 << 20
     max_parked_polls: int = 10_000
     checkpoint_rows: int = 10_000

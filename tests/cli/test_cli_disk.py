@@ -143,3 +143,11 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
     findings = {finding.what: finding.says for finding in health.look_at_times(There())}
     assert "90" in findings["clock history"] or "1m 30s" in findings["clock history"]
     assert "behind ours" in findings["clocks"]
+
+
+def test_a_daemon_that_does_not_reach_an_instance_says_which_one_and_where():
+    found = Found("http://one", answers=True, ready=True, seconds=[0.001], version="0.1.0", unreached=["b at far:7420"])
+    (finding,) = [each for each in health.look_at_daemon(found) if each.what == "instances"]
+    assert finding.state == "warning"
+    assert "http://one cannot reach the instance b at far:7420" in finding.says
+    assert "cluster.advertise" in finding.hint

@@ -1,0 +1,42 @@
+"""Two daemons on one store that were not told of each other: nothing is lost, and the log says once what to do."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import trio
+from daemons import PATIENCE_S, TOPICS, daemons
+
+NOBODY = SimpleNamespace(hosts="", path="")
+NUMBER = 5
+
+
+async def asked(daemon, path, body):
+    """The answer, asked for as our client does: again while the topic changes its owner, of which nothing happened."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            answer = await daemon.http.post(f"{TOPICS}/{path}", json=body)
+            if answer.status_code != 503:
+                assert answer.status_code == 200, answer.text
+                return answer
+            assert answer.json()["outcome"] == "not-applied"
+
+
+async def test_two_daemons_without_zookeeper_on_one_store_say_once_that_they_take_topics_from_each_other(
+    monkeypatch, caplog
+):
+    with caplog.at_level(logging.INFO):
+        async with daemons(NOBODY, monkeypatch) as found:
+            one, two = await found.start("one"), await found.start("two")
+            for turn in range(4):
+                for number in range(NUMBER):
+                    by = (one, two)[turn % 2]
+                    if not turn:
+                        await by.call("PUT", f"{TOPICS}/t{number}", json={})
+                    await asked(by, f"t{number}/publish", {"messages": [f"{turn}"]})
+            for number in range(NUMBER):
+                assert [each["payload"] for each in (await asked(one, f"t{number}/poll", {})).json()] == list("0123")
+    said = [record for record in caplog.records if record.getMessage() == "another daemon is at work on this store"]
+    assert 1 <= len(said) <= 2  # each of them says it for itself
+    assert not [record for record in caplog.records if record.getMessage() == "topic taken over"]
