@@ -99,9 +99,10 @@ def test_a_daemon_on_hbase_has_no_disk_to_watch(daemon):
     assert ask(running.address, "GET", "/readyz").status == 200
 
 
-async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, on_hbase, tmp_path):
+@pytest.mark.parametrize("cycles", [4, pytest.param(24, marks=pytest.mark.torture)])
+async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, on_hbase, tmp_path, cycles):
     monkeypatch.setattr(test_crash_ring, "Daemon", on_hbase)
-    await ring(tmp_path, seed=8, cycles=6)
+    await ring(tmp_path, seed=8, cycles=cycles)
 
 
 async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(monkeypatch, on_hbase, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from plainsong import Client
 from tests.daemon.harness import clean_environ, eventually
-from tests.hbase_server import ROOT, free_ports, why_not
+from tests.hbase_server import QUICK_JVM, ROOT, free_ports, why_not
 
 PATIENCE_S = 150.0
 
@@ -24,7 +24,12 @@ class Cluster:
     def __init__(self, data: Path, ports: list[int]) -> None:
         self.data = data
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
-        self.environ = {**clean_environ(), "DATA": str(data), "PORTS": " ".join(map(str, ports))}
+        self.environ = {
+            **clean_environ(),
+            "DATA": str(data),
+            "PORTS": " ".join(map(str, ports)),
+            "HBASE_JVM": QUICK_JVM,
+        }
         self.said = data.with_suffix(".said")
 
     def __enter__(self) -> Cluster:

@@ -9,26 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.archive.archiving import append
+from pipeline.job import Run
 from plainsong import Client, Outgoing
+from plainsong.cli.where import Where
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 from tests.pipeline.archives import raw_ids
 from tests.spark.installed import SPARK, environ_of, make_interpreter
-from tests.spark_session import why_not
+from tests.spark_session import QUICK_JVM, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Where Spark runs Python")[2]
 ROWS = 1_000
 PATIENCE_S = 240
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = (
     "spark.executor.memory=512m",
     "spark.driver.host=127.0.0.1",
     "spark.driver.bindAddress=127.0.0.1",
     "spark.ui.enabled=false",
     "spark.sql.shuffle.partitions=2",
-    f"spark.executor.extraJavaOptions={QUICK}",
+    f"spark.executor.extraJavaOptions={QUICK_JVM}",
 )
 CONF = [word for setting in SETTINGS for word in ("--conf", setting)]
 
@@ -71,7 +73,7 @@ def run(command, python, folder, **environ):
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environ_of(python, XDG_CONFIG_HOME=str(folder), SPARK_SUBMIT_OPTS=QUICK, **environ),
+        env=environ_of(python, XDG_CONFIG_HOME=str(folder), **environ),
         shell=isinstance(command, str),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -84,16 +86,23 @@ def run(command, python, folder, **environ):
     return done.stdout
 
 
-def test_jobs_run_on_a_cluster_that_has_the_package(cluster, installed, bare, client, url, orders, tmp_path):
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.torture)])
+def test_jobs_run_on_a_cluster_that_has_the_package(
+    cluster, installed, bare, spark, client, url, orders, tmp_path, both
+):
     """Their interpreter is that of the executors, whatever ``python3`` of the PATH is."""
     start = [str(installed.with_name("plainsong")), "pipeline", "run", "--master", cluster.url]
     path = f"{bare.parent}:{environ_of(installed)['PATH']}"
     archive = ("--root", "archive", "--url", url, *CONF)
-    run([*start, "archive", "append", "orders", *archive], installed, tmp_path, PATH=path)
+    if both:
+        run([*start, "archive", "append", "orders", *archive], installed, tmp_path, PATH=path)
+    else:
+        append(Run("archive", Where((url,)), spark=spark), ["orders"], str(tmp_path / "archive"), every=None)
     assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
     client.create_topic("again")
     run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, PATH=path)
     again = list(client.read("again"))
+    client.delete_topic("again")
     assert [message.payload for message in again] == [str(number).encode() for number in range(ROWS)]
     assert [message.attributes["originalId"] for message in again] == [each.hex() for each in orders]
 

@@ -179,7 +179,7 @@ class StoreContract:
 
     async def test_a_write_is_seen_by_every_later_read(self, store: Store) -> None:
         claim = await store.claim(NAME)
-        for i in range(50):
+        for i in range(20):
             key = b"%03d" % i
             await store.write([put_one(MESSAGE, key, b"v")], claim=claim)
             assert await store.get(MESSAGE, key) == b"v"
