@@ -5,8 +5,8 @@ An entry supervises its actor: when it falls it is started again from disk, at o
 pauses; while the store does not answer, callers are told so instead of waiting. An entry that is let go
 is out of the directory before it ends, and its successor waits for that end: never two owners.
 
-Only our own topics are opened. What another instance is to own is let go when the view of that changes; what
-one has claimed already ends at once, and is not claimed back until a pause is over.
+Only our own topics are opened. What another instance is to own is let go when the view of that changes, and that one
+is told to open it; what one has claimed already ends at once, and is not claimed back until a pause is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.pausing import Pauses
 from protocol.errors import Overloaded, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from actors.scan_cache import CacheBudget, TopicCache
     from actors.topic import Surroundings
@@ -62,6 +62,10 @@ class Directory:
         self._leaving: dict[TopicName, Entry] = {}
         self._pauses = Pauses()
         self._closed = False
+        self._handing = 0
+        self._handed = trio.Event()
+        #: Has the next owners of topics that were let go open them; bounded in time, and must not raise.
+        self.pass_on: Callable[[Sequence[TopicName]], Awaitable[None]] | None = None
         around.ownership.on_change(self._view_changed)
 
     def __len__(self) -> int:
@@ -149,18 +153,33 @@ class Directory:
         """Let all topics go at once that are not ours any more: what is in is served, who comes later hears NoOwner."""
         self._pauses.end()
         gone = [entry for entry in self if not self.around.ownership.is_mine(entry.name)]
+        # What is not there is not worth being opened by anybody.
+        there = [entry.name for entry in gone if (state := self.peek(entry.name)) is not None and state.metadata]
         for entry in gone:
             self._let_go(entry, given_away=True)
         if gone and not self._closed:
-            self._nursery.start_soon(self._watch_hand_over, gone)
+            self._handing += 1
+            self._nursery.start_soon(self._hand_over, gone, there)
 
-    async def _watch_hand_over(self, gone: list[Entry]) -> None:
+    async def _hand_over(self, gone: list[Entry], there: list[TopicName]) -> None:
         begun_s = trio.current_time()
-        for entry in gone:
-            await entry.done.wait()
-        took_s = trio.current_time() - begun_s
-        self.around.observer.handed_over(len(gone), took_s)
-        log.info("topics handed over", extra={"topics": len(gone), "seconds": round(took_s, 3)})
+        try:
+            for entry in gone:
+                await entry.done.wait()
+            took_s = trio.current_time() - begun_s
+            self.around.observer.handed_over(len(gone), took_s)
+            log.info("topics handed over", extra={"topics": len(gone), "seconds": round(took_s, 3)})
+            if self.pass_on is not None and there:
+                await self.pass_on(there)
+        finally:
+            self._handing -= 1
+            self._handed.set()
+            self._handed = trio.Event()
+
+    async def handed(self) -> None:
+        """Wait until the topics that are not ours any more were let go, and are with their next owners."""
+        while self._handing:
+            await self._handed.wait()
 
     def _let_go_one(self) -> bool:
         """Let the longest unused idle topic go, if there is one."""

@@ -37,6 +37,8 @@ class Entry:
         self.cache = TopicCache(directory.budget)
         self.actor = TopicActor(name, directory.around, self.mailbox, self.cache)
         self.done = trio.Event()
+        #: Set once it was loaded, or could not be.
+        self.tried = trio.Event()
         self.used_s = trio.current_time()
         #: The store has said that another instance claimed it.
         self.deposed = False
@@ -72,6 +74,7 @@ class Entry:
         finally:
             self.mailbox.close()
             self.mailbox.drain(self._gone)
+            self.tried.set()
             self.done.set()
 
     def _gone(self) -> PlainsongError:
@@ -100,6 +103,7 @@ class Entry:
 
     def _is_loaded(self) -> None:
         self._failures = 0
+        self.tried.set()
         if not self._given_away:
             self.mailbox.closed_for = None
         self._around.observer.loaded(self.name, trio.current_time() - self._begun_s)
@@ -123,6 +127,7 @@ class Entry:
             exc_info=None if known else error,
         )
         self._around.observer.fell(self.name, error)
+        self.tried.set()
         if self._failures > 1:  # it could not even be loaded: nobody should wait for it
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")

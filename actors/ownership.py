@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from protocol.cluster.slices import SLICES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -35,7 +37,7 @@ class Ownership(Protocol):
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """All that are there, this one included, those that are leaving not; sorted by name."""
+        """All that are there, this one included, those that have left all they had not; sorted by name."""
         ...
 
     def owner(self, name: TopicName) -> Instance | None:
@@ -44,6 +46,10 @@ class Ownership(Protocol):
 
     def is_mine(self, name: TopicName) -> bool:
         """Whether this instance owns it, and may claim it."""
+        ...
+
+    def slices_of(self, instance: str) -> int:
+        """In how many slices an instance takes part (``protocol/cluster/slices.py``); 0: in none, or it is not there."""
         ...
 
     def deposed(self, name: TopicName) -> None:
@@ -80,6 +86,11 @@ class Alone:
         """Always."""
         del name
         return True
+
+    def slices_of(self, instance: str) -> int:
+        """All."""
+        del instance
+        return SLICES
 
     def deposed(self, name: TopicName) -> None:
         """Somebody else uses the same store without ZooKeeper: the next request claims the topic again."""

@@ -47,6 +47,11 @@ def publish(name: str, count: int, size: int) -> bytes:
     return post(path(name, "publish"), body, [AVRO_TYPE])
 
 
+def held_poll(name: str, wait_ms: int) -> bytes:
+    """A poll of everything, held while there is nothing."""
+    return post(path(name, "poll"), JSON.encode_poll(PollRequest(wait_ms=wait_ms)), [JSON_TYPE])
+
+
 def poll(name: str, encoding: str, start_from: bytes, limit: int) -> bytes:
     """A poll of ``limit`` messages from an id on, inclusive."""
     codec = JSON if encoding == "json" else AVRO

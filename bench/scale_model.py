@@ -129,7 +129,7 @@ class Placement:
             owners = list(self._owners[-1]) if number else [0] * len(self.names)
             member = member_of(number)
             for at, name in enumerate(self.names):
-                if (drawn := draw(member, name)) < self._least[at]:
+                if (drawn := draw(member.name, member.weight, name)) < self._least[at]:
                     self._least[at] = drawn
                     owners[at] = number
             self._owners.append(owners)

@@ -97,7 +97,12 @@ def add_cluster_gauges(metrics: Metrics, membership: Membership) -> None:
     """Register what is read of who is there and who owns what."""
     metrics.reads("plainsong_zookeeper_connected", "1 while ZooKeeper is connected.", lambda: int(membership.connected))
     metrics.reads(
-        "plainsong_instances", "Instances that are there, and not leaving.", lambda: len(membership.instances)
+        "plainsong_instances", "Instances that are there, and have not left all.", lambda: len(membership.instances)
+    )
+    metrics.reads(
+        "plainsong_slices",
+        "Of the 64 slices of all topics, those in which this instance takes part; below while it comes or goes.",
+        lambda: membership.slices,
     )
     metrics.reads(
         "plainsong_cluster_changes_total",

@@ -28,7 +28,8 @@ import trio
 from actors.one_authority import keep_authority
 from broker.assembling import build_service
 from broker.authorities import told
-from broker.cluster.joining import enter, find_others, hand_over, shown
+from broker.cluster.joining import enter, find_others, hand_over, move_in_portions, shown
+from broker.cluster.self_check import look_for_oneself
 from broker.decisions import add_transaction_gauges
 from broker.doors import serve, start_thrift
 from broker.gauges import add_cluster_gauges, add_gauges
@@ -70,22 +71,26 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
         add_gauges(metrics, service.directory, store, service.clock, service.space, budget)
         add_transaction_gauges(metrics, service)
+        portions = None
         if membership is not None:
             service.membership = membership
+            portions = move_in_portions(service, membership, actors)
             add_cluster_gauges(metrics, membership)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
             addresses = await servers.start(partial(serve, service, budget, stop))
             thrift = await start_thrift(service, stop, servers)
             if membership is not None:
-                await enter(membership, config.cluster.advertise or addresses[0], stop)
+                address = config.cluster.advertise or addresses[0]
+                await enter(membership, address, stop)
+                servers.start_soon(look_for_oneself, membership.me.name, address)
             announce(_running(service, addresses, thrift))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
             notifier.stopping()
-            if membership is not None:
-                await hand_over(service, membership, config.shutdown.drain_s)
+            if portions is not None:
+                await hand_over(service, portions, config.shutdown.drain_s)
             service.stop()
             with trio.move_on_after(config.shutdown.drain_s):
                 await service.served.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.cluster.asking import AskAnywhere
 from broker.cluster.dispatch import Dispatcher
 from broker.cluster.forwarding import Forwarding
+from broker.cluster.handing import Hands
 from broker.cluster.owners import Owners
 from broker.cluster.spreading import Spreading
 from broker.cluster.streaming import RoutedStream
@@ -50,6 +51,8 @@ class Cluster:
         self.links = Links(nursery, self._bounds)
         self.owners = Owners(ownership, self.links, metrics)
         self.asking = AskAnywhere(self.owners, directory)
+        self.hands = Hands(directory, self.owners)
+        directory.pass_on = self.hands.pass_on
         self.forwarding = Forwarding(
             self.owners,
             Spreading(self.owners),
@@ -68,6 +71,7 @@ class Cluster:
     def answer_with(self, service: Service, handlers: HotHandlers) -> None:
         """Answer other instances with this service; ``handlers`` are those that answer here, uncounted."""
         self._dispatcher = Dispatcher(service, self.owners, handlers, ROUTES, self._budget)
+        self._dispatcher.kinds |= self.hands.kinds()
 
     def door(self) -> PeerDoor:
         """What serves the connections of other instances."""

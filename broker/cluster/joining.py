@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.clock import SystemClock
+from broker.cluster.portions import Portions
 from broker.config.clustering import parse_ensemble
 from broker.config.values import parse_address
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from broker.service import Service
 
 log = logging.getLogger(__name__)
+
+#: How much of the time of a hand-over may be spent on portions; then what is left goes at once.
+PORTIONS_SHARE = 0.7
 
 
 async def find_others(config: Config, nursery: trio.Nursery) -> Membership | None:
@@ -68,14 +72,27 @@ async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def hand_over(service: Service, membership: Membership, within_s: float) -> None:
-    """Own nothing any more: others take over, and requests are forwarded to them while our topics are let go.
+def move_in_portions(service: Service, membership: Membership, nursery: trio.Nursery) -> Portions:
+    """What has topics come and go in portions, kept in ``nursery``."""
+    assert service.cluster is not None  # there is one wherever there is a membership
+    portions = Portions(membership, service.cluster.hands)
+    nursery.start_soon(portions.run)
+    return portions
 
-    Returns when they are, or after ``within_s``. Readiness is denied from now on, and held polls are answered.
+
+async def hand_over(service: Service, portions: Portions, within_s: float) -> None:
+    """Own nothing any more: others take over, portion by portion; what is theirs already is forwarded to them.
+
+    Returns when all topics are let go, or after ``within_s``; those that are left towards its end go at once. Readiness
+    is denied from now on, and a held poll is answered when its topic goes.
     """
     service.stopping = True
-    topics, begun_s = len(service.directory), trio.current_time()
+    membership, topics, begun_s = portions.membership, len(service.directory), trio.current_time()
     with trio.move_on_after(within_s) as patience:
+        if membership.connected:
+            with trio.move_on_after(PORTIONS_SHARE * within_s):
+                await membership.begin_to_leave()
+                await portions.gone()
         await membership.leave()
         await service.directory.drained()
     took_s = round(trio.current_time() - begun_s, 3)

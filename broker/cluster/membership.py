@@ -7,21 +7,26 @@
 Whatever is noticed, all of it is read again. While ZooKeeper is away the last view stays in force, and owners go on; of
 what others have claimed by then, as the store says, nothing is claimed back before the view has been read again.
 Safety rests on the store alone.
+
+In how many slices this instance takes part is changed by ``portions.py``, step by step.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
 from actors.ownership import Instance
 from broker.cluster.nodes import Nodes
+from broker.cluster.view import View
 from broker.cluster.zookeeper import Away, ZooKeeper
-from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import NameTaken, Placement
+from protocol.cluster.assignment import Member
+from protocol.cluster.placement import NameTaken
+from protocol.cluster.slices import first, wanted
 from protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
     from actors.clock import Clock
     from broker.config.clustering import Ensemble
+    from protocol.cluster.assignment import Assignment
+    from protocol.cluster.placement import Placement
     from protocol.names import TopicName
 
 log = logging.getLogger(__name__)
@@ -52,9 +59,7 @@ class Membership:
         self._session_timeout_s = session_timeout_s
         self._clock = clock
         self._me = Member(name, "", weight)
-        self._instances: dict[str, Instance] = {}
-        self._assignment = Assignment((), Placement())
-        self._told: list[Callable[[], None]] = []
+        self._view = View()
         self._lost: OrderedDict[TopicName, None] = OrderedDict()
         self._noticed = trio.Event()
         self._read = trio.Event()
@@ -69,10 +74,9 @@ class Membership:
         self.since_ms = clock.now_ms()
         self._was_connected = False
         self._said_why = ""
-        self.changes = 0
 
     def __repr__(self) -> str:
-        return f"<Membership of {self._me.name} {self._zookeeper!r} {self._assignment!r}>"
+        return f"<Membership of {self._me.name} {self._zookeeper!r} {self._view.assignment!r}>"
 
     # --- what is asked, at once -------------------------------------------------------------------
 
@@ -84,12 +88,17 @@ class Membership:
     @property
     def instances(self) -> Sequence[Instance]:
         """See ``Ownership.instances``."""
-        return [self._instances[each.name] for each in self._assignment.members if not each.leaving]
+        return self._view.instances
 
     @property
     def assignment(self) -> Assignment:
         """The view: members, those that are leaving too, and placement."""
-        return self._assignment
+        return self._view.assignment
+
+    @property
+    def changes(self) -> int:
+        """How often members, pins or drains were seen to change."""
+        return self._view.changes
 
     @property
     def connected(self) -> bool:
@@ -98,12 +107,12 @@ class Membership:
 
     def owner(self, name: TopicName) -> Instance | None:
         """See ``Ownership.owner``."""
-        owner = self._assignment.owner(name)
-        return None if owner is None or name in self._lost else self._instances[owner.name]
+        owner = self._view.assignment.owner(name)
+        return None if owner is None or name in self._lost else self._view.instance(owner.name)
 
     def is_mine(self, name: TopicName) -> bool:
         """See ``Ownership.is_mine``."""
-        owner = self._assignment.owner(name)
+        owner = self._view.assignment.owner(name)
         return (
             owner is not None
             and owner.name == self._me.name
@@ -111,6 +120,24 @@ class Membership:
             and self.taken_by is None
             and name not in self._lost
         )
+
+    def slices_of(self, instance: str) -> int:
+        """See ``Ownership.slices_of``."""
+        return self._view.slices_of(instance)
+
+    @property
+    def slices(self) -> int:
+        """In how many slices this instance takes part, of those that it may."""
+        return self._me.slices if self.entered and self.taken_by is None else 0
+
+    @property
+    def wanted(self) -> int:
+        """In how many it is to in the end, as operators and its own leaving have it."""
+        if not self.entered or self.taken_by is not None or self._me.leaving:
+            return 0
+        if self._me.name not in self._view:
+            return self._me.slices  # until the view is read that has our node in it
+        return wanted(self._view.assignment.members, self._view.assignment.placement, self._me.name)
 
     def deposed(self, name: TopicName) -> None:
         """See ``Ownership.deposed``: it is nobody's until the view has been read again."""
@@ -121,7 +148,7 @@ class Membership:
 
     def on_change(self, told: Callable[[], None]) -> None:
         """See ``Ownership.on_change``."""
-        self._told.append(told)
+        self._view.told.append(told)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -139,14 +166,14 @@ class Membership:
                     await noticed.wait()
 
     async def enter(self, address: str) -> None:
-        """Be one of the instances from now on, reached at ``address``.
+        """Be one of the instances from now on, reached at ``address``; one without topics while others have them.
 
         Returns when it is so, or after a while, when it will be as soon as ZooKeeper is there.
 
         Raises:
           NameTaken: another instance has our name, and keeps it.
         """
-        self._me = Member(self._me.name, address, self._me.weight)
+        self._me = replace(self._me, address=address)
         self._wanted = True
         self._notice()
         with trio.move_on_after(self._session_timeout_s + PATIENCE_S):
@@ -157,12 +184,35 @@ class Membership:
         if not self.entered:
             log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
 
+    async def begin_to_leave(self) -> None:
+        """Tell everybody that this instance is going; it owns what it owns until ``take`` or ``leave`` says otherwise."""
+        await self._say(replace(self._me, leaving=True))
+
     async def leave(self) -> None:
         """Own nothing from now on, and tell the others; without ZooKeeper they learn it when our session ends."""
-        self._me = Member(self._me.name, self._me.address, self._me.weight, leaving=True)
-        self._see(self._assignment.members, self._assignment.placement)
+        await self._say(replace(self._me, leaving=True, slices=0))
+
+    async def take(self, slices: int) -> bool:
+        """Take part in so many slices. False: that could not be told, and it is as it was.
+
+        Topics of which there are fewer then are not ours from this moment on; what comes is, when it has been told.
+        """
+        before = self._me
+        mine = replace(before, slices=slices)
+        if await self._say(mine):
+            return True
+        if self._me is mine:
+            self._me = before
+            self._view.see_again(self._mine())
+        return False
+
+    async def _say(self, mine: Member) -> bool:
+        """What our node is to say from now on; whether it does."""
+        self._me = mine
+        self._view.see_again(self._mine())
         with trio.move_on_after(PATIENCE_S):
-            await self._look()
+            return await self._look()
+        return False
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> None:
         """Have operators' words changed; in force here when this returns, elsewhere a moment later.
@@ -194,6 +244,8 @@ class Membership:
         async with self._reading:
             lost, self._lost = self._lost, OrderedDict()
             try:
+                if self._wanted and not self.entered:
+                    self._me = replace(self._me, slices=first(await self._nodes.members(), self._me))
                 well = self._wanted is False or await self._keep()
                 members, placement = await self._nodes.members(), await self._nodes.placement()
             except Away as error:
@@ -203,7 +255,7 @@ class Membership:
                 well = False
             else:
                 self._said_why = ""
-                self._see(members, placement)
+                self._view.see(members, placement, self._mine())
         self._read.set()
         self._read = trio.Event()
         return well
@@ -225,32 +277,16 @@ class Membership:
                     extra={"instance": self._me.name, "address": error.address},
                 )
                 self.taken_by = error.address
-                self._tell()
+                self._view.tell()
             return False
         # In another session, too: whatever the others told meanwhile, this instance has not heard.
         came = not self.entered or self.taken_by is not None or self._session != self._zookeeper.session
         self.entered, self.taken_by, self._session = True, None, self._zookeeper.session
         if came:
             log.info("joined the cluster", extra={"instance": self._me.name, "address": self._me.address})
-            self._tell()
+            self._view.tell()
         return True
 
-    def _see(self, members: Sequence[Member], placement: Placement) -> None:
-        # That we leave is known here before anybody has read it.
-        mine = {self._me.name: self._me} if self._me.leaving else {}
-        seen = Assignment([mine.get(each.name, each) for each in members], placement)
-        if seen == self._assignment:
-            return
-        self._assignment = seen
-        self._instances = {each.name: Instance(each.name, each.address) for each in seen.members}
-        self.changes += 1
-        names = ", ".join(each.name + (" (leaving)" if each.leaving else "") for each in seen.members)
-        log.info(
-            "the cluster changed",
-            extra={"instances": names, "pins": len(placement.pins), "drained": ", ".join(sorted(placement.drained))},
-        )
-        self._tell()
-
-    def _tell(self) -> None:
-        for told in self._told:
-            told()
+    def _mine(self) -> Member | None:
+        """What we say of ourselves; None while the node of our name is another's."""
+        return self._me if self.taken_by is None else None

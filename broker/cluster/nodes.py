@@ -1,6 +1,6 @@
 """What a cluster keeps in ZooKeeper: a node for each instance that is there, and one for what operators have said.
 
-<path>/instances/<name>   ephemeral: {"address": "host:port", "weight": 100, "leaving": false}
+<path>/instances/<name>   ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64}
 <path>/placement          pins and drains, changed by compare-and-set
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from broker.cluster.zookeeper import Away, Changed, Exists
 from protocol.cluster.assignment import Member
 from protocol.cluster.placement import NameTaken, Placement, UnreadablePlacement
+from protocol.cluster.slices import SLICES
 from protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
@@ -107,20 +108,24 @@ class Nodes:
 
 def encode_member(member: Member) -> bytes:
     """What an instance's node says."""
-    return json.dumps({"address": member.address, "weight": member.weight, "leaving": member.leaving}).encode()
+    return json.dumps(
+        {"address": member.address, "weight": member.weight, "leaving": member.leaving, "slices": member.slices}
+    ).encode()
 
 
 def decode_member(name: str, value: bytes) -> Member | None:
     """The reverse; None for what is none of ours, which is told."""
     try:
         said = json.loads(value)
-        address, weight, leaving = said["address"], said["weight"], said["leaving"]
-    except (ValueError, KeyError, TypeError):
-        address, weight, leaving = None, 0, False
-    if not isinstance(address, str) or not isinstance(weight, int) or weight < 1:
-        log.warning("node of an instance unreadable", extra={"instance": name, "value": repr(value[:80])})
-        return None
-    return Member(name, address, weight, bool(leaving))
+        address, weight, leaving = said["address"], said["weight"], bool(said["leaving"])
+        # Without it, it is all or nothing.
+        slices = said.get("slices", 0 if leaving else SLICES)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        address, weight, leaving, slices = None, 0, False, 0
+    if isinstance(address, str) and isinstance(weight, int) and weight >= 1 and slices in range(SLICES + 1):
+        return Member(name, address, weight, leaving, int(slices))
+    log.warning("node of an instance unreadable", extra={"instance": name, "value": repr(value[:80])})
+    return None
 
 
 def _decoded(value: bytes) -> Placement:

@@ -84,6 +84,7 @@ async def _instances(service: Service) -> list[dict[str, object]]:
             "weight": member.weight,
             "leaving": member.leaving,
             "drained": member.name in drained,
+            "slices": member.slices,
             "topicsOpen": opened.get(member.name),
         }
         for member in members

@@ -15,6 +15,7 @@ from plainsong.cli.times import now_ms, show_length
 from plainsong.cli.verb import Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.core import cluster_calls
+from protocol.cluster.slices import SLICES
 
 if TYPE_CHECKING:
     from plainsong import Client
@@ -42,7 +43,9 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
     """Show the instances, and who owns TOPIC, if one is named.
 
     As the instance that is asked sees it; another one may see a change a moment
-    later. TOPICS counts those that are open there.
+    later. TOPICS counts those that are open there. One that comes takes its share
+    in portions, and gives it away in portions when it leaves or is drained: STATE
+    says how many it has, of 64.
     """
     with where.client() as client:
         found = asked(client, cluster_calls.show_cluster(client.namespace, topic))
@@ -58,6 +61,8 @@ _HEADINGS = ("INSTANCE", "ADDRESS", "STATE", ">WEIGHT", ">TOPICS")
 
 def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
     states = [word for word in ("leaving", "drained") if each[word]]
+    if 0 < each["slices"] < SLICES:
+        states.append(f"{each['slices']}/{SLICES}")
     return (
         harmless(each["name"]) + (" *" if each["name"] == asked_one else ""),
         harmless(each["address"]),
@@ -127,7 +132,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
             note("all instances are drained: it is as if none were")
             return None
         left: int | None = here["topicsOpen"]
-        if left == 0:
+        if left == 0 and not here["slices"]:
             return 0
         if time.monotonic() >= until_s:
             if left is None:

@@ -99,23 +99,14 @@ def test_a_pinned_topic_is_where_it_is_pinned_as_long_as_that_instance_is_there_
     assert Assignment(found, pinned).owner(topic) == to
     without = [member for member in found if member != to]
     assert Assignment(without, pinned).owner(topic) == Assignment(without, Placement()).owner(topic)
-    leaving = [*without, Member(to.name, to.address, to.weight, leaving=True)]
+    leaving = [*without, Member(to.name, to.address, to.weight, leaving=True, slices=0)]
     assert Assignment(leaving, pinned).owner(topic) == Assignment(without, Placement()).owner(topic)
     assert Assignment(found, pinned.unpinned(topic)).owner(topic) == Assignment(found, Placement()).owner(topic)
 
 
-@given(members)
-def test_a_drained_instance_owns_nothing_unless_all_are_drained(found):
-    drained = Placement().with_drained(found[0].name, drained=True).pinned(TOPICS[0], found[0].name)
-    if len(found) > 1:
-        assert found[0].name not in owners(Assignment(found, drained)).values()
-    everybody = Placement(drained=frozenset(member.name for member in found))
-    assert owners(Assignment(found, everybody)) == owners(Assignment(found, Placement()))
-
-
 def test_where_nobody_is_there_nobody_owns_anything():
     assert Assignment([], Placement()).owner(TOPICS[0]) is None
-    assert Assignment([Member("a", "a:1", leaving=True)], Placement()).owner(TOPICS[0]) is None
+    assert Assignment([Member("a", "a:1", leaving=True, slices=0)], Placement()).owner(TOPICS[0]) is None
 
 
 def test_as_many_owners_are_remembered_as_may_be(monkeypatch):

@@ -91,9 +91,10 @@ class Daemons(dict):
         return daemon
 
     async def together(self):
-        """Wait until each sees all of them."""
+        """Wait until each sees all of them, with their shares of the topics."""
+        shares = dict.fromkeys(self, 64)
         for daemon in self.values():
-            await daemon.until(lambda found: {each["name"] for each in found["instances"]} == set(self))
+            await daemon.until(lambda found: {each["name"]: each["slices"] for each in found["instances"]} == shares)
 
 
 async def _run(daemon, task_status):

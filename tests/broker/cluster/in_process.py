@@ -22,6 +22,7 @@ from broker.config.config import config_of
 from broker.doors import serve
 from broker.http.bodies import BodyBudget
 from broker.metrics import Metrics
+from protocol.cluster.slices import SLICES
 from protocol.errors import TransactionsUnavailable
 from protocol.names import TopicName
 from storage.shared import SharedMemory
@@ -71,6 +72,9 @@ class SetView:
     def is_mine(self, name):
         owner = self.owner(name)
         return owner is not None and owner.name == self._name and name not in self.lost
+
+    def slices_of(self, instance):
+        return SLICES if instance in self._nodes.there else 0
 
     def deposed(self, name):
         self.lost.add(name)

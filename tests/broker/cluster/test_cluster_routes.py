@@ -37,6 +37,7 @@ async def test_every_instance_shows_who_is_there_and_who_owns_what(ensemble, mon
         text = (await each["a"].http.get("/metrics")).text
         assert "plainsong_zookeeper_connected 1.0" in text
         assert "plainsong_instances 3.0" in text
+        assert "plainsong_slices 64.0" in text
 
 
 async def test_a_message_published_anywhere_is_read_everywhere_and_topics_are_counted_where_they_are_open(
@@ -67,6 +68,7 @@ async def test_a_drained_instance_owns_nothing_and_still_answers(ensemble, monke
             await a.publish(f"t{number}", "two")
             assert await a.poll(f"t{number}") == ["one", "two"]
         assert await a.call("DELETE", "/v1/cluster/instances/a/drain") == {"instance": "a", "drained": False}
+        await each.together()
         assert {await a.owner(f"t{number}") for number in range(12)} == {"a", "b"}
 
 

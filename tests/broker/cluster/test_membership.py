@@ -20,8 +20,10 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from actors.clock import SystemClock
 from broker.cluster import membership as membership_module
 from broker.cluster.membership import Membership
+from broker.cluster.portions import Portions
 from broker.config.clustering import Ensemble
 from protocol.cluster.placement import NameTaken
+from protocol.cluster.slices import SLICES
 from protocol.errors import ClusterUnavailable
 from protocol.names import TopicName
 from tests.zookeeper_server import ZooKeeperServer
@@ -52,14 +54,39 @@ def member(ensemble, name, *, weight=100, session_s=SESSION_S):
 
 @asynccontextmanager
 async def running(ensemble, name, *, address=None, enter=True, **options):
-    """An instance that has entered."""
+    """An instance that has entered, and has nothing open that would have to be waited for."""
     me = member(ensemble, name, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(me.run)
+        nursery.start_soon(Portions(me, NothingOpen()).run)
         if enter:
             await me.enter(address or f"{name}:7420")
         yield me
         nursery.cancel_scope.cancel()
+
+
+class NothingOpen:
+    """Implements ``portions.Hands`` where no topic is open, so that each of a few steps is over at once."""
+
+    def open(self):
+        return ()
+
+    async def given(self):
+        await trio.lowlevel.checkpoint()
+
+    async def taken(self, slices):
+        del slices
+        await trio.lowlevel.checkpoint()
+
+
+async def until_shared(*memberships):
+    """Wait until all are there for all, and each has its share."""
+
+    def shared(membership):
+        found = membership.assignment.members
+        return len(found) == len(memberships) and all(each.slices == SLICES for each in found)
+
+    await until(lambda: all(map(shared, memberships)), *memberships)
 
 
 async def until(true, *memberships):
@@ -97,7 +124,7 @@ async def test_an_instance_that_is_alone_owns_everything_once_it_has_entered(ens
 async def test_each_topic_is_owned_by_one_of_three_and_all_say_so(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b, running(ensemble, "c", weight=200) as c:
         all_ = (a, b, c)
-        await until(lambda: all(len(each.instances) == 3 for each in all_), *all_)
+        await until_shared(*all_)
         assert not owned(a) & owned(b)
         assert owned(a) | owned(b) | owned(c) == set(TOPICS)
         assert len(owned(c)) > len(owned(a)) > 30
@@ -107,7 +134,7 @@ async def test_each_topic_is_owned_by_one_of_three_and_all_say_so(ensemble):
 
 async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
-        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        await until_shared(a, b)
         told = []
         a.on_change(lambda: told.append(len(owned(a))))
         await a.leave()
@@ -121,7 +148,7 @@ async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(e
 
 async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
-        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        await until_shared(a, b)
         read, looking, on = a._nodes.placement, trio.Event(), trio.Event()
 
         async def held():
@@ -152,14 +179,14 @@ async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_o
 
 async def test_pins_and_drains_hold_everywhere_and_are_in_force_here_when_the_call_returns(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
-        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        await until_shared(a, b)
         topic = next(iter(owned(a)))
         await a.change_placement(lambda placement: placement.pinned(topic, "b"))
         assert not a.is_mine(topic)
         await until(lambda: b.is_mine(topic), b)
         await b.change_placement(lambda placement: placement.with_drained("a", drained=True))
-        assert owned(b) == set(TOPICS)
-        await until(lambda: not owned(a), a)
+        await until(lambda: owned(b) == set(TOPICS), a, b)
+        assert not owned(a)
         await b.change_placement(lambda placement: placement.with_drained("a", drained=False).unpinned(topic))
         await until(lambda: a.is_mine(topic), a)
 
@@ -286,14 +313,15 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
 async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
-        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        await until_shared(a, b)
         sessions = {a._zookeeper.session, b._zookeeper.session}
         own_server.kill()
         shutil.rmtree(own_server.directory / "data")
         await trio.to_thread.run_sync(own_server.start)
         # It refuses whoever has seen more than it knows; only another client of the library is let in.
         await until(lambda: {a._zookeeper.session, b._zookeeper.session}.isdisjoint(sessions), a, b)
-        await until(lambda: len(a.instances) == len(b.instances) == 2 and a.connected and b.connected, a, b)
+        await until(lambda: a.connected and b.connected, a, b)
+        await until_shared(a, b)
         assert owned(a) | owned(b) == set(TOPICS)
         assert not owned(a) & owned(b)
 
@@ -356,7 +384,8 @@ async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
     caplog.set_level(logging.DEBUG)
     async with running(ensemble, "a"):
         pass
-    assert {record.name for record in caplog.records} <= {"broker.cluster.membership", "broker.cluster.nodes"}
+    ours = {f"broker.cluster.{each}" for each in ("membership", "nodes", "view")}
+    assert {record.name for record in caplog.records} <= ours
 
 
 FROZEN = """
@@ -371,6 +400,7 @@ async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(a.run)
         await a.enter("frozen:7420")
+        await a.take(64)
         session = a._zookeeper.session
         print("entered", flush=True)
         while a._zookeeper.session == session or not a.connected or len(a.instances) < 2:
@@ -391,7 +421,7 @@ async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(en
         )
         try:
             assert await trio.to_thread.run_sync(frozen.stdout.readline) == "entered\n"
-            await until(lambda: len(b.instances) == 2, b)
+            await until(lambda: len(b.instances) == 2 and owned(b) != set(TOPICS), b)
             frozen.send_signal(signal.SIGSTOP)
             begun_s = trio.current_time()
             await until(lambda: owned(b) == set(TOPICS), b)

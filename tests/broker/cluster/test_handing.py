@@ -1,0 +1,118 @@
+"""What changes hands is opened at its next owner by whoever lets it go, and nothing is claimed that is another's."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from broker.cluster import handing
+from protocol.errors import BadRequest
+from protocol.names import TopicName
+from tests.broker.cluster.in_process import cluster, named, until
+
+NAMES = [f"t{number}" for number in range(5)]
+
+
+@pytest.fixture
+async def nodes():
+    async with cluster("a", "b", "c") as running:
+        for name in NAMES:
+            running.move(f"ns:{name}", "b")
+            await running["b"].create(name)
+        yield running
+
+
+def opened(node):
+    """The topics of these tests that are open and loaded there."""
+    return {name for name in NAMES if node.service.directory.peek(named(f"ns:{name}")) is not None}
+
+
+async def call(node, to, kind, value):
+    """What an instance says to another one."""
+    link = await node.cluster.links.to(to.address)
+    return await link.call(kind, value)
+
+
+async def test_topics_that_are_let_go_are_open_at_their_next_owners_before_anybody_asks_for_them(nodes):
+    for name in NAMES:
+        nodes.move(f"ns:{name}", "c" if name == "t0" else "a")
+    with trio.fail_after(10):
+        await nodes["b"].service.directory.handed()
+    assert (opened(nodes["a"]), opened(nodes["b"]), opened(nodes["c"])) == ({"t1", "t2", "t3", "t4"}, set(), {"t0"})
+    assert await nodes["b"].poll("t1") == []
+
+
+async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
+    nodes.move("ns:t1", "a", seen_by="bc")
+    async with trio.open_nursery() as nursery:
+        handed = trio.Event()
+
+        async def wait():
+            await nodes["b"].service.directory.handed()
+            handed.set()
+
+        nursery.start_soon(wait)
+        await until(lambda: nodes["a"].cluster.hands.waiting)
+        assert not handed.is_set()
+        assert opened(nodes["a"]) == set()
+        nodes.move("ns:t1", "a")
+        with trio.fail_after(10):
+            await handed.wait()
+    assert opened(nodes["a"]) == {"t1"}
+
+
+async def test_what_is_another_s_is_not_claimed_and_not_waited_for_for_ever(nodes, monkeypatch):
+    monkeypatch.setattr(handing, "VIEW_S", 0.05)
+    with trio.fail_after(10):
+        await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
+    assert opened(nodes["c"]) == set()
+    assert opened(nodes["b"]) == set(NAMES)
+
+
+async def test_an_instance_that_waits_for_what_is_given_hears_when_it_is(nodes):
+    nodes["a"].store.reachable = trio.Event()
+    nodes.move("ns:t1", "a")
+    async with trio.open_nursery() as nursery:
+        answered = trio.Event()
+
+        async def ask():
+            await call(nodes["a"], nodes["b"], "topics.given", ["a", 64])
+            answered.set()
+
+        nursery.start_soon(ask)
+        await until(lambda: nodes["a"].service.directory.peek(TopicName("ns", "t1")) is None)
+        assert not answered.is_set()
+        nodes["a"].store.reachable.set()
+        with trio.fail_after(10):
+            await answered.wait()
+    assert opened(nodes["a"]) == {"t1"}
+
+
+async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
+    nodes["a"].kill()
+    await nodes["a"].ended.wait()
+    nodes.move("ns:t1", "a", seen_by="bc")
+    with trio.fail_after(10):
+        await nodes["b"].service.directory.handed()
+
+
+async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_several(nodes, monkeypatch):
+    monkeypatch.setattr(handing, "MAX_NAMES", 2)
+    with pytest.raises(BadRequest):
+        await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
+    for name in NAMES:
+        nodes["b"].view._owners[named(f"ns:{name}")] = nodes["a"].view._owners[named(f"ns:{name}")] = "a"
+    nodes.move("ns:t0", "a")
+    with trio.fail_after(10):
+        await nodes["b"].service.directory.handed()
+    assert opened(nodes["a"]) == set(NAMES)
+
+
+async def test_topics_that_do_not_exist_are_opened_by_nobody(nodes):
+    nodes.move("ns:missing", "b")
+    await nodes["b"].call("GET", "/v1/namespaces/ns/topics/missing", status=404)
+    assert nodes["b"].service.directory.peek(named("ns:missing")) is not None
+    nodes.move("ns:missing", "a")
+    with trio.fail_after(10):
+        await nodes["b"].service.directory.handed()
+    assert nodes["a"].service.directory.peek(named("ns:missing")) is None

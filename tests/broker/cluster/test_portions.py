@@ -1,0 +1,224 @@
+"""Instances come and go in portions: what is not in a step stays where it is, and no step is made before the one before."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+import trio
+
+from actors.clock import SystemClock
+from broker.cluster import portions as portions_module
+from broker.cluster.membership import Membership
+from broker.cluster.portions import Portions
+from broker.cluster.zookeeper import Away
+from broker.config.clustering import Ensemble
+from protocol.cluster.slices import PORTION, SLICES, slice_of
+from protocol.names import TopicName
+
+TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
+PATIENCE_S = 20.0
+
+paths = count()
+
+
+@pytest.fixture
+def ensemble(zookeeper):
+    """A path that nobody used before."""
+    return Ensemble(zookeeper.address, f"/of-portions/{next(paths)}")
+
+
+class Instance:
+    """One instance with all its topics open; implements ``portions.Hands``, and waits where a test has it wait."""
+
+    def __init__(self, ensemble, name):
+        self.view = Membership(ensemble, name, weight=100, session_timeout_s=10.0, clock=SystemClock())
+        self.portions = Portions(self.view, self)
+        #: What was to be waited for, in order: ("given" or "taken", the figure).
+        self.steps = []
+        self.may_go_on = trio.Event()
+        self.may_go_on.set()
+
+    @property
+    def owned(self):
+        return {topic for topic in TOPICS if self.view.is_mine(topic)}
+
+    def open(self):
+        return self.owned
+
+    async def given(self):
+        await self._step("given", self.view.slices)
+
+    async def taken(self, slices):
+        await self._step("taken", slices)
+
+    async def _step(self, kind, slices):
+        self.steps.append((kind, slices))
+        await self.may_go_on.wait()
+
+
+@asynccontextmanager
+async def running(ensemble, name, *, hold=False):
+    """An instance that has entered; with ``hold`` it waits behind its first step."""
+    one = Instance(ensemble, name)
+    if hold:
+        one.may_go_on = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.view.run)
+        nursery.start_soon(one.portions.run)
+        await one.view.enter(f"{name}:7420")
+        yield one
+        nursery.cancel_scope.cancel()
+
+
+async def until(true):
+    """Wait until it is so."""
+    with trio.fail_after(PATIENCE_S):
+        while not true():  # noqa: ASYNC110 - several threads and a server tell nobody here
+            await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def two(ensemble):
+    """Two that have their shares."""
+    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+        await until(lambda: {one.view.slices_of(name) for one in (a, b) for name in "ab"} == {SLICES})
+        yield a, b
+
+
+async def test_the_first_instance_has_everything_at_once(ensemble):
+    async with running(ensemble, "a") as a:
+        assert a.owned == set(TOPICS)
+        assert a.steps == []
+
+
+async def test_one_that_comes_takes_its_share_in_steps_and_the_others_serve_what_is_not_in_them(ensemble):
+    async with running(ensemble, "a") as a, running(ensemble, "b", hold=True) as b:
+        await until(lambda: b.steps)
+        assert b.steps == [("taken", 1)]
+        await until(lambda: a.view.slices_of("b") == b.view.slices_of("b") == 1)
+        assert {slice_of(topic) for topic in b.owned} == {0}
+        assert a.owned == set(TOPICS) - b.owned
+        b.may_go_on.set()
+        await until(lambda: a.view.slices_of("b") == b.view.slices_of("b") == SLICES)
+        assert 120 < len(b.owned) < 280
+        assert a.owned == set(TOPICS) - b.owned
+        figures = [figure for kind, figure in b.steps if kind == "taken"]
+        assert figures == sorted(set(figures))
+        assert 4 <= len(figures) <= 20
+        assert a.steps == []
+
+
+async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_meanwhile(ensemble):
+    async with two(ensemble) as (a, b):
+        had = a.owned
+        a.may_go_on = trio.Event()
+        a.steps.clear()
+        await a.view.begin_to_leave()
+        await until(lambda: a.steps)
+        ((kind, figure),) = a.steps
+        gone = {topic for topic in had if slice_of(topic) >= figure}
+        assert kind == "given"
+        assert 0 < len(gone) <= PORTION
+        assert a.owned == had - gone
+        assert a.view.me in a.view.instances
+        await until(lambda: b.owned == set(TOPICS) - a.owned)
+        assert [each.name for each in b.view.instances] == ["a", "b"]
+        a.may_go_on.set()
+        with trio.fail_after(PATIENCE_S):
+            await a.portions.gone()
+        assert a.owned == set()
+        assert len(a.steps) == pytest.approx(len(had) / PORTION, abs=4)
+        await until(lambda: b.owned == set(TOPICS))
+        assert [each.name for each in b.view.instances] == ["b"]
+
+
+async def test_an_instance_that_is_drained_gives_all_and_gets_its_share_back_when_it_is_not(ensemble):
+    async with two(ensemble) as (a, b):
+        had = a.owned
+        await b.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
+        await until(lambda: a.view.slices == 0 and b.owned == set(TOPICS))
+        assert len([kind for kind, _ in a.steps if kind == "given"]) > 1
+        assert [each.name for each in b.view.instances] == ["a", "b"]
+        await a.view.change_placement(lambda placement: placement.with_drained("a", drained=False))
+        await until(lambda: a.owned == had and b.owned == set(TOPICS) - had)
+
+
+async def test_when_all_are_drained_each_has_its_share_again(ensemble):
+    async with two(ensemble) as (a, b):
+        shares = a.owned, b.owned
+        for name in "ab":
+            await a.view.change_placement(lambda placement, name=name: placement.with_drained(name, drained=True))
+        await until(lambda: (a.owned, b.owned) == shares and a.portions.settled and b.portions.settled)
+
+
+async def test_a_drained_one_that_is_left_alone_owns_everything_at_once(ensemble):
+    async with running(ensemble, "a") as a:
+        async with running(ensemble, "b") as b:
+            await a.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
+            await until(lambda: b.owned == set(TOPICS) and not a.owned)
+            a.may_go_on = trio.Event()
+        await until(lambda: a.owned == set(TOPICS))
+
+
+async def test_one_that_leaves_where_nobody_stays_gives_all_in_one_step(ensemble):
+    async with two(ensemble) as (a, b):
+        a.steps.clear()
+        await b.view.leave()
+        await until(lambda: a.owned == set(TOPICS))
+        await a.view.begin_to_leave()
+        with trio.fail_after(PATIENCE_S):
+            await a.portions.gone()
+        assert a.steps == [("given", 0)]
+
+
+async def test_a_step_that_is_not_answered_for_is_followed_by_the_next(ensemble, monkeypatch):
+    monkeypatch.setattr(portions_module, "STEP_S", 0.02)
+    async with running(ensemble, "a"), running(ensemble, "b", hold=True) as b:
+        await until(lambda: b.view.slices == SLICES)
+
+
+async def test_what_is_left_when_the_time_is_over_goes_at_once(ensemble):
+    async with two(ensemble) as (a, b):
+        a.may_go_on = trio.Event()
+        await a.view.begin_to_leave()
+        await until(lambda: a.steps)
+        await a.view.leave()
+        assert a.owned == set()
+        await until(lambda: b.owned == set(TOPICS))
+
+
+async def test_a_step_of_which_nobody_could_be_told_is_taken_back_and_made_later(ensemble, monkeypatch):
+    monkeypatch.setattr(portions_module, "RETRY_S", 0.02)
+    async with two(ensemble) as (a, b):
+        had, tried, keep = a.owned, [], a.view._nodes.keep
+
+        async def unanswered(me, *, first):
+            if me.slices < SLICES and len(tried) < 3:
+                tried.append(a.owned)
+                raise Away("not just now")
+            await keep(me, first=first)
+
+        monkeypatch.setattr(a.view._nodes, "keep", unanswered)
+        untaken = []
+        a.view.on_change(lambda: untaken.append(a.owned == had))
+        await b.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
+        await until(lambda: a.owned == set() and b.owned == set(TOPICS))
+        assert len(tried) == 3
+        assert all(had - each for each in tried)
+        assert sum(untaken) >= 3
+
+
+async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(ensemble):
+    async with running(ensemble, "b") as b:
+        died = Instance(ensemble, "a")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(died.view.run)
+            nursery.start_soon(died.portions.run)
+            await died.view.enter("a:7420")
+            await until(lambda: b.view.slices_of("a") == SLICES)
+            async with running(ensemble, "a") as back:
+                assert back.view.slices == SLICES
+                assert back.steps == []
+            nursery.cancel_scope.cancel()
