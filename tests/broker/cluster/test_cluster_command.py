@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from broker.config.clustering import Ensemble
+from plainsong.cli.cluster import _row
 from plainsong.cli.exits import Exit
 from plainsong.cli.main import program, run
 from tests.broker.cluster.daemons import TOPICS, daemons
@@ -46,6 +47,12 @@ async def test_status_shows_instances_transactions_and_the_owner_of_a_topic(thre
     assert any(line.startswith("zookeeper") and "connected for" in line for line in lines)
     assert any(line.startswith("ns:orders") for line in lines)
     assert json.loads(await cli("cluster", "status", "--json"))["instance"] == "a"
+
+
+def test_the_state_of_one_that_comes_or_goes_says_how_many_slices_of_the_topics_it_has():
+    there = {"name": "b", "address": "b:1", "leaving": False, "drained": False, "weight": 100, "topicsOpen": 3}
+    states = [_row({**there, "slices": slices, "drained": slices < 40}, "a")[2] for slices in (64, 40, 12, 0)]
+    assert states == ["there", "40/64", "drained, 12/64", "drained"]
 
 
 async def test_drain_returns_when_the_topics_have_moved(three, cli):
