@@ -22,6 +22,7 @@ from actors.topic import Surroundings
 from broker.access import AccessLog
 from broker.authorities import build_authority
 from broker.cluster.cluster import Cluster
+from broker.cluster.self_check import WHO, tells
 from broker.cluster.transacting import LinkedPeer, TransactionCalls, tell_of_namespace
 from broker.contention import Contention
 from broker.decisions import Decisions
@@ -109,6 +110,7 @@ async def build_service(
         service.cluster = cluster
         cluster.answer_with(service, local_handlers(service))
         cluster.dispatcher.kinds[TOPICS_OPEN] = partial(topics_open, service)
+        cluster.dispatcher.kinds[WHO] = tells(cluster.ownership.me.name)
         cluster.dispatcher.kinds |= TransactionCalls(service).kinds()
         add_link_gauges(metrics, cluster.links)
     await decider.start(actors)

@@ -29,6 +29,7 @@ from actors.one_authority import keep_authority
 from broker.assembling import build_service
 from broker.authorities import told
 from broker.cluster.joining import enter, find_others, hand_over, move_in_portions, shown
+from broker.cluster.self_check import look_for_oneself
 from broker.decisions import add_transaction_gauges
 from broker.doors import serve, start_thrift
 from broker.gauges import add_cluster_gauges, add_gauges
@@ -80,7 +81,9 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
             addresses = await servers.start(partial(serve, service, budget, stop))
             thrift = await start_thrift(service, stop, servers)
             if membership is not None:
-                await enter(membership, config.cluster.advertise or addresses[0], stop)
+                address = config.cluster.advertise or addresses[0]
+                await enter(membership, address, stop)
+                servers.start_soon(look_for_oneself, membership.me.name, address)
             announce(_running(service, addresses, thrift))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)

@@ -1,0 +1,34 @@
+"""Whole daemons of one cluster: each is found at its own address, or says that it is not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import trio
+from daemons import PATIENCE_S, daemons
+
+from broker.config.clustering import Ensemble
+
+SAYS = "this instance is not found at its own address"
+
+
+def said(caplog):
+    return [record for record in caplog.records if record.getMessage() == SAYS]
+
+
+async def test_a_daemon_that_is_not_where_it_says_tells_so_at_its_start(zookeeper, monkeypatch, caplog):
+    ensemble = Ensemble(zookeeper.address, "/of-addresses")
+    with socket.socket() as taken, caplog.at_level(logging.WARNING):
+        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with daemons(ensemble, monkeypatch, "a") as found:
+            await found.start("b", **{"cluster.advertise": nowhere})
+            with trio.fail_after(PATIENCE_S):
+                while not said(caplog):  # noqa: ASYNC110 - a line in the log sets no event
+                    await trio.sleep(0.01)
+            (one,) = said(caplog)
+            assert (one.instance, one.address) == ("b", nowhere)
+            # And the other one cannot reach it, which doctor shows.
+            instances = (await found["a"].cluster())["instances"]
+            assert {each["name"]: each["topicsOpen"] for each in instances if each["name"] == "b"} in ({"b": None}, {})
