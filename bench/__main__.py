@@ -2,7 +2,7 @@
 
     python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory,spark,hbase,cluster,front] [--report DIR] [--scratch DIR]
 
-The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a few seconds, for seeing that it works. It
+The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a minute or two, for seeing that it works. It
 exits 0 whether or not the targets are reached: what they say is in the report.
 """
 
@@ -81,7 +81,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench", description="Measures the daemon beside raw plyvel and a bare server."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a few seconds, to see that it works; the numbers mean little"
+        "--quick", action="store_true", help="a minute or two, to see that it works; the numbers mean little"
     )
     parser.add_argument(
         "--only", type=_names, default=list(MEASUREMENTS), help="which, by commas: " + ",".join(MEASUREMENTS)

@@ -1,4 +1,4 @@
-"""How much to measure: all of it, or a few seconds of each to see that it works."""
+"""How much to measure: all of it, or a little of each to see that it works."""
 
 from __future__ import annotations
 
