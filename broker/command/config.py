@@ -10,6 +10,7 @@ import click
 
 from broker.command.settings import load_settings, setting_options
 from broker.config import every_setting
+from broker.config.notes import notes
 from broker.config.values import show_value
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ def config() -> None:
 def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> None:
     """Tell everything that is wrong with the settings.
 
-    Exits with 0 when `plainsong serve` would take them, with 2 when not.
+    What is allowed, and most likely not meant, is noted too. Exits with 0 when
+    `plainsong serve` would take them, with 2 when not.
     """
-    load_settings(file, data_dir, bind, sets)
+    loaded = load_settings(file, data_dir, bind, sets)
+    for note in notes(loaded.config):
+        click.echo(f"note: {note}")
     click.echo("the settings are fine")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from broker.config import ConfigError, load_config
 from broker.config.clustering import parse_ensemble
+from broker.config.notes import notes
 
 HBASE = {"storage.kind": "hbase", "cluster.zookeeper": "zk1:2181,zk2:2181/prod"}
 
@@ -65,3 +66,26 @@ def test_decisions_may_be_given_the_time_that_a_take_over_needs_or_nothing_be_sa
 
 def test_alone_it_may_listen_anywhere():
     assert load_config(None, {}, {"http.bind": "0.0.0.0:0"}).config.cluster.zookeeper == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({}, []),
+        ({"http.bind": "0.0.0.0:7420"}, []),
+        (
+            {"storage.hbase.table_prefix": "prod_"},
+            ['table_prefix = "prod_" has no effect while storage.kind = "leveldb"'],
+        ),
+        ({"cluster.instance": "a", "cluster.weight": 7}, ['instance = "a" has no effect', "weight = 7 has no effect"]),
+        ({"storage.kind": "hbase"}, ["without cluster.zookeeper this instance takes itself for the only one"]),
+        (HBASE | {"cluster.advertise": "host-1:7420"}, []),
+        (HBASE | {"cluster.advertise": "127.0.0.1:7420"}, ["only instances on this machine can reach this one"]),
+        (HBASE | {"http.bind": "[::1]:7420"}, ["only instances on this machine can reach this one"]),
+        (HBASE | {"http.bind": "host-1:0"}, ["another name after each start"]),
+    ],
+)
+def test_what_is_allowed_and_most_likely_not_meant_is_noted(flags, says):
+    found = notes(load_config(None, {}, flags).config)
+    assert len(found) == len(says)
+    assert all(said in note for said, note in zip(says, found, strict=True))
