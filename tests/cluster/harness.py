@@ -15,13 +15,15 @@ from pathlib import Path
 import trio
 
 from tests.cluster.proxy import Proxy, open_proxy
-from tests.daemon.harness import Daemon, free_port
+from tests.daemon.harness import Daemon, DaemonEnded, free_port
 from tests.hbase_server import HBase
 
 #: Nothing waits for long, so that what has to be over soon is.
 SETTINGS = ("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1")
 #: ZooKeeper takes no less than two of its ticks.
 SESSION_TIMEOUT_S = 4
+#: How long it may take until a daemon stays, HBase being slow.
+AGAIN_S = 90.0
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
@@ -73,6 +75,15 @@ class Instance:
         """Until it says that it serves. Raises DaemonEnded."""
         await trio.to_thread.run_sync(self.daemon.start)
         self.state = "up"
+
+    async def start_again(self) -> None:
+        """The same, as whatever keeps daemons running does: one that HBase did not answer in time has ended, and is started anew."""
+        with trio.fail_after(AGAIN_S):
+            while self.state != "up":
+                try:
+                    await self.start()
+                except DaemonEnded as error:
+                    print(error)  # for whoever reads why a run did not come to its end
 
     async def kill(self) -> None:
         """SIGKILL."""
@@ -157,7 +168,7 @@ class Cluster:
             each.heal()
         for each in self.instances:
             if each.state == "down":
-                await each.start()
+                await each.start_again()
 
 
 @asynccontextmanager

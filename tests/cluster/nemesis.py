@@ -48,7 +48,7 @@ async def kill(attack: Attack) -> None:
     attack.note(f"{instance.name} is killed")
     await instance.kill()
     await attack.lasts(0, SESSION_TIMEOUT_S + 2)
-    await instance.start()
+    await instance.start_again()
 
 
 async def restart(attack: Attack) -> None:
@@ -56,7 +56,7 @@ async def restart(attack: Attack) -> None:
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"{instance.name} is stopped")
     await instance.stop()
-    await instance.start()
+    await instance.start_again()
 
 
 async def pause(attack: Attack) -> None:
@@ -97,7 +97,7 @@ async def owner_process_dies(attack: Attack) -> None:
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"the owner process of {instance.name} is killed")
     await instance.kill_owner()
-    await instance.start()
+    await instance.start_again()
 
 
 async def whole_pause(attack: Attack) -> None:

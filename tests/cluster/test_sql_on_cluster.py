@@ -6,6 +6,9 @@ What happens to it happens between two steps of the commit; the transaction is c
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -19,11 +22,13 @@ from plainsong import Client, PlainsongError
 from plainsong.sql import SqlParticipant, recover
 from plainsong.transactions import deciding
 from tests.cluster.harness import Cluster, Instance, open_cluster
+from tests.daemon.harness import ROOT, clean_environ, eventually
 from tests.daemon.talk import JSON_HEADERS, ConnectionLost, NotConnected, Talk
 from tests.sql.conftest import Base
 from tests.sql.server import NoServer, Postgres
 from tests.sql.worker import POINTS, Knife
 
+WORKER = ROOT / "tests/sql/worker.py"
 #: More than it takes until there is another owner, also on a busy machine.
 TIMEOUT_S = 60
 PATIENCE_S = 60.0
@@ -175,6 +180,41 @@ async def rows_and_messages(hbase, tmp_path, engine, monkeypatch, blows: list[tu
 async def test_rows_and_messages_are_committed_by_the_next_owner_of_the_service(hbase, tmp_path, engine, monkeypatch):
     blows: list[tuple[str, Blow]] = [("begun", is_drained), ("prepared", is_drained), ("published", dies)]
     await rows_and_messages(hbase, tmp_path, engine, monkeypatch, [*blows, ("committed", is_drained)])
+
+
+async def test_what_a_client_left_that_died_is_recovered_from_the_next_owner_of_the_service(hbase, tmp_path, engine):
+    async with open_cluster(hbase, tmp_path, 2) as cluster:
+        urls = [f"http://{each.address[0]}:{each.address[1]}" for each in cluster.instances]
+        with Client(urls, namespace="sql") as client:
+            for topic in ("orders", "copies"):
+                await trio.to_thread.run_sync(client.create_topic, topic)
+            undone = await trio.to_thread.run_sync(die_at, ",".join(urls), engine, 2_000, "prepared")
+            done = await trio.to_thread.run_sync(die_at, ",".join(urls), engine, 3_000, "committed")
+            await (await owner_of_service(cluster)).kill()
+            await trio.to_thread.run_sync(
+                eventually, "nothing is left", lambda: is_recovered(client, engine), PATIENCE_S
+            )
+            rows, messages, _ = await trio.to_thread.run_sync(seen, client, engine)
+    assert [row for row in rows if row >= 2_000] == messages
+    assert undone not in messages
+    assert done in messages
+
+
+def die_at(urls: str, engine: Engine, first: int, point: str) -> int:
+    """A program writes a row and a message in one transaction after the other, until it dies in one; that one's number."""
+    command = [sys.executable, str(WORKER), urls, engine.url.render_as_string(hide_password=False)]
+    environ = {**clean_environ(), "PYTHONPATH": str(ROOT)}
+    told = f"{first}- {point} self\n"
+    done = subprocess.run(
+        command, input=told, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == -signal.SIGKILL, done
+    return first + len(done.stdout.splitlines())
+
+
+def is_recovered(client: Client, engine: Engine) -> bool:
+    """Whether nothing is left to do: what died undecided is invalid once its time is over."""
+    return not recover(engine, client).count("left")
 
 
 @pytest.mark.torture
