@@ -185,7 +185,7 @@ class Nodes(dict):
         await keep_authority(node.store, config.transactions.service)
         async with trio.open_nursery() as actors:
             service = node.service = await build_service(config, node.store, Metrics("0"), actors, node.view)
-            budget = BodyBudget(config.http.max_inflight_bytes)
+            budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
             async with trio.open_nursery() as servers:
                 (node.address,) = await servers.start(serve, service, budget, node.stop)
                 self.addresses[node.name] = node.address
