@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 from thriftpy2.protocol.cybin import TCyBinaryProtocol  # type: ignore[attr-defined]
-from thriftpy2.thrift import TApplicationException, TException, TMessageType
+from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
 
 _SIZE = struct.Struct("!i")
@@ -154,7 +154,7 @@ class Gateway:
             failed = kind == TMessageType.EXCEPTION
             answer = TApplicationException() if failed else getattr(thrift.Hbase, f"{name}_result")()
             codec.read_struct(answer)
-        except TException as error:
+        except Exception as error:  # whatever the codec makes of bytes that are no answer
             raise OutOfStep(f"an answer that cannot be read: {error!r}") from error
         if sequence != expected:
             raise OutOfStep(f"answer {sequence} to request {expected}")

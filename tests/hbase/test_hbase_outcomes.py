@@ -103,6 +103,25 @@ async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_n
     assert await values(store, METADATA) == []
 
 
+@pytest.mark.parametrize(
+    "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
+)
+async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came_before_its_end(store, others, behind):
+    """The other one has read the topic as it was before: it is told again what is to be removed, or turned."""
+    claim = await store.claim(NAME)
+    await store.write(M, claim=claim)
+    each = store._removing._each
+
+    async def meets_another(*args: object) -> None:
+        await others[0].claim(NAME)
+        await each(*args)
+
+    store._removing._each = meets_another
+    with pytest.raises(Deposed) as caught:
+        await store.write(behind, claim=claim)
+    assert caught.value.happened is None
+
+
 async def test_puts_and_removals_of_metadata_take_place_in_one_moment_whatever_their_order(store, others):
     claim = await store.claim(NAME)
     await store.write([put_one(METADATA, POINTER_KEY, b"there"), *M], claim=claim)

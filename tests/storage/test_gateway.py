@@ -1,0 +1,56 @@
+"""A connection to a gateway trusts no answer that is not the one to its request."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import trio
+from trio.testing import memory_stream_pair
+
+from storage.hbase.gateway import Gateway, OutOfStep
+
+REPLY, EXCEPTION = 2, 3
+
+
+def answer(sequence: int, *, kind: int = REPLY, name: bytes = b"isTableEnabled") -> bytes:
+    """A frame: that call's answer, true."""
+    success = b"\x02\x00\x00\x01"
+    body = struct.pack("!HBBi", 0x8001, 0, kind, len(name)) + name + struct.pack("!i", sequence) + success + b"\x00"
+    return struct.pack("!i", len(body)) + body
+
+
+async def asked(*answers: bytes) -> object:
+    """What a call gives whose gateway says this."""
+    ours, theirs = memory_stream_pair()
+    await theirs.send_all(b"".join(answers))
+    await theirs.send_eof()
+    with trio.fail_after(5):
+        return await Gateway(ours).call("isTableEnabled", b"table")
+
+
+async def test_the_answer_to_the_request_is_what_a_call_gives():
+    assert await asked(answer(1)) is True
+
+
+@pytest.mark.parametrize("sequence", [0, 2])
+async def test_the_answer_to_another_request_ends_the_connection(sequence):
+    with pytest.raises(OutOfStep, match=f"answer {sequence} to request 1"):
+        await asked(answer(sequence))
+
+
+@pytest.mark.parametrize("size", [0, -1, (256 << 20) + 1])
+async def test_a_frame_of_no_size_that_an_answer_may_have_is_not_waited_for(size):
+    with pytest.raises(OutOfStep, match=f"an answer of {size} bytes"):
+        await asked(struct.pack("!i", size))
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400", b"\xff" * 40])
+async def test_what_cannot_be_read_ends_the_connection(said):
+    with pytest.raises(OutOfStep, match="cannot be read"):
+        await asked(struct.pack("!i", len(said)) + said)
+
+
+async def test_an_answer_that_is_cut_off_is_none():
+    with pytest.raises(OSError, match="closed the connection"):
+        await asked(answer(1)[:-3])
