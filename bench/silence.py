@@ -8,6 +8,7 @@ waited for who asks seldom, and none makes work before. An owner who dies lets a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ _FORWARDED = b"\r\nplainsong-owner:"
 PATIENCE_S = 120.0
 #: How long a poll is held, if nothing comes and its topic stays; no hand-over takes so long.
 HELD_MS = 60_000
+
+
+class _Closed(RuntimeError):
+    """An answer will not come. Of the instance that stays it is the end of the run."""
 
 
 def silences(
@@ -51,7 +56,8 @@ async def _silences(port: int, topics: list[str], end_owner: Callable[[], None],
         if poll is None:
             await ended.wait()
         else:
-            await _ask(poll, bodies.held_poll(topic, HELD_MS))
+            with suppress(_Closed):  # it was gone before all its polls were answered
+                await _ask(poll, bodies.held_poll(topic, HELD_MS))
         begun_s = perf_counter()
         while True:
             head = await _ask(stream, request)
@@ -95,5 +101,5 @@ async def _ask(stream: trio.SocketStream, request: bytes) -> bytes:
 async def _some(stream: trio.SocketStream) -> bytes:
     received = await stream.receive_some(1 << 16)
     if not received:
-        raise RuntimeError("the instance that stays closed a connection")
+        raise _Closed("an instance closed a connection")
     return bytes(received)
