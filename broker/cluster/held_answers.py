@@ -34,11 +34,12 @@ class HeldBody:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._chunks is not None:
-            return await anext(self._chunks)
+        while self._sent >= len(self._whole):
+            if self._chunks is None:
+                raise StopAsyncIteration
+            # A block may be a whole page, and what goes out as one is had whole by those who pass it on.
+            self._whole, self._sent = await anext(self._chunks), 0
         piece = self._whole[self._sent : self._sent + PIECE_BYTES]
-        if not piece:
-            raise StopAsyncIteration
         self._sent += len(piece)
         return piece
 

@@ -1,0 +1,40 @@
+"""Answers on a link leave in pieces, whatever they are made of, and are counted until they have left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from broker.cluster.held_answers import HeldBody, collected, held
+from broker.http.answers import AnswerBudget
+from broker.peering.bounds import INLINE_BYTES, PIECE_BYTES
+
+BLOCKS = [b"a", b"", b"b" * (3 * PIECE_BYTES + 1), b"c" * PIECE_BYTES, b""]
+
+
+async def blocks() -> AsyncGenerator[bytes, None]:
+    for block in BLOCKS:
+        yield block
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_an_answer_leaves_in_pieces_however_large_its_blocks(whole: bool) -> None:
+    pieces = [piece async for piece in HeldBody(b"".join(BLOCKS) if whole else blocks(), None)]
+    assert b"".join(pieces) == b"".join(BLOCKS)
+    assert max(map(len, pieces)) == PIECE_BYTES
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(whole: bool) -> None:
+    budget = AnswerBudget(1 << 20)
+    for is_read in (True, False):
+        room = budget.room()
+        assert room.has(INLINE_BYTES + 1)
+        body = held(bytes(INLINE_BYTES + 1) if whole else blocks(), room)
+        assert not isinstance(body, bytes)
+        assert budget.held_bytes == INLINE_BYTES + 1
+        if is_read:
+            await collected(body)
+        await body.aclose()
+        assert budget.held_bytes == 0
