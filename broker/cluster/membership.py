@@ -60,7 +60,9 @@ class Membership:
         self._clock = clock
         self._me = Member(name, "", weight)
         self._view = View()
-        self._lost: OrderedDict[TopicName, None] = OrderedDict()
+        #: By what was the how manieth loss.
+        self._lost: OrderedDict[TopicName, int] = OrderedDict()
+        self._losses = 0
         self._noticed = trio.Event()
         self._read = trio.Event()
         self._reading = trio.Lock()
@@ -141,7 +143,9 @@ class Membership:
 
     def deposed(self, name: TopicName) -> None:
         """See ``Ownership.deposed``: it is nobody's until the view has been read again."""
-        self._lost[name] = None
+        self._losses += 1
+        self._lost[name] = self._losses
+        self._lost.move_to_end(name)
         if len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
         self._notice()
@@ -242,19 +246,20 @@ class Membership:
     async def _look(self) -> bool:
         """Read everything; whether that went well."""
         async with self._reading:
-            lost, self._lost = self._lost, OrderedDict()
+            losses = self._losses
             try:
                 if self._wanted and not self.entered:
-                    self._me = replace(self._me, slices=first(await self._nodes.members(), self._me))
+                    others = await self._nodes.members()
+                    self._me = replace(self._me, slices=first(others, self._me))
                 well = self._wanted is False or await self._keep()
                 members, placement = await self._nodes.members(), await self._nodes.placement()
             except Away as error:
-                # What was lost before stays so: this look has not said anything else.
-                self._lost = OrderedDict([*lost.items(), *self._lost.items()])
                 self._not_read(error)
                 well = False
             else:
                 self._said_why = ""
+                while self._lost and next(iter(self._lost.values())) <= losses:
+                    self._lost.popitem(last=False)  # lost before this look, which says who has it
                 self._view.see(members, placement, self._mine())
         self._read.set()
         self._read = trio.Event()

@@ -128,6 +128,7 @@ class Owners:
         """
         staying = _Staying(self, names, owner)
         self._asked.add(staying)
+        staying.look()  # the view may have changed while a link was dialled
         try:
             with staying.scope:
                 return await answering

@@ -97,7 +97,8 @@ class Portions:
         before = membership.slices
         up = before < membership.wanted
         after = self._up(before) if up else self._down(before)
-        if not await membership.take(after):
+        # Of what cannot be told anyway, nothing is let go and taken back either.
+        if not (membership.connected and await membership.take(after)):
             return False
         with trio.move_on_after(STEP_S):
             await (self._hands.taken(after) if up else self._hands.given())

@@ -121,6 +121,8 @@ class Links:
             return
         link = peer.link
         assert link is not None
+        if self._peers.get(address) is not peer:  # forgotten while it was dialled
+            self._nursery.start_soon(self._parting, link)
         why = await link.run()
         if not self._closed and peer.link is link:
             log.info("a link has ended", extra={"peer": address, "why": why})

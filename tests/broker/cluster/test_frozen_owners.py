@@ -10,8 +10,8 @@ import trio
 import broker.cluster.cluster
 from broker.cluster.owners import PATIENCE_S
 from broker.peering.bounds import LinkBounds
-from broker.peering.link import Link
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from broker.peering.link import Link, LinkBroken
+from tests.broker.cluster.in_process import TOPICS, cluster, named, until
 from tests.broker.cluster.relay import ways
 
 #: Beyond any patience of these tests: whatever ends sooner has not waited for a link's silence.
@@ -152,3 +152,11 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
             await until(lambda: proved)
             frozen["b"].store.reachable.set()
         assert await frozen["a"].poll() == ["one", "two"]
+
+
+async def test_a_change_that_came_while_a_link_was_dialled_is_seen_before_its_answer_is_waited_for(frozen):
+    owners, name = frozen["a"].cluster.hands._owners, named("ns:t")
+    owner = owners.elsewhere(name)
+    frozen.move("ns:t", "c")
+    with trio.fail_after(5), pytest.raises(LinkBroken):
+        await owners.while_owner((name,), owner, trio.Event().wait())

@@ -1,0 +1,92 @@
+"""While an instance reads what ZooKeeper says: what it says itself meanwhile stays said, and what it lost stays lost."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import trio
+
+from broker.config.clustering import Ensemble
+from protocol.cluster.slices import SLICES
+from tests.broker.cluster.test_membership import TOPICS, member, owned, running, until
+from tests.broker.cluster.test_portions import two
+
+paths = count()
+
+
+@pytest.fixture
+def ensemble(zookeeper):
+    """A path that nobody used before."""
+    return Ensemble(zookeeper.address, f"/of-looks/{next(paths)}")
+
+
+class Held:
+    """Replaces an asynchronous method: it waits until it may go on."""
+
+    def __init__(self, replaced):
+        self.begun, self.may_go_on = trio.Event(), trio.Event()
+        self._replaced = replaced
+
+    async def __call__(self):
+        self.begun.set()
+        await self.may_go_on.wait()
+        return await self._replaced()
+
+
+async def test_one_that_is_told_to_leave_while_it_enters_never_owns_anything(ensemble):
+    a, seen = member(ensemble, "a"), []
+    a.on_change(lambda: seen.append(len(owned(a))))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        await until(lambda: a.connected, a)
+        a._nodes.members = held = Held(a._nodes.members)
+        nursery.start_soon(a.enter, "a:7420")
+        await held.begun.wait()
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(a.leave)
+            await until(lambda: a._me.leaving, a)
+            held.may_go_on.set()
+        assert a.entered
+        assert not any(seen)
+        assert [(each.leaving, each.slices) for each in a.assignment.members] == [(True, 0)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_again_nor_when_that_is_given_up(
+    ensemble,
+):
+    async with running(ensemble, "a") as a:
+        topic = TOPICS[0]
+        a._nodes.placement = held = Held(a._nodes.placement)
+        a.deposed(topic)
+        await held.begun.wait()
+        assert not a.is_mine(topic)
+        a.deposed(TOPICS[1])  # of this one the look under way may say what was before
+        held.may_go_on.set()
+        await until(lambda: a.is_mine(topic), a)
+
+        a._nodes.placement = held = Held(a._nodes.placement)
+        a.deposed(topic)
+        with trio.move_on_after(0.05):
+            await a._look()  # as who waits for no longer than it may
+        assert not a.is_mine(topic)
+        held.may_go_on.set()
+        await until(lambda: owned(a) == set(TOPICS), a)
+
+
+async def test_while_zookeeper_is_away_nothing_is_let_go_and_taken_back(ensemble, monkeypatch):
+    monkeypatch.setattr("broker.cluster.portions.RETRY_S", 0.01)
+    async with two(ensemble) as (a, b):
+        a.may_go_on = trio.Event()
+        await b.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
+        await until(lambda: a.steps, a.view)
+        await until(lambda: b.view.slices_of("a") == a.view.slices < SLICES, b.view)
+        monkeypatch.setattr(a.view._zookeeper, "connected", False)
+        had, seen = a.owned, []
+        a.view.on_change(lambda: seen.append(a.owned))
+        a.may_go_on.set()
+        await trio.sleep(0.1)  # ten times what a step is tried again after
+        assert all(each == had for each in seen)
+        a.view._zookeeper.connected = True
+        await until(lambda: not a.owned, a.view)

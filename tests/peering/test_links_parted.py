@@ -1,0 +1,46 @@
+"""A link to somebody who left while it was dialled is not kept: nobody would end it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import trio
+from trio.testing import memory_stream_pair
+
+from broker.peering.bounds import BETWEEN_INSTANCES
+from broker.peering.link import LinkBroken
+from broker.peering.links import Links
+from broker.peering.serving import serve_link
+from tests.peering.linked import echo
+
+
+async def test_a_link_that_was_forgotten_while_it_was_dialled_is_ended():
+    dialling, may_go_on, ended = trio.Event(), trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def serve(theirs):
+            await serve_link(theirs, echo, BETWEEN_INSTANCES, stop=trio.Event(), peer="mine")
+            ended.set()
+
+        async def dial(address):
+            del address
+            dialling.set()
+            await may_go_on.wait()
+            mine, theirs = memory_stream_pair()
+            nursery.start_soon(serve, theirs)
+            return mine
+
+        links = Links(nursery, dial=dial)
+
+        async def ask():
+            with suppress(LinkBroken):
+                await (await links.to("b:7420")).call("echo", 1)
+
+        nursery.start_soon(ask)
+        await dialling.wait()
+        links.forget("b:7420")
+        may_go_on.set()
+        with trio.fail_after(5):
+            await ended.wait()
+        assert not list(links)
+        nursery.cancel_scope.cancel()
