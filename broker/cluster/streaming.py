@@ -47,13 +47,16 @@ async def serve_stream(
 ) -> None:
     """The owner's end: what comes is put into the topic's mailbox, and answered.
 
+    Whoever sent it may see later than this instance that the topic has gone. What comes until then is passed on to its
+    next owner, as from a client of this instance: nobody is refused because views are not changed in one moment.
+
     Raises:
       NoOwner: the topic is not this instance's; nothing was taken.
     """
     name = topic_name(namespace, topic)
     if not owners.ownership.is_mine(name):
         raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
-    stream = PublishStream(service, namespace, topic, request_id, held)
+    stream = RoutedStream(service, owners, namespace, topic, request_id, held)
     try:
         await converse(stream, channel)
     finally:

@@ -149,6 +149,22 @@ async def test_a_stream_follows_its_topic_from_owner_to_owner(nodes):
     assert read == list(range(number))
 
 
+async def test_a_stream_is_not_refused_while_the_instance_it_comes_through_sees_the_owner_of_before(nodes):
+    async with open_stream(nodes["a"]) as stream:
+        await stream.send(request(1, b"1"))
+        await stream.answers(1)
+        nodes.move("ns:t", "c", seen_by="b")
+        await stream.send(request(2, b"2"), request(3, b"3"))
+        await until(lambda: nodes["b"].metric("plainsong_forward_retries_total"))
+        nodes.move("ns:t", "c", seen_by="c")
+        await stream.send(request(4, b"4"))
+        assert [(number, status) for number, status, _ in await stream.answers(3)] == [(2, 200), (3, 200), (4, 200)]
+        nodes.move("ns:t", "c", seen_by="a")
+        await stream.send(request(5, b"5"))
+        assert [(number, status) for number, status, _ in await stream.answers(1)] == [(5, 200)]
+    assert await nodes["a"].poll() == ["1", "2", "3", "4", "5"]
+
+
 @pytest.mark.parametrize("view", ["all at once", "contradicting", "links cut"])
 async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topic_changes_hands(nodes, view):
     chance = random.Random(8)
