@@ -61,7 +61,7 @@ _HEADINGS = ("INSTANCE", "ADDRESS", "STATE", ">WEIGHT", ">TOPICS")
 
 def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
     states = [word for word in ("leaving", "drained") if each[word]]
-    if 0 < each["slices"] < SLICES:
+    if each["slices"] < SLICES and (each["slices"] or not states):
         states.append(f"{each['slices']}/{SLICES}")
     return (
         harmless(each["name"]) + (" *" if each["name"] == asked_one else ""),

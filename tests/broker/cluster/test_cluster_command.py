@@ -53,6 +53,7 @@ def test_the_state_of_one_that_comes_or_goes_says_how_many_slices_of_the_topics_
     there = {"name": "b", "address": "b:1", "leaving": False, "drained": False, "weight": 100, "topicsOpen": 3}
     states = [_row({**there, "slices": slices, "drained": slices < 40}, "a")[2] for slices in (64, 40, 12, 0)]
     assert states == ["there", "40/64", "drained, 12/64", "drained"]
+    assert _row({**there, "slices": 0}, "a")[2] == "0/64"  # it has only just come
 
 
 async def test_drain_returns_when_the_topics_have_moved(three, cli):
