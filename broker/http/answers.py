@@ -77,11 +77,13 @@ class AnswerBudget:
             with trio.move_on_after(self.patience_s):
                 await waiting.granted.wait()
         except BaseException:
-            self.give_back(waiting.taken)
+            if waiting.taken:
+                self.give_back(waiting.taken)
             raise
         finally:
             if not waiting.taken:
                 queue.remove(waiting)
+                self.give_back(0)  # there may be room for those who stood behind it
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken

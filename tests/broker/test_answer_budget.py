@@ -101,6 +101,27 @@ async def test_the_last_part_of_the_budget_is_for_small_answers() -> None:
     assert budget.room().has(SMALL_BYTES)
 
 
+@pytest.mark.parametrize("leaves", ["it is refused", "its client leaves"])
+async def test_whoever_waits_behind_one_that_gave_up_gets_its_turn(leaves: str) -> None:
+    budget = filled(64 * MIB, 32 * MIB, patience_s=0.05 if leaves == "it is refused" else 60.0)
+    scope = trio.CancelScope()
+
+    async def wait_in_vain() -> None:
+        with scope, pytest.raises(Overloaded):
+            await budget.take(60 * MIB, 60 * MIB)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_in_vain)
+        await wait_all_tasks_blocked()
+        budget.patience_s = 60.0
+        nursery.start_soon(budget.take, 8 * MIB, 8 * MIB)
+        await wait_all_tasks_blocked()
+        if leaves == "its client leaves":
+            assert budget.held_bytes == 32 * MIB
+            scope.cancel()
+    assert budget.held_bytes == 40 * MIB
+
+
 async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     first = budget.room()
