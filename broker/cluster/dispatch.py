@@ -41,6 +41,8 @@ Handler: TypeAlias = Callable[["Call"], Awaitable[Reply]]
 class Dispatcher:
     """The peer door's ``Dispatch``. What comes here is answered here, or refused with NoOwner: never passed on.
 
+    But for a stream that was begun here: it goes on when its topic has gone (``streaming.serve_stream``).
+
     Args:
       handlers, routes: as they are without a cluster: they answer here.
       budget: what the streams of other instances' clients may hold.
