@@ -19,7 +19,7 @@ from broker.http.head import MAX_HEAD_BYTES, PREFIXES, Head, parse_head
 from broker.http.intake import read_body
 from broker.http.request_ids import new_request_id
 from broker.http.respond import respond
-from broker.http.status import answer_for
+from broker.http.status import answer_for, only_plain
 from protocol.errors import PlainsongError
 from protocol.peering.frames import PREFACE
 
@@ -219,7 +219,11 @@ class Lane:
             except OSError:
                 raise  # the reader has gone
             except Exception as error:
-                log.exception("a streamed answer broke off", extra={"request_id": request_id})
+                plain, told = only_plain(error), {"request_id": request_id}
+                if plain is None:
+                    log.exception("a streamed answer broke off", extra=told)
+                else:  # no bug: such as no room for its next block
+                    log.warning("a streamed answer broke off", extra={**told, "why": plain.detail})
                 raise CutShort from error
 
     async def _send_stream(self, stream: BodyStream, *, chunks: bool) -> None:

@@ -88,6 +88,8 @@ class Toys:
                 await trio.lowlevel.checkpoint()
                 if topic == "broken":
                     raise ZeroDivisionError("in the middle")
+                if topic == "refused":
+                    raise Overloaded("no room in the middle")
         finally:
             self.closed.set()
 

@@ -116,11 +116,16 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
         assert (reply.headers["connection"], reply.body) == ("close", b"0;1;2;")
 
 
-async def test_a_stream_that_breaks_is_never_ended_properly() -> None:
+@pytest.mark.parametrize("why", ["broken", "refused"])
+async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_told_as_one(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running() as door, await door.connect() as stream:
-        await stream.send_all(post("broken/rollback"))
+        await stream.send_all(post(f"{why}/rollback"))
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await Reader(stream).reply()
+    (told,) = [record for record in caplog.records if record.getMessage() == "a streamed answer broke off"]
+    assert (told.levelname, told.exc_info is None) == (("ERROR", False) if why == "broken" else ("WARNING", True))
 
 
 async def test_a_stream_that_fails_before_its_first_byte_is_an_error_of_its_own() -> None:
