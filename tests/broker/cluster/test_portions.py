@@ -16,6 +16,7 @@ from broker.cluster.zookeeper import Away
 from broker.config.clustering import Ensemble
 from protocol.cluster.slices import PORTION, SLICES, slice_of
 from protocol.names import TopicName
+from tests.broker.cluster.test_membership import expire
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
 PATIENCE_S = 20.0
@@ -222,3 +223,14 @@ async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(e
                 assert back.view.slices == SLICES
                 assert back.steps == []
             nursery.cancel_scope.cancel()
+
+
+async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once(ensemble):
+    async with two(ensemble) as (a, b):
+        had, session = a.owned, a.view._zookeeper.session
+        a.steps.clear()
+        await expire(a.view)
+        await until(lambda: a.view.connected and a.view._zookeeper.session not in (0, session))
+        await until(lambda: b.owned == set(TOPICS) - had and b.view.slices_of("a") == SLICES)
+        assert a.owned == had
+        assert a.steps == []
