@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.handlers.held import position_headers, wait_for_decision
-from broker.handlers.paged import read_within
+from broker.handlers.paged import TIMES, read_within
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query, whole_number
 from broker.handlers.views_of_readers import fresh_for, view_for
@@ -74,14 +74,32 @@ async def poll(service: Service, request: HotRequest) -> HttpAnswer:
     reading = _reading(service, body, request.room, with_pointers=frames is not None and frames.pointers)
     found = await _look(service, name, body, reading, request.waited_ms)
     page = found.page
-    service.rates.delivered(name, page.count, trio.current_time())
     if frames is not None:
+        service.rates.delivered(name, page.count, trio.current_time())
         content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
         return HttpAnswer(200, content, frames.content_type, position_headers(page))
     if not codec.bounded and page.end == "more" and page.count != body.limit:
+        service.rates.delivered(name, page.count, trio.current_time())
         return HttpAnswer(200, _stream(service, name, found, body.limit, request.room), codec.content_type)
-    content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
-    return HttpAnswer(200, content, codec.content_type, position_headers(page))
+    content = await _written(service, name, found, reading, codec, options)
+    service.rates.delivered(name, found.page.count, trio.current_time())
+    return HttpAnswer(200, content, codec.content_type, position_headers(found.page))
+
+
+async def _written(
+    service: Service, name: TopicName, found: _Found, reading: _Reading, codec: Codec, options: PageOptions | None
+) -> bytes:
+    """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
+    room = reading.room
+    while True:
+        page = found.page
+        content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
+        if room is None or page.count <= 1 or len(content) <= room.held_bytes or room.has(len(content)):
+            return content
+        del content  # while a shorter one is made it must not be held
+        read = partial(service.read, name, found.span, limit=reading.limit, view=found.view)
+        found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
+        room.has(TIMES * found.page.payload_bytes)  # which is less than it was
 
 
 def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:

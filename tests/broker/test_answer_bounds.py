@@ -95,6 +95,33 @@ async def test_while_little_is_left_pages_are_cut_and_say_so(door: str) -> None:
 
 
 @DOORS
+async def test_a_page_is_cut_for_what_it_is_encoded_to(door: str) -> None:
+    """In JSON a byte that is no text takes six."""
+    async with in_process(door=door, http__max_answer_bytes=64 * MIB) as daemon:
+        await daemon.create()
+        payloads = [f"{number:04}" + "\x01" * 996 for number in range(300)]
+        await daemon.publish(*payloads)
+        daemon.service.answers.patience_s = 0.0
+        held = daemon.service.answers.room()
+        held.must_have(56 * MIB)
+        seen: list[str] = []
+        pages = 0
+        body: dict[str, Any] = {}
+        plain = {"Accept-Encoding": "identity"}
+        while len(seen) < len(payloads):
+            page = await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json=body, headers=plain)
+            assert len(page.content) <= SMALL_BYTES
+            seen += [message["payload"] for message in page.json()]
+            assert page.headers["plainsong-end"] == ("end" if len(seen) == len(payloads) else "more")
+            body = {"startFrom": page.headers["plainsong-last-id"], "inclusive": False}
+            pages += 1
+        assert seen == payloads
+        assert pages > 1
+        held.release()
+        await until(lambda: not daemon.service.answers.held_bytes)
+
+
+@DOORS
 async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(door: str) -> None:
     async with in_process(door=door, http__send_timeout_s=0.3) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
