@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import trio
 
+from broker.command.interrupting import until_ctrl_c
 from broker.command.leaves import leaves
 from broker.command.settings import load_settings
 from broker.command.store_urls import StoreUrl, open_named, open_to_look
@@ -83,7 +85,8 @@ def copy(
         raise CommandFailed("source and target are the same store", code=Exit.USAGE)
     told = Told(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
     try:
-        trio.run(_copy, urls[0], urls[1], asked, settings, told, "dry-run" if dry_run else "verify" * verify_only)
+        instead = "dry-run" if dry_run else "verify" * verify_only
+        trio.run(until_ctrl_c, partial(_copy, urls[0], urls[1], asked, settings, told, instead))
     except BaseException as error:
         told.clear()
         for leaf in leaves(error):
