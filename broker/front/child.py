@@ -18,7 +18,6 @@ import trio
 from broker.access import AccessLog
 from broker.config.config import config_of
 from broker.front import descriptors
-from broker.front.alone import Alone
 from broker.front.passing_on import PassingOn
 from broker.http.answers import AnswerBudget
 from broker.http.application import build_application
@@ -61,11 +60,8 @@ class _Told:
 class FrontEnd:
     """The life of this process."""
 
-    def __init__(
-        self, link: socket.socket, alone: socket.socket, door: socket.socket, listeners: list[socket.socket]
-    ) -> None:
+    def __init__(self, link: socket.socket, door: socket.socket, listeners: list[socket.socket]) -> None:
         self._link = Link(descriptors.stream_of(link), WITHIN_DAEMON, peer="the owning process")
-        self._alone = Alone(alone)
         self._door = door
         self._listeners = listeners
         self._stop = trio.Event()
@@ -100,12 +96,11 @@ class FrontEnd:
 
     async def _serve(self, config: Config, *, is_among_others: bool) -> None:
         settings = http_settings(config)
-        passing_on = PassingOn(self._link, self._alone)
+        passing_on = PassingOn(self._link)
         handlers = passing_on.handlers()
         told = cast("Service", _Told(passing_on, AccessLog(enabled=config.log.access)))
         application = build_application(told, passing_on.routes(), handlers, settings)
         try:
-            await self._alone.open()
             if not (await self._link.call("ready", None)).value:
                 return
         except LinkBroken:
@@ -121,7 +116,6 @@ class FrontEnd:
             begin=passing_on.begin,
             peers=self._hand_over if is_among_others else None,
         )
-        self._alone.close()
         with trio.move_on_after(ORPHANED_S):
             await self._link.aclose()
 
@@ -134,14 +128,14 @@ class FrontEnd:
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:
-    """The process, on descriptors that it was given: its link, what goes alone, its door, its listeners."""
+    """The process, on descriptors that it was given: its link, its door, its listeners."""
     process.set(name)
-    link, alone, door, *listeners = (socket.socket(fileno=number) for number in numbers)
-    for each in (link, alone, door, *listeners):
+    link, door, *listeners = (socket.socket(fileno=number) for number in numbers)
+    for each in (link, door, *listeners):
         each.setblocking(False)
         each.set_inheritable(False)
 
     async def run() -> None:
-        await FrontEnd(link, alone, door, listeners).run()
+        await FrontEnd(link, door, listeners).run()
 
     trio.run(run)

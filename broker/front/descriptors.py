@@ -43,15 +43,7 @@ async def take(door: socket.socket) -> tuple[socket.socket, bytes] | None:
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Both ends of a door."""
-    return _not_blocking(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-
-
-def pair_of_bytes() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection."""
-    return _not_blocking(socket.socketpair())
-
-
-def _not_blocking(ends: tuple[socket.socket, socket.socket]) -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
     return ends

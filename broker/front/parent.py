@@ -17,7 +17,6 @@ import trio
 
 from broker.config import every_setting
 from broker.front import FrontEndFailed, descriptors
-from broker.front.answering_alone import AnsweringAlone
 from broker.front.quick import QuickPublishes
 from broker.http.sockets import bind_together, let_in, shown
 from broker.peering.bounds import WITHIN_DAEMON
@@ -162,7 +161,7 @@ class _FrontEnd:
         ours: list[socket.socket] = []
         theirs: list[socket.socket] = []
         try:
-            for pair in (socketpair, descriptors.pair_of_bytes, descriptors.pair):
+            for pair in (socketpair, descriptors.pair):
                 mine, its = pair()
                 ours.append(mine)
                 theirs.append(its)
@@ -176,12 +175,10 @@ class _FrontEnd:
         finally:
             for each in theirs:
                 each.close()
-        link, alone, door = ours
+        link, door = ours
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve, descriptors.stream_of(link), process)
-                service = self._parts.answering.service
-                nursery.start_soon(AnsweringAlone(alone, service, self._dispatch, self._name).run)
                 nursery.start_soon(self._take_peers, door)
                 nursery.start_soon(self._tell_to_leave, process)
                 status = await process.wait()

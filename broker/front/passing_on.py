@@ -24,7 +24,6 @@ from protocol.peering.vocabulary import VOCABULARY
 from protocol.requests import PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
-    from broker.front.alone import Alone
     from broker.handlers.publish import Given
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
@@ -37,11 +36,10 @@ _OWNER = Instance("the owning process", "")
 
 
 class PassingOn:
-    """What a front end's doors answer with: over one link, but for publishes that are alone."""
+    """What a front end's doors answer with; all of it over one link."""
 
-    def __init__(self, link: Link, alone: Alone) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._alone = alone
         #: Publishes that are under way: one that is alone has no others to share a write with.
         self._publishing = 0
 
@@ -97,28 +95,18 @@ class PassingOn:
             self._publishing += 1
             try:
                 value = [namespace, topic, list(body.messages), size, request_id]
-                at_once = self._publishing == 1
-                if at_once and self._alone.is_free():
-                    told = await self._ask_alone(value)
-                else:
-                    told = (await self._call("publish", value, at_once=at_once)).value
+                reply = await self._call("publish", value, at_once=self._publishing == 1)
             finally:
                 self._publishing -= 1
-            if isinstance(told, list):
-                return Receipt(*told)
+            if isinstance(reply.value, list):
+                return Receipt(*reply.value)
         else:
             packing = partial(VOCABULARY.pack, [namespace, topic, body, size, request_id])
             packed = await off_loop(size, JSON, packing)
-            told = (await self._call("publish_packed", None, packed)).value
-        if not isinstance(told, PublishResponse | Receipt):
+            reply = await self._call("publish_packed", None, packed)
+        if not isinstance(reply.value, PublishResponse | Receipt):
             raise Internal("the owning process answered with something else")
-        return told
-
-    async def _ask_alone(self, value: Any) -> Any:
-        try:
-            return await self._alone.ask("publish", value)
-        except LinkBroken as broken:
-            raise _plain(broken) from broken
+        return reply.value
 
 
 def _is_plain(body: PublishRequest) -> bool:

@@ -91,15 +91,15 @@ class QuickPublishes:
             generation = told.generation
             for answer, first_id in zip(answers, consecutive_ids(told.first_id, len(answers)), strict=True):
                 answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
-            account(service, name, told, len(answers), seconds)
+            _account(service, name, told, len(answers), seconds)
             return
         each = told if isinstance(told, list) else [told] * len(answers)
         for answer, one in zip(answers, each, strict=True):
             answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
-            account(service, name, one, 1, seconds)
+            _account(service, name, one, 1, seconds)
 
 
-def account(service: Service, name: TopicName, told: Receipt | PlainsongError, requests: int, seconds: float) -> None:
+def _account(service: Service, name: TopicName, told: Receipt | PlainsongError, requests: int, seconds: float) -> None:
     """Counts publishes of one message that are answered; one that finds its way to another owner is counted there."""
     if isinstance(told, Receipt):
         service.metrics.requested("publish", 200, seconds, requests)

@@ -24,7 +24,7 @@ from protocol.peering.vocabulary import VOCABULARY
 if TYPE_CHECKING:
     from protocol.peering.values import Vocabulary
 
-__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "plain", "serve_link"]
+__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
 
 log = logging.getLogger("plainsong.peering")
 
@@ -258,7 +258,7 @@ class _Served:
                         under_way.outflow = Outflow(self.wire, number)
                         await send_reply(self.wire, number, reply, under_way.outflow)
                 except Exception as error:  # noqa: BLE001 - a bug is told, and logged, as one
-                    self.wire.put(Frame.FAILED, number, plain(error, call))
+                    self.wire.put(Frame.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
                 late = OutcomeUnknown("there was no answer in time", hint="what was taken still happens")
                 self.wire.put(Frame.FAILED, number, late)
@@ -276,7 +276,7 @@ def _deadline(left_s: Any) -> float | None:
     return trio.current_time() + left_s
 
 
-def plain(error: Exception, call: Call) -> PlainsongError:
+def _plain(error: Exception, call: Call) -> PlainsongError:
     """What the caller is told of ``error``."""
     known = only_plain(error)
     if known is not None:

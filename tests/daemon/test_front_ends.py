@@ -176,7 +176,7 @@ def test_a_front_end_whose_parent_has_ended_already_does_not_begin():
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        command = [sys.executable, "-m", "broker.front", "front-1", *[str(theirs.fileno())] * 3]
+        command = [sys.executable, "-m", "broker.front", "front-1", *[str(theirs.fileno())] * 2]
         found = subprocess.run(
             command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )

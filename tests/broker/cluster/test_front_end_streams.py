@@ -9,8 +9,6 @@ from socket import socketpair
 import pytest
 import trio
 
-from broker.front import descriptors
-from broker.front.alone import Alone
 from broker.front.answering import Answering
 from broker.front.descriptors import stream_of
 from broker.front.passing_on import PassingOn
@@ -35,10 +33,7 @@ async def front_end_of(node):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON)
         nursery.start_soon(link.run)
-        alone, other = descriptors.pair_of_bytes()  # streams do not go there
-        yield PassingOn(link, Alone(alone)), link
-        alone.close()
-        other.close()
+        yield PassingOn(link), link
         nursery.cancel_scope.cancel()
 
 
