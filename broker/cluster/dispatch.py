@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from broker.cluster.asking import heard_ask
-from broker.cluster.passing import heard_hot, heard_view, told_answer, told_page
+from broker.cluster.passing import answered, heard_hot, heard_view, told_answer, told_page
 from broker.cluster.routing import owned_name, owned_name_of_hot, place_of
 from broker.cluster.spreading import topics_in
 from broker.cluster.streaming import serve_stream
 from broker.handlers.paged import read_within
-from broker.http.answers import admitted
-from broker.http.respond import answer_to, begun
+from broker.http.respond import answer_to
 from broker.http.status import only_plain
 from broker.peering.link import Reply
 from broker.views.reach import Here, Since
@@ -99,17 +98,12 @@ class Dispatcher:
         self._owners.counted.forwarded("in")
         self._service.access.begin(request_id)
         try:
-            answer = await admitted(await _begun(answering), room, only_looks=False)
-            return told_answer(answer, room)
+            return await answered(answering, room, only_looks=False)
         except Exception as error:
-            room.release()
             plain = only_plain(error)
             if isinstance(plain, NoOwner | ShuttingDown):
                 raise plain from error
             return told_answer(answer_to(error, request_id))
-        except BaseException:
-            room.release()
-            raise
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -146,11 +140,3 @@ class Dispatcher:
         except BaseException:
             room.release()
             raise
-
-
-async def _begun(answering: Awaitable[HttpAnswer]) -> HttpAnswer:
-    """An answer, whose stream has begun: what fails before its first byte is still an error of its own."""
-    answer = await answering
-    if not isinstance(answer.body, bytes):
-        answer.body = await begun(answer.body)
-    return answer

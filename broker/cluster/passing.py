@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from broker.cluster.held_answers import COLLECTED_BYTES, collected, held
+from broker.http.answers import admitted
 from broker.http.exchange import OWNER_HEADER, HotRequest, HttpAnswer
 from broker.http.respond import begun
 from broker.peering.link import Reply
@@ -15,7 +16,7 @@ from protocol.errors import MalformedBody
 from protocol.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
     from actors.ownership import Instance
     from broker.http.answers import AnswerRoom
@@ -56,6 +57,23 @@ def told_answer(answer: HttpAnswer, room: AnswerRoom | None = None) -> Reply:
     return Reply([answer.status, answer.content_type, headers, length], held(answer.body, room))
 
 
+async def answered(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool) -> Reply:
+    """An answer to be told, held in ``room``, its stream begun: what fails before its first byte is an error of its own.
+
+    Args:
+      only_looks: as ``admitted`` has it.
+    Raises whatever ``answering`` does; nothing is held then.
+    """
+    try:
+        answer = await answering
+        if not isinstance(answer.body, bytes):
+            answer.body = await begun(answer.body)
+        return told_answer(await admitted(answer, room, only_looks=only_looks), room)
+    except BaseException:
+        room.release()
+        raise
+
+
 async def heard_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
     """The answer that ``told_answer`` told, with its owner's name on it, if any; a stream's first piece has come.
 
@@ -67,19 +85,10 @@ async def heard_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
     if isinstance(reply.body, bytes) or (length is not None and length <= COLLECTED_BYTES):
         body: bytes | BodyStream = await collected(reply.body)
     else:
-        body = await _begun(reply.body)
+        body = await begun(reply.body)
     if owner is not None:
         told.append((OWNER_HEADER, owner.address))
     return HttpAnswer(status, body, content_type, told, None if isinstance(body, bytes) else length)
-
-
-async def _begun(stream: BodyStream) -> BodyStream:
-    """A stream whose first piece has come; whoever leaves before that leaves nothing open there."""
-    try:
-        return await begun(stream)
-    except BaseException:
-        await stream.aclose()
-        raise
 
 
 def told_page(page: Page, room: AnswerRoom | None = None) -> Reply:

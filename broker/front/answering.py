@@ -9,11 +9,9 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from broker.cluster.passing import heard_hot, heard_view, told_answer
+from broker.cluster.passing import answered, heard_hot, heard_view
 from broker.front.streams import serve_conversation
 from broker.handlers.publish import off_loop, published
-from broker.http.answers import admitted
-from broker.http.respond import begun
 from broker.http.status import only_plain, status_of
 from broker.peering.link import Reply
 from protocol.codec import JSON
@@ -23,12 +21,11 @@ from protocol.peering.vocabulary import VOCABULARY
 from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Iterable
 
-    from broker.http.answers import AnswerRoom
     from broker.http.bodies import BodyBudget
     from broker.http.conversation import Begin
-    from broker.http.exchange import HotHandlers, HttpAnswer
+    from broker.http.exchange import HotHandlers
     from broker.peering.serving import Call
     from broker.service import Service
     from broker.views.route import Route
@@ -71,13 +68,15 @@ class Answering:
     async def _hot(self, call: Call) -> Reply:
         request, room = heard_hot(call.value, call.body), self.service.answers.room()
         request.room = room
-        return await _told(self._handlers[request.verb](request), room, only_looks=request.verb == "poll")
+        return await answered(self._handlers[request.verb](request), room, only_looks=request.verb == "poll")
 
     async def _view(self, call: Call) -> Reply:
         name, request = heard_view(call.value, call.body)
         self.service.access.begin(request.request_id)
         room = self.service.answers.room()
-        return await _told(self._routes[name].view(self.service, replace(request, room=room)), room)
+        return await answered(
+            self._routes[name].view(self.service, replace(request, room=room)), room, only_looks=False
+        )
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -123,16 +122,3 @@ class Answering:
         seconds = perf_counter() - begun_s
         self.service.metrics.requested("publish", status, seconds)
         self.service.access.answered("publish", str(name), status, seconds)
-
-
-async def _told(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool = False) -> Reply:
-    """An answer, whose stream has begun: what fails before its first byte is still an error of its own."""
-    try:
-        answer = await answering
-        if not isinstance(answer.body, bytes):
-            answer.body = await begun(answer.body)
-        answer = await admitted(answer, room, only_looks=only_looks)
-    except BaseException:
-        room.release()
-        raise
-    return told_answer(answer, room)

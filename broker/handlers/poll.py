@@ -23,7 +23,7 @@ from protocol.page import Page
 from protocol.topic.asks import Describe, Look
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable
 
     from broker.http.answers import AnswerRoom
     from broker.http.exchange import HotRequest
@@ -198,9 +198,15 @@ async def _read(
     mark = service.pointers.mark
     view = view_for(service, isolation, None) if brought is None else brought
     span = await service.directory.ask(name, look)
-    read = partial(service.read, name, span, limit=reading.limit, view=view, with_pointers=reading.with_pointers)
-    page = await read_within(reading.room, reading.limit, reading.max_bytes, lambda size: read(max_bytes=size))
-    return _Found(span, view, page), mark
+    return _Found(span, view, await _page_of(service, name, span, view, reading)), mark
+
+
+async def _page_of(service: Service, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
+    def read(max_bytes: int) -> Awaitable[Page]:
+        most, pointers = reading.limit, reading.with_pointers
+        return service.read(name, span, limit=most, max_bytes=max_bytes, view=view, with_pointers=pointers)
+
+    return await read_within(reading.room, reading.limit, reading.max_bytes, read)
 
 
 async def _stream(
@@ -220,15 +226,10 @@ async def _stream(
             raise TopicNotFound(f"topic {name} has been re-created meanwhile")
         span = replace(span, since=after(page.last_id))
         left = service.config.poll.max_messages if limit is None else limit - sent
-        most = min(left, service.config.poll.max_messages)
-        read = partial(service.read, name, span, limit=most, view=found.view)
-        page = await _next_block(room, most, read)
+        block = _Reading(min(left, service.config.poll.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
+        page = await _page_of(service, name, span, found.view, block)
         sent += page.count
         service.rates.delivered(name, page.count, trio.current_time())
         if page.count:
             yield avro_block(page)
     yield AVRO_END
-
-
-async def _next_block(room: AnswerRoom | None, limit: int, read: Callable[..., Awaitable[Page]]) -> Page:
-    return await read_within(room, limit, STREAM_PAGE_BYTES, lambda size: read(max_bytes=size))

@@ -72,5 +72,9 @@ class _Begun:
 
 
 async def begun(chunks: BodyStream) -> BodyStream:
-    """``chunks`` with the first one already made."""
-    return _Begun(await anext(aiter(chunks), None), chunks)
+    """``chunks`` with the first one already made; closed if that fails, or whoever waits for it leaves."""
+    try:
+        return _Begun(await anext(aiter(chunks), None), chunks)
+    except BaseException:
+        await chunks.aclose()
+        raise
