@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from broker.cluster.held_answers import HeldBody, collected, held
+from broker.cluster.passing import answered
 from broker.http.answers import AnswerBudget
+from broker.http.exchange import HttpAnswer
 from broker.peering.bounds import INLINE_BYTES, PIECE_BYTES
+from protocol.errors import TopicNotFound
 
 BLOCKS = [b"a", b"", b"b" * (3 * PIECE_BYTES + 1), b"c" * PIECE_BYTES, b""]
 
@@ -38,3 +41,16 @@ async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(wh
             await collected(body)
         await body.aclose()
         assert budget.held_bytes == 0
+
+
+async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() -> None:
+    budget = AnswerBudget(1000)
+    room = budget.room()
+
+    async def fails() -> HttpAnswer:
+        await room.take(500, 500)
+        raise TopicNotFound("there is none")
+
+    with pytest.raises(TopicNotFound):
+        await answered(fails(), room, only_looks=True)
+    assert budget.held_bytes == 0
