@@ -5,6 +5,7 @@ Whoever adds kinds of calls registers their classes here too, from a module of i
 
 from __future__ import annotations
 
+import sys
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,17 @@ from protocol.transactions.view import View
 if TYPE_CHECKING:
     from types import ModuleType
 
-_WHOLE_MODULES = (asks, pointer_asks, staging_asks, producer_asks, manager_asks, manager_answers, requests, page)
+#: One class of each module whose classes all travel.
+_OF_WHOLE_MODULES = (
+    asks.Publish,
+    pointer_asks.PublishUnder,
+    staging_asks.StoreStaged,
+    producer_asks.OpenProducer,
+    manager_asks.Begin,
+    manager_answers.Begun,
+    requests.PublishRequest,
+    page.Page,
+)
 _SINGLE = (
     TopicName,
     NamespacePolicy,
@@ -61,8 +72,8 @@ def _range_together(given: dict[str, Any]) -> range:
 def new_vocabulary() -> Vocabulary:
     """A vocabulary of all of these words."""
     words = Vocabulary()
-    for module in _WHOLE_MODULES:
-        words.register(*_plain_classes(module))
+    for cls in _OF_WHOLE_MODULES:
+        words.register(*_plain_classes(sys.modules[cls.__module__]))
     words.register(*_SINGLE)
     words.register_as(View, _view_apart, _view_together)
     words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_together)  # of sequence ids

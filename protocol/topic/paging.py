@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from protocol.topic.asks import Span
     from protocol.transactions.view import View
 
-__all__ = ["Paging", "key_range"]
-
 
 class Paging(Walk):
     """A page while it grows."""
