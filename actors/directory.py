@@ -1,4 +1,6 @@
-"""The directory: finds a topic's mailbox, opening the topic at its first use and letting idle ones go.
+"""The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
+
+The directory: finds a topic's mailbox, opening the topic at its first use and letting idle ones go.
 
 One entry per name, made synchronously by whoever comes first, so a hundred first callers make one load.
 An entry supervises its actor: when it falls it is started again from disk, at once and then with growing
@@ -17,23 +19,24 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.entry import Entry
-from actors.failing import changed_hands
-from actors.mailbox import Ticket
-from actors.pausing import Pauses
-from protocol.errors import Overloaded, ShuttingDown
+from actors.actor import RESTART_PAUSES_S
+from actors.cache import TopicCache
+from actors.mailbox import Mailbox, Ticket
+from actors.ownership import Alone, ClaimPauses
+from actors.topic import TopicActor, topic_moved
+from protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from actors.scan_cache import CacheBudget, TopicCache
-    from actors.topic import Surroundings
+    from actors.cache import CacheBudget
+    from actors.topic import TopicEnvironment
     from protocol.names import TopicName
     from protocol.topic.asks import Ask
     from protocol.topic.state import TopicState
 
 log = logging.getLogger(__name__)
-
 A = TypeVar("A")
 
 
@@ -43,7 +46,7 @@ class Directory:
     def __init__(
         self,
         nursery: trio.Nursery,
-        around: Surroundings,
+        around: TopicEnvironment,
         budget: CacheBudget,
         *,
         mailbox_requests: int,
@@ -58,9 +61,9 @@ class Directory:
         self._max_open = max_open
         self._idle_s = idle_s
         self._nursery = nursery
-        self._entries: OrderedDict[TopicName, Entry] = OrderedDict()
-        self._leaving: dict[TopicName, Entry] = {}
-        self._pauses = Pauses()
+        self._entries: OrderedDict[TopicName, DirectoryEntry] = OrderedDict()
+        self._leaving: dict[TopicName, DirectoryEntry] = {}
+        self._pauses = ClaimPauses()
         self._closed = False
         self._handing = 0
         self._handed = trio.Event()
@@ -71,7 +74,7 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[DirectoryEntry]:
         return iter(list(self._entries.values()))
 
     @property
@@ -103,7 +106,7 @@ class Directory:
         self.entry(name).mailbox.put(ticket)
         return ticket
 
-    def entry(self, name: TopicName) -> Entry:
+    def entry(self, name: TopicName) -> DirectoryEntry:
         """The topic's entry, new if need be.
 
         Raises:
@@ -119,20 +122,20 @@ class Directory:
         entry.used_s = trio.current_time()
         return entry
 
-    def _open(self, name: TopicName) -> Entry:
+    def _open(self, name: TopicName) -> DirectoryEntry:
         if self._closed:
             raise ShuttingDown("the daemon is shutting down")
         if not self.around.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
-            raise changed_hands(name)
+            raise topic_moved(name)
         if len(self._entries) >= self._max_open and not self._let_go_one():
             raise Overloaded(f"{len(self._entries)} topics are open", hint="raise topic.max_open, or use fewer at once")
         previous = self._leaving.get(name)
-        entry = Entry(name, self, None if previous is None else previous.done)
+        entry = DirectoryEntry(name, self, None if previous is None else previous.done)
         self._entries[name] = entry
         self._nursery.start_soon(self._run, entry)
         return entry
 
-    async def _run(self, entry: Entry) -> None:
+    async def _run(self, entry: DirectoryEntry) -> None:
         try:
             await entry.run()
         finally:
@@ -144,7 +147,7 @@ class Directory:
                 self.around.ownership.deposed(entry.name)
                 self._pauses.begin(entry.name, trio.current_time())
 
-    def _let_go(self, entry: Entry, *, given_away: bool = False) -> None:
+    def _let_go(self, entry: DirectoryEntry, *, given_away: bool = False) -> None:
         del self._entries[entry.name]
         self._leaving[entry.name] = entry
         entry.close(given_away=given_away)
@@ -161,7 +164,7 @@ class Directory:
             self._handing += 1
             self._nursery.start_soon(self._hand_over, gone, there)
 
-    async def _hand_over(self, gone: list[Entry], there: list[TopicName]) -> None:
+    async def _hand_over(self, gone: list[DirectoryEntry], there: list[TopicName]) -> None:
         begun_s = trio.current_time()
         try:
             for entry in gone:
@@ -211,3 +214,122 @@ class Directory:
         while self._leaving:
             await next(iter(self._leaving.values())).done.wait()
             await trio.lowlevel.checkpoint()
+
+
+# --- entry -----------------------------------------------------------------------------------------
+#
+# One open topic: its mailbox, its cache, and the supervision of its actor, which is started again whatever it met.
+#
+# opened ──► loaded ──► serves ──► let go: idle, changing hands, or the daemon leaves
+#    ▲                    │
+#    └── fallen: at once, then with growing pauses; deposed by another owner: the end
+
+
+class DirectoryEntry:
+    """One open topic."""
+
+    def __init__(self, name: TopicName, directory: Directory, predecessor: trio.Event | None) -> None:
+        self.name = name
+        self.mailbox = Mailbox(directory.mailbox_requests, directory.mailbox_bytes)
+        self.cache = TopicCache(directory.budget)
+        self.actor = TopicActor(name, directory.around, self.mailbox, self.cache)
+        self.done = trio.Event()
+        #: Set once it was loaded, or could not be.
+        self.tried = trio.Event()
+        self.used_s = trio.current_time()
+        #: The store has said that another instance claimed it.
+        self.deposed = False
+        self._around = directory.around
+        self._predecessor = predecessor
+        self._closing = trio.Event()
+        self._given_away = False
+        self._failures = 0
+        self._begun_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.name} waiting={len(self.mailbox)} {self.actor!r}>"
+
+    def close(self, *, given_away: bool = False) -> None:
+        """Take no more; what is in is served, then the actor ends.
+
+        Args:
+          given_away: another instance is to have it: what cannot be served any more hears that, and it is not claimed
+            for them.
+        """
+        self._closing.set()
+        self._given_away = given_away
+        if given_away:
+            self.mailbox.closed_for = self._gone
+        self.mailbox.close()
+
+    async def run(self) -> None:
+        """Keep the actor running until the mailbox is closed and empty. Never raises."""
+        try:
+            if self._predecessor is not None:
+                await self._predecessor.wait()
+            await self._supervise()
+        finally:
+            self.mailbox.close()
+            self.mailbox.drain(self._gone)
+            self.tried.set()
+            self.done.set()
+
+    def _gone(self) -> PlainsongError:
+        if self.deposed or self._given_away:
+            return topic_moved(self.name)
+        return ShuttingDown("the daemon is shutting down")
+
+    async def _supervise(self) -> None:
+        while not self._given_away:
+            self._begun_s = trio.current_time()
+            try:
+                await self.actor.run(self._is_loaded)
+                return
+            except Deposed as error:
+                self._was_deposed(error)
+                return
+            except NoOwner:
+                self._given_away = True
+                return
+            except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
+                self._fell(error)
+            if self._closing.is_set() and (self._failures > 1 or not len(self.mailbox)):
+                return  # nobody waits: a mark that cannot be written costs the next load some time, no more
+            if self._failures > 1:
+                await self._pause(RESTART_PAUSES_S[min(self._failures - 1, len(RESTART_PAUSES_S)) - 1])
+
+    def _is_loaded(self) -> None:
+        self._failures = 0
+        self.tried.set()
+        if not self._given_away:
+            self.mailbox.closed_for = None
+        self._around.observer.loaded(self.name, trio.current_time() - self._begun_s)
+
+    def _was_deposed(self, error: Deposed) -> None:
+        """Its state may be old: it is neither used nor loaded again here, unless somebody asks and it is ours still."""
+        self.deposed = True
+        self.mailbox.closed_for = self._gone
+        if not self._given_away:
+            # Who knows of no others has topics taken from it for ever: that is said once, elsewhere, not for each.
+            level = logging.DEBUG if isinstance(self._around.ownership, Alone) else logging.WARNING
+            log.log(level, "topic taken over", extra={"topic": str(self.name), "why": str(error)})
+        self._around.observer.deposed(self.name)
+
+    def _fell(self, error: BaseException) -> None:
+        self._failures += 1
+        known = isinstance(error, PlainsongError)
+        log.error(
+            "topic fell, loading it again",
+            extra={"topic": str(self.name), "why": str(error), "failures": self._failures},
+            exc_info=None if known else error,
+        )
+        self._around.observer.fell(self.name, error)
+        self.tried.set()
+        if self._failures > 1:  # it could not even be loaded: nobody should wait for it
+            detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
+            self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")
+            self.mailbox.drain(lambda: StorageFailed(detail, hint="the daemon keeps trying"))
+
+    async def _pause(self, pause_s: float) -> None:
+        with trio.move_on_after(pause_s):
+            await self._closing.wait()

@@ -32,19 +32,16 @@ from protocol.records import HighWater, Metadata
 from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
 from protocol.topic.usage import Usage
 from storage.base import read_rows
-from storage.removable import is_message, is_payload
-from storage.sweep import Sweep
+from storage.cleaning import Sweep, is_message, is_payload
 
 if TYPE_CHECKING:
-    from actors.clock import Clock
     from actors.directory import Directory
-    from actors.invalid_pass import InvalidPass
-    from actors.observe import Observer
+    from actors.invalid_list import InvalidPass
+    from actors.observe import Clock, Observer
     from protocol.names import TopicName
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-
 #: Topics read from the metadata table at a time.
 LIST_ROWS = 500
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-
 #: What is claimed to write a namespace's row: no topic has an empty namespace.
 _CLAIMED = TopicName("", "namespaces")
 #: How often all rows are read again where other instances write them too.

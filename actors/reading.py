@@ -1,18 +1,29 @@
-"""Reading pages, outside the actor: below the read watermark only the sign of a write pointer ever changes."""
+"""Reads outside the actor: pages below the read watermark, and producers of generations that are gone.
+
+Reading pages, outside the actor: below the read watermark only the sign of a write pointer ever changes.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from protocol.effects import Table
+from protocol.errors import GenerationChanged, ProducerExpired, ProducerNotFound
+from protocol.keys import PRODUCER, PRODUCERS, system_key
 from protocol.page import Page
 from protocol.topic.paging import Paging
+from protocol.topic.producers.asks import GetProducer
+from protocol.topic.producers.record import Producer, Remembering
+from protocol.topic.producers.views import old_view
 from protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
-    from actors.cache_chunk import Chunk
-    from actors.scan_cache import TopicCache
+    from actors.cache import Chunk, TopicCache
+    from actors.directory import Directory
+    from protocol.names import TopicName
     from protocol.topic.asks import Span
+    from protocol.topic.producers.asks import ProducerView
     from protocol.topic.walk import Walk
     from protocol.transactions.view import View
     from storage.base import Store
@@ -109,3 +120,35 @@ def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:
     for first, last, pointer in chunk.runs.between(start, stop):
         out[first - start : last - start] = [pointer] * (last - first)
     return out
+
+
+# --- load producers --------------------------------------------------------------------------------
+
+
+async def producer_of(
+    directory: Directory, store: Store, name: TopicName, producer: str, generation: int | None
+) -> ProducerView:
+    """A producer of a topic's generation, also of one that is gone while its producers are still known.
+
+    Raises:
+      TopicNotFound, GenerationChanged (there was no such generation yet), DamagedRow, StoreError.
+      ProducerNotFound: the generation never knew it.
+      ProducerExpired: what the generation knew is gone, and with it the answer; or it never knew any producer, which
+        looks the same, and to say that it knew none of this name could have its messages sent twice.
+    """
+    try:
+        return await directory.ask(name, GetProducer(producer, generation))
+    except GenerationChanged:
+        state = directory.peek(name)
+        if generation is None or state is None or generation > state.living_or_last().generation:
+            raise
+    value = await store.get(Table.METADATA, system_key(PRODUCERS, name, generation))
+    if value is None:
+        raise ProducerExpired(
+            f"nothing is known of producers of generation {generation} of topic {name}: it is gone, or never was",
+            hint="nobody can say any more what became of its last messages",
+        )
+    row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
+    if row is None:
+        raise ProducerNotFound(f"generation {generation} of topic {name} knew no producer {producer!r}")
+    return old_view(Producer.decode(producer, row), Remembering.decode(value), generation)

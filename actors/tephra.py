@@ -1,4 +1,6 @@
-"""A Tephra as the authority: its state is asked for again and again, and topics and readers go by the last one.
+"""A foreign Tephra as the authority about transactions: its client, and the last state that it gave.
+
+A Tephra as the authority: its state is asked for again and again, and topics and readers go by the last one.
 
     in progress there                     in_progress
     on its invalid list                   invalid
@@ -12,29 +14,30 @@ answers; readers of committed messages are refused once the state is older than 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from actors.tephra_client import TephraClient
-from actors.whereabouts import Everywhere
+from actors.pointers import ClusterPointerLocations
 from protocol.errors import PlainsongError, TransactionsUnavailable
 from protocol.transactions.bounds import inactive_bound, prune_upper_bound, reader_of
 from protocol.transactions.manager.answers import CompletePass, PruningFigures
+from protocol.transactions.tephra_idl import Declared
+from protocol.transactions.tephra_rpc import ApplicationError, decode_reply, encode_call
 from protocol.transactions.tephra_state import decode_visibility_state
+from protocol.transactions.thrift import MalformedThrift
+from protocol.transactions.thrift_frames import Frames, FrameTooLarge, framed
 from protocol.transactions.view import View
 from storage.base import StoreError
 
 if TYPE_CHECKING:
-    from actors.clock import Clock
-    from actors.pointer_index import PointerIndex
-    from actors.whereabouts import Whereabouts
+    from actors.observe import Clock
+    from actors.pointers import PointerIndex, PointerLocations
     from protocol.transactions.authority import Standing
     from protocol.transactions.transaction import Transaction
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-
 #: Refreshes after which a state is too old for readers of committed messages.
 STALE_AFTER = 6
 #: Seconds between two attempts at most, unless refreshes are further apart.
@@ -81,7 +84,7 @@ class ForeignTephra:
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
         self._store = store
-        self._everywhere = Everywhere() if store.traits.shared else None
+        self._everywhere = ClusterPointerLocations() if store.traits.shared else None
 
     @property
     def address(self) -> str:
@@ -176,7 +179,7 @@ class ForeignTephra:
         """What the janitor's next pass is about. Raises TransactionsUnavailable when the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
-    async def where(self) -> Whereabouts:
+    async def where(self) -> PointerLocations:
         """Where there are rows of pointers: a Tephra does not know, the topics do.
 
         Raises:
@@ -200,7 +203,7 @@ class ForeignTephra:
         """What an operator needs for pruning at the Tephra. Raises TransactionsUnavailable when the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
-        where: Whereabouts = self._pointers if self._everywhere is None else self._everywhere
+        where: PointerLocations = self._pointers if self._everywhere is None else self._everywhere
         return PruningFigures(
             invalid=len(invalids),
             oldest_invalid=invalids[0] if invalids else None,
@@ -251,3 +254,79 @@ def _standing(known: _Known, pointer: int) -> Standing:
     if pointer in known.in_progress:
         return "in_progress"
     return "committed" if pointer <= known.reader.read_pointer else "unknown"
+
+
+# --- tephra client ---------------------------------------------------------------------------------
+#
+# Calls to a Tephra over Thrift: one connection, one call at a time, a deadline for each.
+
+
+#: A state of that size has some seven million invalid pointers.
+MAX_REPLY_BYTES = 64 << 20
+_RECEIVE_BYTES = 256 << 10
+
+
+class TephraClient:
+    """Connects when it is called, and again after whatever went wrong."""
+
+    def __init__(self, host: str, port: int, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+        self.address = f"{host}:{port}"
+        self._host = host
+        self._port = port
+        self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
+        self._stream: trio.SocketStream | None = None
+        self._frames = Frames()
+        self._sequence_id = 0
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """What a method answers.
+
+        Raises:
+          TransactionsUnavailable: no connection, no answer in time, or none that can be read.
+        """
+        try:
+            with trio.fail_after(self._timeout_s):
+                return await self._call(method, *args)
+        except OSError as error:
+            raise self._unavailable(error.strerror or str(error)) from None
+        except trio.TooSlowError:
+            raise self._unavailable(f"no answer to {method} within {self._timeout_s:g} s") from None
+        except (trio.BrokenResourceError, EOFError):
+            raise self._unavailable("it closed the connection") from None
+        except (MalformedThrift, FrameTooLarge) as error:
+            raise self._unavailable(f"what it answers is no Tephra's: {error}") from None
+        except (Declared, ApplicationError) as error:
+            raise self._unavailable(f"it answers {error.message!r}") from None
+
+    async def aclose(self) -> None:
+        """Leave; the next call connects again."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await trio.aclose_forcefully(stream)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        whole = False
+        try:
+            if self._stream is None:
+                self._frames = Frames(self._max_reply_bytes)
+                self._stream = await trio.open_tcp_stream(self._host, self._port)
+            self._sequence_id = self._sequence_id + 1 & 0x7FFFFFFF
+            await self._stream.send_all(framed(encode_call(method, self._sequence_id, *args)))
+            while (reply := self._frames.take()) is None:
+                data = await self._stream.receive_some(_RECEIVE_BYTES)
+                if not data:
+                    raise EOFError
+                self._frames.feed(data)
+            result = decode_reply(reply, method, self._sequence_id)
+            whole = True
+            return result
+        finally:
+            # After anything else than an answer, nobody knows whose the next bytes are.
+            if not whole:
+                await self.aclose()
+
+    def _unavailable(self, why: str) -> TransactionsUnavailable:
+        return TransactionsUnavailable(
+            f"the Tephra at {self.address} does not serve: {why}", hint="look after it, or correct transactions.tephra"
+        )

@@ -1,4 +1,6 @@
-"""The topic actor: the one writer of one topic, and its whole life on one screen.
+"""The topic actor: the one writer of one topic, and its whole life.
+
+The topic actor: the one writer of one topic, and its whole life on one screen.
 
     load ──► wait ──► step ──► commit ──► wait …
       ▲                          │
@@ -19,41 +21,37 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.failing import changed_hands, fail
-from actors.load import load
-from actors.observe import Unobserved
+from actors.loading import load_topic
+from actors.observe import NoObserver
 from actors.ownership import Alone
-from actors.pointer_index import PointerIndex
-from protocol.errors import StorageFailed
+from actors.pointers import PointerIndex
+from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
 from protocol.ids import ID_BYTES, after
-from protocol.topic.asks import Look, Publish, PublishEach
+from protocol.topic.asks import Describe, ListReaders, Look, Publish, PublishEach, Stats
 from protocol.topic.bookkeeping import write_pointers_among
 from protocol.topic.core import TopicCore
-from protocol.topic.pointer_asks import PublishUnder
+from protocol.topic.pointer_asks import ListPointers, PublishUnder
+from protocol.topic.producers.asks import GetProducer, ListProducers
 from protocol.topic.producers.policy import INHERITED
 from protocol.topic.staging_asks import PublishStaged
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.authority import Nobody
-from storage.base import Deposed
+from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from actors.clock import Clock
-    from actors.enlistments import Enlistments
+    from actors.cache import TopicCache
     from actors.mailbox import Mailbox, Ticket
-    from actors.observe import Observer
+    from actors.observe import Clock, Observer, SpaceGuard
     from actors.ownership import Ownership
-    from actors.scan_cache import TopicCache
-    from actors.space import SpaceGuard
-    from protocol.errors import PlainsongError
+    from actors.pointers import Enlistments
     from protocol.names import TopicName
     from protocol.topic.core import Answers
     from protocol.topic.producers.policy import NamespacePolicy
     from protocol.topic.step import Step
     from protocol.transactions.authority import Authority
     from storage.base import Claim, Store
-
 
 #: Topics that are let go and write down where they were, at the same time; parked polls are answered before.
 CLOSING_AT_ONCE = 64
@@ -74,7 +72,7 @@ def _says_nothing(namespace: str) -> NamespacePolicy:
 
 
 @dataclass(slots=True)
-class Surroundings:
+class TopicEnvironment:
     """What every topic actor works with; shared by all of them."""
 
     store: Store
@@ -85,7 +83,7 @@ class Surroundings:
     """Requests one commit may carry."""
     commit_bytes: int = 8 << 20
     """Bytes of requests after which a commit takes no more; a single larger one still goes whole."""
-    observer: Observer = field(default_factory=Unobserved)
+    observer: Observer = field(default_factory=NoObserver)
     pointers: PointerIndex = field(default_factory=PointerIndex)
     """Which topics have rows of which write pointers."""
     authority: Authority = field(default_factory=Nobody)
@@ -105,7 +103,7 @@ class Surroundings:
 class TopicActor:
     """Owns the state of one topic; everybody else holds only its mailbox."""
 
-    def __init__(self, name: TopicName, around: Surroundings, mailbox: Mailbox, cache: TopicCache) -> None:
+    def __init__(self, name: TopicName, around: TopicEnvironment, mailbox: Mailbox, cache: TopicCache) -> None:
         self.name = name
         self._around = around
         self._mailbox = mailbox
@@ -137,9 +135,9 @@ class TopicActor:
         around = self._around
         async with around.openings:
             if not around.ownership.is_mine(self.name):
-                raise changed_hands(self.name)  # meanwhile: nobody else is to be replaced for it
+                raise topic_moved(self.name)  # meanwhile: nobody else is to be replaced for it
             claim = await around.store.claim(self.name)
-            state = await load(self.name, around.store, around.limits, around.authority, lacks=claim.lacks)
+            state = await load_topic(self.name, around.store, around.limits, around.authority, lacks=claim.lacks)
             core = TopicCore(state)
         self._core = core
         # Most are there from their rows; what a commit that was cut off left behind is known only now. Where others
@@ -160,7 +158,7 @@ class TopicActor:
                     return
                 await self._commit(core, claim, tickets)
         except Deposed:
-            told = partial(changed_hands, self.name)
+            told = partial(topic_moved, self.name)
             raise
         finally:
             self._core = None
@@ -202,7 +200,7 @@ class TopicActor:
                 await self._around.store.check(claim)
         except BaseException as error:
             parked = [_as_ticket(ticket) for ticket, _ in answers]
-            fail(self.name, [*tickets, *parked], step, error, shared=self._shared)
+            fail_topic_requests(self.name, [*tickets, *parked], step, error, shared=self._shared)
             raise
         finally:
             self._stepping = False
@@ -260,7 +258,9 @@ class TopicActor:
                 if step.operations:
                     await self._write_operations(core, step, claim)
         except BaseException as error:
-            fail(self.name, [_as_ticket(ticket) for ticket, _ in answers], None, error, shared=self._shared)
+            fail_topic_requests(
+                self.name, [_as_ticket(ticket) for ticket, _ in answers], None, error, shared=self._shared
+            )
             raise
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
@@ -285,3 +285,49 @@ def _drop_abandoned_looks(step: Step) -> None:
 
 def _loading_again() -> PlainsongError:
     return StorageFailed("the topic is being loaded again", hint="poll again")
+
+
+# --- failing ---------------------------------------------------------------------------------------
+#
+# What those hear whose request was under way when an actor fell: that nothing happened, or that nobody knows.
+
+
+#: Asks that change nothing, so that a failure cannot leave their outcome open.
+TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
+
+
+def topic_moved(name: TopicName) -> NoOwner:
+    """What everybody hears of a topic that is not, or not any more, this instance's."""
+    return NoOwner(f"another instance owns topic {name}", hint="nothing happened; ask again")
+
+
+def fail_topic_requests(
+    name: TopicName, tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException, *, shared: bool
+) -> None:
+    """Tell everybody whose request was under way what became of it, as far as anybody knows.
+
+    Args:
+      shared: whether the store is: then a refusal may come from a state that is not the topic's any more, and is not
+        told. Else what was refused, was.
+    """
+    if not shared:
+        for ticket, answer in step.answers if step else ():
+            if isinstance(answer, PlainsongError):
+                ticket.settle(answer)  # type: ignore[attr-defined]  # the core gives back what it was given
+    refused = {id(ticket) for ticket, answer in step.answers if isinstance(answer, PlainsongError)} if step else set()
+    nothing_happened = _did_not_happen(step, error)
+    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
+    for ticket in tickets:
+        if not (nothing_happened or isinstance(ticket.ask, TOPIC_READS) or id(ticket) in refused):
+            ticket.settle(OutcomeUnknown(why, hint="read the topic to see whether it happened, or send it again"))
+        elif isinstance(error, Deposed):
+            ticket.settle(topic_moved(name))
+        else:
+            ticket.settle(StorageFailed(why, hint="nothing happened; ask again"))
+
+
+def _did_not_happen(step: Step | None, error: BaseException) -> bool:
+    """Whether it is certain that nothing of a step was written."""
+    if step is None or not step.operations or isinstance(error, NothingWritten):
+        return True
+    return isinstance(error, Deposed) and error.happened is False

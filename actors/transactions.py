@@ -1,4 +1,6 @@
-"""The transaction service: begins, decides and remembers transactions, for routes, Thrift, topics and readers.
+"""The transaction service: begins, decides and remembers transactions; its actor, and its answers to replicas.
+
+The transaction service: begins, decides and remembers transactions, for routes, Thrift, topics and readers.
 
 It is supervised like a topic: when its actor falls it is loaded again from disk, at once and then with growing
 pauses. Meanwhile every call raises TransactionsUnavailable, publishes under a pointer are refused with it, and
@@ -7,37 +9,49 @@ plain publishes and polls go on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from actors.aborting import abort_all
-from actors.blame import with_topics
-from actors.mailbox import Mailbox
-from actors.serving_mirrors import Mirrors
-from actors.settling import roll_back
-from actors.supervision import Supervision, not_loaded
-from actors.transaction_actor import TransactionActor
-from actors.transaction_observer import TransactionObserver as TransactionObserver
-from actors.transaction_observer import Unwatched
-from actors.whereabouts import Everywhere
+from actors.actor import Supervision, service_moved, service_not_loaded
+from actors.decisions import PointerClosing, abort_all, roll_back, with_topics
+from actors.mailbox import Mailbox, SingleFlight, Ticket
+from actors.observe import NoTransactionObserver, TransactionObserver
+from actors.pointers import ClusterPointerLocations
+from protocol.effects import Table
+from protocol.errors import OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
+from protocol.names import TopicName
 from protocol.transactions.manager import asks
 from protocol.transactions.manager.answers import CompletePass
+from protocol.transactions.manager.asks import (
+    Abort,
+    CloseFirst,
+    Commit,
+    FinishAbort,
+    InvalidBefore,
+    ListAll,
+    LookAt,
+    Nothing,
+    RollFirst,
+)
 from protocol.transactions.manager.invalid_list import pruning_figures
+from protocol.transactions.manager.loading import Loading
 from protocol.transactions.manager.looking import manager_state
+from protocol.transactions.manager.rows import SERVICE_RANGE
 from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.mirrored import UNKNOWN, synced
+from protocol.transactions.manager.step import Now
+from protocol.transactions.mirrored import UNKNOWN, Changes, synced
 from protocol.transactions.tephra_state import encode_snapshot
 from protocol.transactions.transaction import TransactionType
+from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from actors.clock import Clock
-    from actors.pointer_index import PointerIndex
-    from actors.settling import AskTopic as AskTopic
-    from actors.whereabouts import Whereabouts
-    from protocol.names import TopicName
+    from actors.decisions import AskTopic
+    from actors.observe import Clock
+    from actors.pointers import PointerIndex, PointerLocations
     from protocol.topic.asks import Ask
     from protocol.transactions.authority import Standing
     from protocol.transactions.manager.answers import (
@@ -53,7 +67,7 @@ if TYPE_CHECKING:
     from protocol.transactions.mirrored import Synced, Version
     from protocol.transactions.transaction import Transaction
     from protocol.transactions.view import View
-    from storage.base import Store
+    from storage.base import Claim, Row, Store
 
 A = TypeVar("A")
 
@@ -73,16 +87,16 @@ class TransactionService:
         """``ask``: asks a topic wherever its owner is. On a store that others may claim, topics have to be enlisted."""
         self.settings = settings or TransactionSettings()
         self._clock = clock
-        everywhere = Everywhere() if store.traits.shared else None
-        self._where: Whereabouts = pointers if everywhere is None else everywhere
+        everywhere = ClusterPointerLocations() if store.traits.shared else None
+        self._where: PointerLocations = pointers if everywhere is None else everywhere
         self._ask_topic = ask
-        self._observer = observer or Unwatched()
+        self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = Supervision(self._mailbox, self._observer)
         self._actor = TransactionActor(
             store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
         )
-        self._mirrors = Mirrors(store, self._actor, self._supervision, lambda: self.close(elsewhere=True))
+        self._mirrors = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(elsewhere=True))
 
     def __repr__(self) -> str:
         return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
@@ -114,7 +128,7 @@ class TransactionService:
         core = self._actor.core
         return None if core is None else synced(core, self._actor.changes, UNKNOWN)
 
-    async def where(self) -> Whereabouts:
+    async def where(self) -> PointerLocations:
         """Where undecided transactions have rows: never stale."""
         await trio.lowlevel.checkpoint()
         return self._where
@@ -294,5 +308,348 @@ class TransactionService:
 
     def _core(self) -> ManagerCore:
         if self._actor.core is None:
-            raise not_loaded()
+            raise service_not_loaded()
         return self._actor.core
+
+
+# --- transaction actor -----------------------------------------------------------------------------
+#
+# The actor of the transaction service: the one writer of its rows, and its whole life on one screen.
+#
+#     load ──► wait ──► step ──► commit ──► wait …
+#       ▲                          │
+#       └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
+#
+# Two kinds of request take a way round. A commit under whose pointers a topic is writing waits until it is not;
+# where topics may be other instances', each that is enlisted is asked to close them. An abort of what has rows goes
+# to the topics first, and comes back when they are rolled back, or could not be in time; one that a crash
+# interrupted goes on after the load.
+
+
+#: What the service's rows are claimed and written as: no topic has an empty namespace.
+SERVICE_NAME = TopicName("", "transactions")
+
+
+class TransactionActor:
+    """Owns the ledger; everybody else holds its mailbox, or looks between two steps."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        index: PointerIndex,
+        ask: AskTopic,
+        settings: TransactionSettings,
+        mailbox: Mailbox,
+        on_settled: Callable[[Step], object],
+        everywhere: ClusterPointerLocations | None = None,
+    ) -> None:
+        """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
+        self._store = store
+        self._everywhere = everywhere
+        self._where = index if everywhere is None else everywhere
+        self._clock = clock
+        self._index = index
+        self._ask = ask
+        self._settings = settings
+        self._mailbox = mailbox
+        self._on_settled = on_settled
+        self.core: ManagerCore | None = None
+        self.claim: Claim | None = None
+        #: What became of pointers since this owner began, and who waits for more.
+        self.changes = Changes(-1)
+        self.changed = trio.Event()
+        #: Tickets that come from inside, and jump the queue.
+        self._returning: list[Ticket[Any]] = []
+        self._pause = trio.CancelScope()
+        self._frozen: set[Ticket[Any]] = set()
+        self._closing = PointerClosing(ask, settings, self._return, self._look_at_time)
+        self._aborting: dict[int, list[Ticket[Any]]] = {}
+
+    async def run(self, on_loaded: Callable[[], None], nursery: trio.Nursery) -> None:
+        """Serve the mailbox until it is closed; what goes round to topics runs in ``nursery``.
+
+        Raises what the store raises, after everybody whose request was under way has been told.
+        """
+        claim = await self._store.claim(SERVICE_NAME)
+        core = await self._load()
+        if self._everywhere is None:
+            core.enlist_nobody()
+        else:
+            await self._everywhere.load(self._store, core)
+        self.core, self.claim, self.changes = core, claim, Changes(claim.epoch)
+        on_loaded()
+        try:
+            for unfinished in core.being_aborted():
+                self._go_round(core, unfinished, (), nursery)
+            while True:
+                try:
+                    tickets = await self._wait(core)
+                except trio.EndOfChannel:
+                    return
+                await self._commit(core, claim, tickets, nursery)
+        except Deposed:
+            self._forsake(service_moved)
+            raise
+        finally:
+            self.core = None
+            self._forsake(self._mailbox.closed_for or _fell)  # closed: it is leaving, or moves
+            self.wake_mirrors()
+
+    async def _load(self) -> ManagerCore:
+        loading = Loading()
+
+        def take(rows: list[Row]) -> bool:
+            loading.feed(rows)
+            return True
+
+        await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
+        return loading.core(self._settings, self._now())
+
+    async def _wait(self, core: ManagerCore) -> Sequence[Ticket[Any]]:
+        """What has arrived or come back, or nothing once a time-out is due."""
+        if self._returning:
+            await trio.lowlevel.checkpoint()
+        else:
+            deadline_s = core.next_deadline_s()
+            with trio.CancelScope(deadline=inf if deadline_s is None else deadline_s) as self._pause:
+                return await self._mailbox.receive_batch(self._settings.commit_requests, self._settings.mailbox_bytes)
+        tickets, self._returning = self._returning, []
+        return tickets
+
+    def _look_at_time(self) -> None:
+        """Somebody's time may be over that was not counted before."""
+        self._pause.cancel()
+
+    def _return(self, ticket: Ticket[Any]) -> None:
+        """A ticket comes from inside."""
+        self._returning.append(ticket)
+        self._pause.cancel()
+
+    # --- one commit -------------------------------------------------------------------------------
+
+    async def _commit(
+        self, core: ManagerCore, claim: Claim, tickets: Sequence[Ticket[Any]], nursery: trio.Nursery
+    ) -> None:
+        """One step and, if it has something to write, one commit; then, and only then, the answers."""
+        step: Step | None = None
+        ready = [ticket for ticket in tickets if not self._set_aside(core, ticket, nursery)]
+        try:
+            step = core.step([(ticket, ticket.ask) for ticket in ready], self._now())
+            operations = core.operations(step)
+            if operations:
+                await self._store.write(operations, claim=claim)
+            elif ready and self._everywhere is not None:
+                await self._store.check(claim)
+            answers = core.settled(step)
+        except BaseException as error:
+            fail_transaction_requests(ready, step, error, shared=self._everywhere is not None)
+            raise
+        if self._everywhere is not None:
+            self._everywhere.dropped(step.decided)
+        self._tell_mirrors([each for change in step.changes for part in change for each in part] + step.forgotten)
+        self._index.decided(step.decided)
+        for pointer in step.invalidated:
+            self._index.wake(pointer)
+        self._on_settled(step)
+        for ticket, answer in answers:
+            if isinstance(answer, RollFirst):
+                self._go_round(core, answer, (_as_ticket(ticket),), nursery)
+            elif isinstance(answer, CloseFirst):
+                self._return(_as_ticket(ticket))
+            else:
+                _as_ticket(ticket).settle(answer)
+
+    def _set_aside(self, core: ManagerCore, ticket: Ticket[Any], nursery: trio.Nursery) -> bool:
+        """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
+        ask = ticket.ask
+        if isinstance(ask, Abort):
+            ask.has_rows = bool(self._where.topics_of(core.pointers(ask.transaction_id)))
+        elif isinstance(ask, Commit):
+            pointers = core.pointers(ask.transaction_id)
+            if self._everywhere is not None:
+                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), nursery)
+            if self._index.busy(pointers) and core.freeze(ask.transaction_id):
+                self._frozen.add(ticket)
+                nursery.start_soon(self._wait_for_quiet, ticket, pointers)
+                return True
+        return False
+
+    def wake_mirrors(self) -> None:
+        """Whoever waits for changes looks."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _tell_mirrors(self, pointers: Sequence[int]) -> None:
+        if pointers:
+            self.changes.took(pointers)
+            self.wake_mirrors()
+
+    async def _wait_for_quiet(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
+        await self._index.quiet(pointers)
+        if ticket in self._frozen:  # else the actor fell meanwhile, and has said so
+            self._frozen.discard(ticket)
+            self._return(ticket)
+
+    # --- aborts that go round ---------------------------------------------------------------------
+
+    def _go_round(
+        self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]], nursery: trio.Nursery
+    ) -> None:
+        """Roll back everywhere, then finish the abort; whoever asks meanwhile gets the same answer."""
+        waiting = self._aborting.get(first.transaction_id)
+        if waiting is not None:
+            waiting.extend(tickets)
+            return
+        self._aborting[first.transaction_id] = list(tickets)
+        nursery.start_soon(self._round, core, first)
+
+    async def _round(self, core: ManagerCore, first: RollFirst) -> None:
+        deadline_s = trio.current_time() + self._settings.abort_deadline_s
+        reached = await roll_back(self._where, self._ask, first.pointers, deadline_s)
+        if self.core is not core:
+            return  # it fell: those who waited know, and the next one goes round again
+        ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
+        self._return(ticket)
+        answer: object
+        try:
+            answer = await ticket.wait(lambda _: None)
+        except PlainsongError as error:
+            answer = error
+        if self.core is core:
+            for each in self._aborting.pop(first.transaction_id, ()):
+                each.settle(answer)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _forsake(self, nothing_happened: Callable[[], PlainsongError]) -> None:
+        """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
+        for ticket in (*self._frozen, *self._closing.forsake()):
+            ticket.settle(nothing_happened())
+        self._frozen.clear()
+        rolling = [ticket for waiting in self._aborting.values() for ticket in waiting]
+        self._aborting.clear()
+        for ticket in (*rolling, *self._returning):
+            ticket.settle(outcome_unknown("the transaction service fell, or is leaving"))
+        self._returning.clear()
+
+    def _now(self) -> Now:
+        return Now(self._clock.now_ms(), trio.current_time())
+
+
+def _fell() -> TransactionsUnavailable:
+    return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
+
+
+def _as_ticket(ticket: object) -> Ticket[Any]:
+    return ticket  # type: ignore[return-value]  # the core gives back what it was given
+
+
+# --- serving mirrors -------------------------------------------------------------------------------
+#
+# What the transaction service says to those who read, here and at other instances: how far it is, and that it is
+# so.
+
+
+#: Instances that wait for changes at the same time.
+MAX_REPLICAS = 1_000
+
+
+class ReplicaServer:
+    """Answers for one service; where others may claim it, never without having seen that it is still the one."""
+
+    def __init__(
+        self, store: Store, actor: TransactionActor, supervision: Supervision, deposed: Callable[[], object]
+    ) -> None:
+        """``deposed``: called when the store says that another instance has claimed the service."""
+        self._store = store
+        self._actor = actor
+        self._supervision = supervision
+        self._deposed = deposed
+        self._checking = SingleFlight(self._check)
+        self._waiting = 0
+
+    async def fresh(self) -> None:
+        """See ``TransactionService.fresh``."""
+        await self._supervision.tried()
+        self._here()
+        if self._store.traits.shared:
+            await self._checking()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def _check(self) -> None:
+        core, claim = self._here(), self._actor.claim
+        assert claim is not None  # there is a core
+        try:
+            await self._store.check(claim)
+        except Deposed:
+            self._deposed()
+            raise service_moved() from None
+        except PlainsongError as error:
+            raise TransactionsUnavailable(error.detail, hint="ask again") from error
+        if self._actor.core is not core:
+            raise service_not_loaded()
+
+    async def sync(self, known: Version, wait_ms: int) -> Synced:
+        """See ``TransactionService.sync``."""
+        await self._supervision.tried()
+        self._here()
+        if wait_ms and known == self._actor.changes.version:
+            await self._change(wait_ms)
+        await self.fresh()
+        return synced(self._here(), self._actor.changes, known)
+
+    async def _change(self, wait_ms: int) -> None:
+        if self._waiting >= MAX_REPLICAS:
+            raise Overloaded(f"{self._waiting} instances wait for the transaction service")
+        self._waiting += 1
+        try:
+            with trio.move_on_after(wait_ms / 1000):
+                await self._actor.changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _here(self) -> ManagerCore:
+        if self._supervision.elsewhere:
+            raise service_moved()
+        if self._actor.core is None:
+            raise service_not_loaded()
+        return self._actor.core
+
+
+# --- unanswered ------------------------------------------------------------------------------------
+#
+# What those hear whose request was under way when the transaction service fell, or another instance took it.
+
+
+#: Asks that change nothing, so that a failure cannot leave their outcome open.
+TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
+
+
+def outcome_unknown(why: str) -> OutcomeUnknown:
+    """Nobody knows."""
+    return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
+
+
+def fail_transaction_requests(
+    tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException, *, shared: bool
+) -> None:
+    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
+
+    ``shared``: unless another instance has the service, whose word may be another one.
+    """
+    refused = [ticket for ticket, answer in step.answers if isinstance(answer, PlainsongError)] if step else []
+    for ticket, answer in step.answers if step and not shared else ():
+        if isinstance(answer, PlainsongError):
+            ticket.settle(answer)  # type: ignore[attr-defined]  # the core gives back what it was given
+    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
+    nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
+    nothing_happened |= isinstance(error, Deposed) and error.happened is False
+    for ticket in tickets:
+        if not (nothing_happened or isinstance(ticket.ask, TRANSACTION_READS) or ticket in refused):
+            ticket.settle(outcome_unknown(why))
+        elif isinstance(error, Deposed):
+            ticket.settle(service_moved())
+        else:
+            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from bench import bodies
 from bench.daemon import Daemon, daemon, resident_mb
+from bench.doors import serve_bare
 from bench.generator import run_load
 from bench.raw import TOPIC
 from bench.rounds import Row, Section, Spread
-from bench.servers import serve_bare, server
+from bench.servers import server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

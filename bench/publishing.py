@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from bench import bodies
 from bench.daemon import Daemon, daemon
+from bench.doors import serve_bare, serve_lane
 from bench.generator import run_load
 from bench.raw import TOPIC, RawStore, raw_store
 from bench.rounds import Row, Section, Spread, in_turns
-from bench.servers import serve_bare, serve_lane, server
+from bench.servers import server
 from broker.config.core import CommitConfig
 
 if TYPE_CHECKING:

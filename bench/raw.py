@@ -18,7 +18,7 @@ from protocol.effects import Table
 from protocol.ids import pack_position
 from protocol.keys import generation_prefix
 from protocol.rows import plain_head
-from storage.leveldb.options import LevelDBOptions
+from storage.leveldb.database import LevelDBOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from protocol.cluster.assignment import Member, draw
 from protocol.keys import metadata_key
 from protocol.names import TopicName
-from storage.hbase.tables import HASHES, hashed
+from storage.hbase.layout import HASHES, hashed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

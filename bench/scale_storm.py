@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.hbase.epochs import BLOCK
+from storage.hbase.owners import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

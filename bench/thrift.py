@@ -20,11 +20,11 @@ from protocol.ids import pack_position
 from protocol.keys import generation_prefix, stop_after
 from protocol.rows import plain_head
 from storage.hbase.gateway import Gateway, thrift
-from storage.hbase.packed import CELL
+from storage.hbase.layout import CELL, hashed
 from storage.hbase.pool import Pool
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore
-from storage.hbase.tables import Tables, hashed
+from storage.hbase.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.clock import SystemClock
+from actors.cache import CacheBudget
 from actors.directory import Directory
-from actors.invalid_pass import InvalidPass
+from actors.invalid_list import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
 from actors.namespaces import Namespaces
+from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
-from actors.pointer_index import PointerIndex
-from actors.scan_cache import CacheBudget
-from actors.space import SpaceGuard
-from actors.topic import Surroundings
+from actors.pointers import PointerIndex
+from actors.topic import TopicEnvironment
 from broker.access import AccessLog
 from broker.authorities import build_authority
 from broker.cluster.cluster import Cluster
@@ -77,7 +76,7 @@ async def build_service(
     )
     if ownership is None:
         metrics.on_deposed = Contention(place_of(config))
-    around = Surroundings(
+    around = TopicEnvironment(
         store=store,
         clock=clock,
         space=space,

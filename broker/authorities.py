@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from actors.enlistments import Enlistments
 from actors.ownership import Alone
+from actors.pointers import Enlistments
+from actors.replica import RoutedTransactions
 from actors.tephra import ForeignTephra
-from actors.transaction_actor import SERVICE_NAME
-from actors.transactions import TransactionService
-from actors.transactions_anywhere import TransactionsAnywhere
+from actors.transactions import SERVICE_NAME, TransactionService
 from broker.config.values import parse_address
 from protocol.errors import TransactionsUnavailable
 from protocol.transactions.manager.settings import TransactionSettings
 
 if TYPE_CHECKING:
-    from actors.clock import Clock
-    from actors.invalid_pass import InvalidList
-    from actors.mirror import Peer
+    from actors.decisions import AskTopic
+    from actors.invalid_list import InvalidList
+    from actors.observe import Clock, TransactionObserver
     from actors.ownership import Ownership
-    from actors.pointer_index import PointerIndex
-    from actors.transactions import AskTopic, TransactionObserver
+    from actors.pointers import PointerIndex
+    from actors.replica import Peer
     from broker.config.transacting import TransactionsConfig
     from protocol.transactions.authority import Standing
     from protocol.transactions.view import View
@@ -82,7 +81,7 @@ class Authority:
     transactions: Transactions = field(default_factory=SwitchedOff)
     own: TransactionService | None = None
     """The same, where it is this daemon's own service, and nobody else's."""
-    anywhere: TransactionsAnywhere | None = None
+    anywhere: RoutedTransactions | None = None
     """The same, where others may have the service: it is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
     """The same, where it is a Tephra."""
@@ -137,7 +136,7 @@ class Authority:
         if waiting.cancelled_caught:
             log.warning("transactions are not decided yet")
 
-    async def _run(self, embedded: TransactionService | TransactionsAnywhere, loaded: trio.Event) -> None:
+    async def _run(self, embedded: TransactionService | RoutedTransactions, loaded: trio.Event) -> None:
         try:
             await embedded.run(loaded.set)
         finally:
@@ -178,7 +177,7 @@ def build_authority(
             TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
         )
         if store.traits.shared:
-            anywhere = TransactionsAnywhere(build, ownership or Alone(), pointers, peer)
+            anywhere = RoutedTransactions(build, ownership or Alone(), pointers, peer)
             return Authority(anywhere, anywhere=anywhere)
         service = build()
         return Authority(service, own=service)

@@ -9,9 +9,8 @@ from broker.logs import counters as log_counters
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from actors.clock import Clock
     from actors.directory import Directory
-    from actors.space import SpaceGuard
+    from actors.observe import Clock, SpaceGuard
     from broker.cluster.membership import Membership
     from broker.http.bodies import BodyBudget
     from broker.metrics import Metrics

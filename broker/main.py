@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.one_authority import keep_authority
+from actors.authority import keep_authority
 from broker.assembling import build_service
 from broker.authorities import told
 from broker.cluster.joining import enter, find_others, hand_over, move_in_portions, shown
@@ -38,7 +38,7 @@ from broker.metrics import Metrics
 from broker.notify import Notifier
 from broker.running import Running
 from broker.stores import fitted, open_store, place_of
-from storage.copying.progress import refuse_unfinished
+from storage.copy_parts import refuse_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,11 +12,10 @@ from broker.http.answers import AnswerBudget
 from broker.rates import Rates
 
 if TYPE_CHECKING:
-    from actors.clock import Clock
     from actors.directory import Directory
     from actors.namespaces import Namespaces
-    from actors.pointer_index import PointerIndex
-    from actors.space import SpaceGuard
+    from actors.observe import Clock, SpaceGuard
+    from actors.pointers import PointerIndex
     from actors.transactions import TransactionService
     from broker.access import AccessLog
     from broker.authorities import Authority, Transactions

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.config.hbase import HBaseConfig
     from storage.base import Store, StoreTraits
-    from storage.explain import Rows
+    from storage.inspect.explain import RowSource
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         await store.aclose()
 
 
-def look_at_hbase(config: HBaseConfig) -> Rows:
+def look_at_hbase(config: HBaseConfig) -> RowSource:
     """The rows of a store in HBase, for whoever only looks. Raises StoreUnusable."""
-    from storage.hbase.looking import Looking
+    from storage.hbase.store import HBaseRows
 
-    return Looking(_addresses(config), hbase_options(config))
+    return HBaseRows(_addresses(config), hbase_options(config))
 
 
 def _addresses(config: HBaseConfig) -> list[tuple[str, int]]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from plainsong.aio.transaction import AsyncTransactionContext
     from plainsong.core.outcomes import Counts, DroppedMessage
     from plainsong.core.producing.receipts import MessageReceipt
-    from plainsong.errors import PlainsongError
     from plainsong.ids import MessageId
     from plainsong.messages import Held, Message, Outgoing, Page, Receipt, Seen
     from plainsong.positions import FilePosition, ServerPosition
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from plainsong.sync.transaction import TransactionContext
     from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
     from plainsong.transactions.values import Transaction, TransactionStatus
+    from protocol.errors import PlainsongError
 
 #: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
 _HOMES = {

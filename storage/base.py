@@ -1,4 +1,6 @@
-"""What every store promises: ordered rows of bytes in three tables, sized to what the weakest can honour.
+"""What every store promises: ordered rows of bytes in three tables, sized to what the weakest store can honour.
+
+What every store promises: ordered rows of bytes in three tables, sized to what the weakest can honour.
 
     each row is whole or absent                       also after a crash, at any moment
     a commit is durable when ``write`` returns        and until then may be partly there, in order
@@ -10,13 +12,16 @@ each store really promises; ``tests/storage/contract.py`` holds all of them to t
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from protocol.errors import PlainsongError, StorageFailed
+from protocol.rows import HAS_POINTER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from protocol.effects import Expect, Operation, Table
     from protocol.names import TopicName
@@ -241,3 +246,65 @@ async def read_rows(
 
     await store.scan(table, start, stop, take, reverse=reverse, first_chunk=min(limit, 1000), values=values)
     return rows
+
+
+# --- chunks ----------------------------------------------------------------------------------------
+#
+# How a scan is cut into lists: few rows first, then many, and never many MiB at once.
+
+
+#: Where lists stop growing: longer ones save nothing any more, and a cancelled reader waits for its list.
+MAX_CHUNK_ROWS = 1000
+#: Bytes of values in a list, unless it is a single row.
+MAX_CHUNK_BYTES = 4 << 20
+#: How many times as long as the list before the next one may be.
+GROWTH = 4
+
+
+def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
+    """``rows`` as lists: ``first_chunk`` rows, then four times as many each, within the bounds above.
+
+    Sizes are counted row by row: how large the next row is, nobody knows before it is read, and an
+    average of the earlier ones would let a thousand large rows through after a thousand small ones.
+    """
+    wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
+    held: list[Row] = []
+    while True:
+        chunk = held
+        held = []
+        size = len(chunk[0][1]) if chunk else 0
+        for row in islice(rows, wanted - len(chunk)):
+            size += len(row[1])
+            if size > MAX_CHUNK_BYTES and chunk:
+                held = [row]
+                break
+            chunk.append(row)
+        if not chunk:
+            return
+        yield chunk
+        wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
+
+
+# --- rolled ----------------------------------------------------------------------------------------
+#
+# What a rollback makes of a row: the same bytes with the sign of the write pointer turned, for every store alike.
+
+
+_I64 = struct.Struct(">q")
+_AFTER_POINTER = 1 + _I64.size
+
+
+def rolled_back(rows: Iterable[Row], pointer: int) -> Iterator[Row]:
+    """Those of ``rows`` that carry ``pointer``, rolled back; others and those already rolled back are left out.
+
+    Rows are told by their first nine bytes alone: also one that cannot be read otherwise must not become visible.
+
+    Raises:
+      ValueError: ``pointer`` is not above 0.
+    """
+    if pointer <= 0:
+        raise ValueError(f"write pointer {pointer} cannot be rolled back")
+    wanted, turned = _I64.pack(pointer), _I64.pack(-pointer)
+    for key, value in rows:
+        if value[1:_AFTER_POINTER] == wanted and value[0] & HAS_POINTER:
+            yield key, value[:1] + turned + value[_AFTER_POINTER:]

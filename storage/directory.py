@@ -1,12 +1,11 @@
-"""The data directory's door: one process inside, a format we read, nothing foreign mixed in.
+"""The data directory: its lock, its FORMAT file, and why a store in it cannot be opened.
 
-plainsong.lock   locked while a daemon is inside; says who
-FORMAT           the layout's number; written last when a directory is made, so with it all else is there
-rows/            the LevelDB
+Why a store cannot be opened: the words of LevelDB and of the system, and what each means here.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -14,19 +13,136 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Self
 
-from storage import format as format_file
-from storage.base import StoreDamaged, StoreInUse, StoreUnusable
-from storage.refusals import DAMAGED_HINT, opening_failed
+from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, StoreTooNew, StoreUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+DAMAGED_HINT = (
+    "keep the daemon stopped, copy the whole directory, look at it with `plainsong store explain`, "
+    "and restore a copy; nothing was changed, and nothing is repaired by itself"
+)
+FULL_HINT = "free some space on this file system and start again; nothing is lost"
+READ_ONLY_HINT = "make the directory writable for this user, or name another one with --data-dir"
+#: Words of LevelDB's messages → the class of a failed opening and what to do. The first match counts.
+_WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (
+    ("No space left", StoreFull, FULL_HINT),
+    ("Disk quota exceeded", StoreFull, FULL_HINT),
+    ("Read-only file system", StoreReadOnly, READ_ONLY_HINT),
+    ("Permission denied", StoreReadOnly, READ_ONLY_HINT),
+    ("Operation not permitted", StoreReadOnly, READ_ONLY_HINT),
+    ("already held", StoreInUse, "stop the other process first"),
+    ("temporarily unavailable", StoreInUse, "stop the other process first"),
+    ("Corruption", StoreDamaged, DAMAGED_HINT),
+    ("No such file", StoreDamaged, DAMAGED_HINT),
+    ("does not exist", StoreDamaged, DAMAGED_HINT),
+)
+
+
+def opening_failed(error: BaseException, path: Path) -> StoreUnusable:
+    """What to raise when LevelDB, or the system, would not let us into ``path``."""
+    text = message_of(error)
+    for words, kind, hint in _WORDS:
+        if words in text:
+            return kind(f"{path}: {text}", hint=hint)
+    return StoreUnusable(f"{path}: {text}")
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's text; LevelDB's own is bytes."""
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        return str(error)
+    said = error.args[0] if error.args else type(error).__name__
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+
+
+# --- format ----------------------------------------------------------------------------------------
+#
+# The FORMAT file: which version of the layout a data directory has, and who wrote it first.
+
+
+FORMAT_NAME = "FORMAT"
+#: A crash while the file is first written leaves this one; it is written anew.
+UNFINISHED_FORMAT_NAME = "FORMAT.tmp"
+#: Raised when rows, keys or files change so that an older version would misread them.
+FORMAT = 1
+_MAX_FORMAT_BYTES = 4096
+
+
+def read_format(directory: Path) -> int | None:
+    """The format of ``directory``; None when the file is not there.
+
+    Raises:
+      StoreTooNew: a newer version wrote it.
+      StoreDamaged: the file says nothing that can be read.
+    """
+    path = directory / FORMAT_NAME
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FORMAT_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        said = json.loads(raw)
+        number, by = said["format"], str(said.get("written_by", "unknown"))
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(number)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StoreDamaged(
+            f"{path} cannot be read: it holds {raw[:60]!r}",
+            hint=f'keep the daemon stopped, copy the directory; FORMAT should read {{"format": {FORMAT}, …}}',
+        ) from None
+    if number > FORMAT:
+        raise StoreTooNew(
+            f"{directory} has format {number}, written by version {by}; this version reads up to {FORMAT}",
+            hint=f"run version {by} or newer; nothing was changed",
+        )
+    return number
+
+
+def write_format(directory: Path) -> None:
+    """Write the file so that after a crash it is there whole or not at all."""
+    temporary = directory / UNFINISHED_FORMAT_NAME
+    text = json.dumps({"format": FORMAT, "written_by": _format_version()}) + "\n"
+    with temporary.open("w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / FORMAT_NAME)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in ``directory`` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _format_version() -> str:
+    try:
+        return version("plainsong")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+# --- directory -------------------------------------------------------------------------------------
+#
+# The data directory's door: one process inside, a format we read, nothing foreign mixed in.
+#
+# plainsong.lock locked while a daemon is inside; says who FORMAT the layout's number; written last when a directory
+# is made, so with it all else is there rows/ the LevelDB
+
+
 LOCK_NAME = "plainsong.lock"
 ROWS_NAME = "rows"
 #: What may stand in a directory that is not ours yet: an unfinished creation, and what mkfs leaves.
-_OURS = {LOCK_NAME, ROWS_NAME, format_file.UNFINISHED_NAME, "lost+found"}
+_OURS = {LOCK_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
 _MAX_HOLDER_BYTES = 4096
 
 
@@ -56,14 +172,14 @@ class DataDirectory:
         path = path.absolute()
         try:
             _create(path)
-            is_new = format_file.read_format(path) is None
+            is_new = read_format(path) is None
             if is_new:
                 _refuse_foreign(path)
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 take_lock(lock, path, fcntl.LOCK_EX)
                 # Looked at again under the lock: another process may have made a store here meanwhile.
-                is_new = format_file.read_format(path) is None
+                is_new = read_format(path) is None
                 if is_new:
                     _refuse_orphans(path / ROWS_NAME)
                 _sign(lock, address)
@@ -81,9 +197,9 @@ class DataDirectory:
           StoreReadOnly, StoreFull, StoreUnusable: it could not be written.
         """
         try:
-            format_file.sync_directory(self.rows)
+            sync_directory(self.rows)
             if self.is_new:
-                format_file.write_format(self.path)
+                write_format(self.path)
                 self.is_new = False
         except OSError as error:
             raise opening_failed(error, self.path) from error
@@ -122,7 +238,7 @@ def _create(path: Path) -> None:
     missing = missing[: next(i for i, part in enumerate(missing) if part.exists())]
     for part in reversed(missing):
         part.mkdir(mode=0o700 if part == path else 0o755, exist_ok=True)
-        format_file.sync_directory(part.parent)
+        sync_directory(part.parent)
 
 
 def _refuse_foreign(path: Path) -> None:

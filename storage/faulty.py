@@ -1,24 +1,19 @@
-"""A store that fails, stalls, loses what was not synced and tears commits: as told, and only then.
+"""A store for tests that fails, stalls, loses what was not synced and tears commits, only as told.
 
-    store = FaultyStore(MemoryStore())
-    store.fail_next("write", applied=2)      the next write leaves two rows and fails
-    store.stall("write")                     writes stop before they do anything, until release("write")
-    store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
-
-It is part of the package, for the tests of whoever builds on it. ``crash`` and torn commits need a MemoryStore inside.
+What a faulty store was told: which calls fail, and which wait at a gate.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
 from protocol.effects import Delete, Put, RollBack, Table, put_one
 from storage.base import StoreError
-from storage.faults import Faults
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -27,11 +22,105 @@ if TYPE_CHECKING:
     from protocol.effects import Expect, Operation
     from protocol.names import TopicName
     from storage.base import Claim, Row, Store, StoreStatistics
-    from storage.faults import Fault, Op
+
+Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """One call that fails."""
+
+    after: int
+    """Calls to let pass first."""
+    applied: bool | int
+    """Whether it happened all the same; a number: so many rows of it."""
+
+
+@dataclass(slots=True)
+class _Gate:
+    opened: trio.Event = field(default_factory=trio.Event)
+    reached: trio.Event = field(default_factory=trio.Event)
+
+
+class Faults:
+    """The faults of one store, told synchronously, so that a hypothesis machine can tell them between its steps."""
+
+    def __init__(self) -> None:
+        #: How often each operation was called.
+        self.calls: Counter[Op] = Counter()
+        self._faults: defaultdict[Op, list[Fault]] = defaultdict(list)
+        self._gates: dict[Op, _Gate] = {}
+
+    def fail_next(self, op: Op, *, applied: bool | int = False, after: int = 0) -> None:
+        """Let a call of ``op`` raise StoreError; a write or discard also leaves the store to be claimed again.
+
+        Args:
+          op: the operation.
+          applied: whether it happened all the same; a number: so many rows of it.
+          after: calls of ``op`` to let pass first.
+        """
+        self._faults[op].append(Fault(after, applied))
+
+    def fail_no_more(self) -> None:
+        """Forget the faults that have not come yet."""
+        self._faults.clear()
+
+    def stall(self, op: Op) -> None:
+        """Let calls of ``op`` wait, before they do anything, until ``release``."""
+        self._gates.setdefault(op, _Gate())
+
+    async def stalled(self, op: Op) -> None:
+        """Return when a call of ``op`` waits; ``stall`` was called before."""
+        await self._gates[op].reached.wait()
+
+    def release(self, op: Op) -> None:
+        """Let the stalled calls of ``op`` go on."""
+        gate = self._gates.pop(op, None)
+        if gate is not None:
+            gate.opened.set()
+
+    def release_all(self) -> None:
+        """Let every stalled call go on."""
+        for op in list(self._gates):
+            self.release(op)
+
+    async def arrive(self, op: Op) -> Fault | None:
+        """Count a call of ``op``, wait at its gate, and give the fault that is due."""
+        self.calls[op] += 1
+        fault = self._due(op)
+        await trio.lowlevel.checkpoint()
+        gate = self._gates.get(op)
+        if gate is not None:
+            gate.reached.set()
+            await gate.opened.wait()
+        return fault
+
+    def _due(self, op: Op) -> Fault | None:
+        due = None
+        for fault in list(self._faults[op]):
+            if fault.after == 0 and due is None:
+                due = fault
+                self._faults[op].remove(fault)
+            elif fault.after > 0:
+                fault.after -= 1
+        return due
+
+
+# --- faulty ----------------------------------------------------------------------------------------
+#
+# A store that fails, stalls, loses what was not synced and tears commits: as told, and only then.
+#
+#     store = FaultyStore(MemoryStore())
+#     store.fail_next("write", applied=2)      the next write leaves two rows and fails
+#     store.stall("write")                     writes stop before they do anything, until release("write")
+#     store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
+#
+# It is part of the package, for the tests of whoever builds on it. ``crash`` and torn commits need a MemoryStore
+# inside.
 
 
 class FaultyStore(Faults):
-    """``storage.base.Store`` around another one, with the faults of ``storage.faults`` and power cuts on demand."""
+    """``storage.base.Store`` around another one, with the faults of ``storage.faulty`` and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__()

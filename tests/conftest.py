@@ -79,7 +79,8 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory):
     """A ZooKeeper that serves; who needs one to kill starts one."""
-    from tests.zookeeper_server import ZooKeeperServer, why_not  # here, so that the inner rings need no HBase
+    from tests.hbase_server import why_not  # here, so that the inner rings need no HBase
+    from tests.zookeeper_server import ZooKeeperServer
 
     lacking = why_not()
     if lacking is not None:

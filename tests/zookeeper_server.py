@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from tests.hbase_server import QUICK_JVM, ROOT, SMALL, free_ports
-from tests.hbase_server import why_not as why_not
 
 JARS = ROOT / ".cache/hbase/2.6.1/*"
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 
-from actors.failing import READS
+from actors.topic import TOPIC_READS
 from broker.cluster.owners import PATIENCE_S
 from protocol.topic.asks import Look
 from protocol.topic.pointer_asks import ClosePointers, RollBackPointer
@@ -52,7 +52,7 @@ class AskAnywhere:
             del owner, waited_ms
             return cast("A", (await link.call("ask", told_ask(name, ask))).value)
 
-        again = isinstance(ask, (*READS, *SETTLES))
+        again = isinstance(ask, (*TOPIC_READS, *SETTLES))
         return await self._owners.do(name, here, there, only_looks=again, patience_s=lambda: patience_s)
 
 

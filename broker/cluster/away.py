@@ -11,7 +11,7 @@ import trio
 
 from broker.handlers.publish import LOOP_BYTES
 from broker.handlers.stream import REQUEST_BYTES, StreamBounds, encoded_answer
-from broker.peering.link import LinkBroken
+from broker.peering.answers import LinkBroken
 from protocol.codec import stream as codec
 from protocol.errors import NoOwner, OutcomeUnknown, Overloaded, PlainsongError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from actors.ownership import Instance
     from broker.http.bodies import Holding
-    from broker.peering.link import Channel
+    from broker.peering.channels import Channel
 
 #: Messages that came together travel as one, up to so many bytes.
 JOINED_BYTES = 64 << 10

@@ -17,7 +17,7 @@ from broker.cluster.streaming import serve_stream
 from broker.handlers.paged import read_within
 from broker.http.respond import answer_to
 from broker.http.status import only_plain
-from broker.peering.link import Reply
+from broker.peering.answers import Reply
 from broker.views.reach import Here, Since
 from protocol.errors import BadRequest, NoOwner, ShuttingDown
 from protocol.names import TopicName

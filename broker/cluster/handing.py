@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.peering.link import LinkBroken, Reply
+from broker.peering.answers import LinkBroken, Reply
 from protocol.errors import BadRequest, PlainsongError
 from protocol.names import TopicName
 

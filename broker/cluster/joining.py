@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.clock import SystemClock
+from actors.observe import SystemClock
 from broker.cluster.portions import Portions
 from broker.config.clustering import parse_ensemble
 from broker.config.values import parse_address

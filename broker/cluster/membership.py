@@ -32,7 +32,7 @@ from protocol.errors import ClusterUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from actors.clock import Clock
+    from actors.observe import Clock
     from broker.config.clustering import Ensemble
     from protocol.cluster.assignment import Assignment
     from protocol.cluster.placement import Placement

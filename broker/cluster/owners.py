@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import trio
 
-from broker.peering.link import LinkBroken
+from broker.peering.answers import LinkBroken
 from protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from broker.cluster.held_answers import COLLECTED_BYTES, collected, held
 from broker.http.answers import admitted
 from broker.http.exchange import OWNER_HEADER, HotRequest, HttpAnswer
 from broker.http.respond import begun
-from broker.peering.link import Reply
+from broker.peering.answers import Reply
 from broker.views.route import ViewRequest
 from protocol.errors import MalformedBody
 from protocol.page import Page

@@ -10,7 +10,7 @@ import trio
 
 from broker.cluster.owners import PATIENCE_S
 from broker.cluster.passing import heard_answer, heard_page, told_view
-from broker.peering.link import LinkBroken
+from broker.peering.answers import LinkBroken
 from broker.views.many import poll_many
 from broker.views.reach import Here
 from protocol.errors import NoOwner, PlainsongError, ShuttingDown

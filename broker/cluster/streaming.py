@@ -18,7 +18,7 @@ from broker.cluster.away import AwayLeg
 from broker.cluster.owners import PATIENCE_S
 from broker.handlers.stream import PublishStream
 from broker.http.exchange import OWNER_HEADER
-from broker.peering.link import LinkBroken
+from broker.peering.answers import LinkBroken
 from protocol.errors import MalformedBody, NoOwner, ShuttingDown
 from protocol.names import topic_name
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.cluster.owners import Owners, Search
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
-    from broker.peering.serving import ServedChannel
+    from broker.peering.channels import ServedChannel
     from broker.service import Service
 
 #: In front of answers that travel: how many requests of the conversation are answered with them.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.mirror import PATIENCE_S, PAUSES_S
+from actors.replica import PATIENCE_S, PAUSES_S
 from broker.cluster.transacting import LinkedPeer
 from broker.thrift.methods import TephraMethods, failure
 from protocol.errors import NoOwner, PlainsongError

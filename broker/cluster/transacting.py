@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.supervision import moved
-from actors.transaction_actor import SERVICE_NAME
-from broker.peering.link import LinkBroken, Reply
+from actors.actor import service_moved
+from actors.transactions import SERVICE_NAME
+from broker.peering.answers import LinkBroken, Reply
 from broker.thrift.methods import TephraMethods
 from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
 from protocol.names import topic_name
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkedPeer:
-    """Implements ``actors.mirror.Peer``: the service at the instance that owns it now."""
+    """Implements ``actors.replica.Peer``: the service at the instance that owns it now."""
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
         """``owners``: the way to other instances, once it is there."""
@@ -73,7 +73,7 @@ class LinkedPeer:
         owners = self._owners()
         owner = owners.elsewhere(SERVICE_NAME)
         if owner is None:
-            raise moved()
+            raise service_moved()
         try:
             link = await owners.links.to(owner.address)
             answering = link.call(kind, value, body, deadline_s=deadline_s)
@@ -131,7 +131,7 @@ class TransactionCalls:
     def _home(self) -> TransactionService:
         home = self._service.embedded
         if home is None:
-            raise moved()
+            raise service_moved()
         return home
 
     async def _sync(self, call: Call) -> Reply:

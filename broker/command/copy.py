@@ -25,15 +25,14 @@ from plainsong.cli.verb import Verb, json_option
 from protocol.errors import InvalidName, PlainsongError
 from protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable
-from storage.copying.copying import Asked, Copying, NotTheSame, refuse_differences
+from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from broker.config.hbase import HBaseConfig
-    from storage.copying.copying import Compared
-    from storage.copying.parts import Part
-    from storage.copying.surveying import Figures
+    from storage.copy_parts import Figures, Part
+    from storage.copying import PartComparison
 
 #: The line that says how far it has come is written again this often at most.
 EVERY_S = 0.25
@@ -78,7 +77,7 @@ def copy(
     settings = config.storage.hbase
     try:
         urls = [StoreUrl.parse(each, settings.table_prefix) for each in (source, target)]
-        asked = Asked(str(urls[0]), tuple(sorted({_topic(each) for each in topics})) or None)
+        asked = CopyRequest(str(urls[0]), tuple(sorted({_topic(each) for each in topics})) or None)
     except (ValueError, InvalidName) as error:
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if urls[0] == urls[1]:
@@ -103,7 +102,7 @@ def _topic(text: str) -> TopicName:
 
 
 async def _copy(
-    source_url: StoreUrl, target_url: StoreUrl, asked: Asked, settings: HBaseConfig, told: Told, instead: str
+    source_url: StoreUrl, target_url: StoreUrl, asked: CopyRequest, settings: HBaseConfig, told: Told, instead: str
 ) -> None:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_named(source_url, settings, make=False))
@@ -111,7 +110,7 @@ async def _copy(
             target = await stack.enter_async_context(open_to_look(target_url, settings))
         else:
             target = await stack.enter_async_context(open_named(target_url, settings, make=not instead))
-        copying = Copying(source, target, asked, tell=told.step)
+        copying = CopyRun(source, target, asked, tell=told.step)
         if instead == "dry-run":
             found = await copying.look()
             await copying.refuse(found)
@@ -128,7 +127,7 @@ def _failed(error: PlainsongError) -> CommandFailed:
     code = Exit.UNAVAILABLE
     if isinstance(error, StoreUnusable):
         code = Exit.STORE
-    elif isinstance(error, NotTheSame | Deposed):
+    elif isinstance(error, StoresDiffer | Deposed):
         code = Exit.FAILED
     hint = error.hint or ("run it again: it goes on where it ended" if code is Exit.UNAVAILABLE else "")
     failed = CommandFailed(error.detail, hint=hint, code=code)
@@ -172,7 +171,7 @@ class Told:
         self._table(rows)
         self._end("would copy", "dry-run", [figures for _, figures, _ in rows], same=None)
 
-    def compared(self, compared: Sequence[Compared], verb: str) -> None:
+    def compared(self, compared: Sequence[PartComparison], verb: str) -> None:
         """What was copied, or compared, with the digests of both sides."""
         self.clear()
         self._table([(each.part.label, each.source, each.target) for each in compared])

@@ -18,14 +18,14 @@ from protocol.effects import Table
 from protocol.errors import InvalidMessageId
 from protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
 from storage.base import StoreUnusable
-from storage.explain import Choice, explain, walk
-from storage.readonly import open_stopped
+from storage.inspect.explain import RowFilter, explain, walk
+from storage.inspect.readonly import open_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from storage.describe import Described
-    from storage.explain import Rows
+    from storage.inspect.describe import DescribedRow
+    from storage.inspect.explain import RowSource
 
 _TABLES = {table.name.lower(): table for table in Table}
 _WHERE = (
@@ -99,11 +99,11 @@ def dump(
     if topic is not None and ":" in topic:
         # As explain and dump themselves print it.
         namespace, topic = topic.split(":", 1)
-    choice = Choice(namespace, topic, generation, first, stop, chosen)
+    choice = RowFilter(namespace, topic, generation, first, stop, chosen)
     left = limit
     shown = 0
 
-    def show(row: Described) -> bool:
+    def show(row: DescribedRow) -> bool:
         nonlocal left, shown
         if choice.takes(row):
             shown += 1
@@ -145,7 +145,7 @@ def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ..
 
 
 @contextmanager
-def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> Iterator[Rows]:
+def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> Iterator[RowSource]:
     config = load_settings(file, data_dir, None, sets).config
     try:
         if config.storage.kind == "hbase":

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.describe import Described
-    from storage.explain import GenerationSummary, Summary, TopicSummary
+    from storage.inspect.describe import DescribedRow
+    from storage.inspect.explain import GenerationSummary, Summary, TopicSummary
 
 _MAX_SHOWN_BYTES = 60
 
 
-def row_line(row: Described) -> str:
+def row_line(row: DescribedRow) -> str:
     """One row as one line."""
     where = f"{row.name} g{row.generation}" if row.name is not None else ""
     if row.problem:
@@ -23,7 +23,7 @@ def row_line(row: Described) -> str:
     return f"{row.kind:8} {where}  {text}{_payload(row)}"
 
 
-def _payload(row: Described) -> str:
+def _payload(row: DescribedRow) -> str:
     payload = row.message.payload if row.message is not None else None
     if payload is None:
         return ""

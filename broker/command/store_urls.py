@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from broker.config.values import parse_addresses
 from broker.stores import hbase_options
 from storage.base import StoreUnusable
-from storage.format import read_format
+from storage.directory import opening_failed, read_format
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore
-from storage.refusals import opening_failed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,19 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - dataclasses and readers resolve annotations
 
 from broker.config.hbase import HBaseConfig
-from broker.config.meaning import (
-    GIB,
-    KIB,
-    MIB,
-    TIB,
-    choice,
-    count,
-    milliseconds,
-    path,
-    seconds,
-    size,
-    whole_seconds,
-)
+from broker.config.meaning import GIB, KIB, MIB, TIB, choice, count, milliseconds, path, seconds, size, whole_seconds
 
 _CENTURY_S = 100 * 365 * 86_400
 

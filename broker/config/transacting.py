@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.config.meaning import (
-    GIB,
-    KIB,
-    MIB,
-    choice,
-    count,
-    optional_address,
-    seconds,
-    size,
-    switch,
-    whole_seconds,
-)
+from broker.config.meaning import GIB, KIB, MIB, choice, count, optional_address, seconds, size, switch, whole_seconds
 
 _CENTURY_S = 100 * 365 * 86_400
 

@@ -13,7 +13,7 @@ from broker.cluster.passing import answered, heard_hot, heard_view
 from broker.front.streams import serve_conversation
 from broker.handlers.publish import off_loop, published
 from broker.http.status import only_plain, status_of
-from broker.peering.link import Reply
+from broker.peering.answers import Reply
 from protocol.codec import JSON
 from protocol.errors import BadRequest, NoOwner
 from protocol.names import TopicName

@@ -26,8 +26,9 @@ from broker.http.listen import serve_http
 from broker.http.settings import http_settings
 from broker.logs import setup_logs
 from broker.logs.context import process
+from broker.peering.answers import LinkBroken
 from broker.peering.bounds import WITHIN_DAEMON
-from broker.peering.link import Link, LinkBroken
+from broker.peering.link import Link
 
 if TYPE_CHECKING:
     from broker.config import Config

@@ -19,8 +19,8 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed, descriptors
 from broker.front.quick import QuickPublishes
 from broker.http.sockets import bind_together, let_in, shown
+from broker.peering.answers import Reply
 from broker.peering.bounds import WITHIN_DAEMON
-from broker.peering.link import Reply
 from broker.peering.serving import serve_link
 
 if TYPE_CHECKING:

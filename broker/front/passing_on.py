@@ -15,8 +15,8 @@ from broker.cluster.passing import heard_answer, told_hot, told_view
 from broker.front.streams import FrontStream
 from broker.handlers.publish import answer_publish, off_loop, read_publish
 from broker.http.exchange import HOT_PATHS, HotHandler
+from broker.peering.answers import LinkBroken
 from broker.peering.bounds import INLINE_BYTES
-from broker.peering.link import LinkBroken
 from broker.views.table import ROUTES
 from protocol.codec import JSON
 from protocol.errors import Internal, NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
     from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
-    from broker.peering.link import Link, Reply
+    from broker.peering.answers import Reply
+    from broker.peering.link import Link
     from broker.service import Service
     from broker.views.route import Route, ViewRequest
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.away import AwayLeg
 from broker.cluster.streaming import converse
-from broker.peering.link import LinkBroken
+from broker.peering.answers import LinkBroken
 from protocol.errors import Internal, ShuttingDown
 from protocol.names import topic_name
 from protocol.peering.vocabulary import VOCABULARY
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from actors.ownership import Instance
     from broker.http.bodies import Holding
     from broker.http.conversation import Conversation
-    from broker.peering.link import Channel
-    from broker.peering.serving import ServedChannel
+    from broker.peering.channels import Channel, ServedChannel
 
     Opens = Callable[[], Awaitable[Channel]]
 

@@ -7,7 +7,7 @@ from binascii import b2a_base64
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors.supervision import moved
+from actors.actor import service_moved
 from broker.handlers.publish import off_loop
 from broker.handlers.query import one_of, parse_query
 from broker.http.exchange import HttpAnswer
@@ -96,7 +96,7 @@ def embedded(service: Service) -> TransactionService:
     if service.embedded is not None:
         return service.embedded
     if service.decider.anywhere is not None:
-        raise moved()
+        raise service_moved()
     if service.config.transactions.service == "tephra":
         where = service.config.transactions.tephra
         raise TransactionsUnavailable("a Tephra decides here", hint=f"begin and end transactions at {where}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.http.sockets import split_bind
+from broker.peering.answers import LinkBroken
 from broker.peering.bounds import BETWEEN_INSTANCES, LinkBounds
-from broker.peering.link import Link, LinkBroken
+from broker.peering.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.cluster.routing import TRANSACTIONS
-from broker.peering.link import LinkBroken, Reply
+from broker.peering.answers import LinkBroken, Reply
 from broker.views.route import json_answer
 from protocol.cluster.assignment import Member
 from protocol.cluster.placement import Placement, instance_name

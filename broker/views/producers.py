@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from actors.load_producers import producer_of
+from actors.reading import producer_of
 from broker.handlers.producing import asked_to_open
 from broker.handlers.query import whole_number
 from broker.handlers.transactions import longs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from actors.supervision import moved
+from actors.actor import service_moved
 from broker.handlers.query import one_of, whole_number
 from broker.handlers.transactions import (
     begun_answer,
@@ -127,7 +127,7 @@ async def pruning(service: Service, request: ViewRequest) -> HttpAnswer:
     invalids = service.decider.invalids
     if invalids is None:
         if service.decider.has_list:
-            raise moved()
+            raise service_moved()
         invalids = embedded(service)
     figures = invalids.pruning()
     kept_because = figures.kept_because

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from plainsong.cli.times import now_ms
-from plainsong.errors import PlainsongError
+from protocol.errors import PlainsongError
 from protocol.ids import FIRST_BOUND, after
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pipeline.maintain.asking import check_unchanged
 from pipeline.maintain.place import Place, check_same, cut_for, unreachable
 from pipeline.maintain.working import Worked, work
 from plainsong.cli.exits import CommandFailed
-from plainsong.errors import GenerationChanged, TopicNotFound
-from protocol.errors import PlainsongError
+from protocol.errors import GenerationChanged, PlainsongError, TopicNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,20 +9,12 @@ import click
 from pipeline.job import Run, job_options
 from pipeline.maintain.asking import store_kind
 from pipeline.maintain.looking import look_at
-from pipeline.maintain.shown import (
-    HEADINGS,
-    PLAN_HEADINGS,
-    as_json,
-    plan_rows,
-    pruning_facts,
-    pruning_json,
-    row_of,
-)
+from pipeline.maintain.shown import HEADINGS, PLAN_HEADINGS, as_json, plan_rows, pruning_facts, pruning_json, row_of
 from plainsong.cli import tables
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.patterns import chosen
 from plainsong.cli.verb import Verb
-from plainsong.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
+from protocol.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
 
 if TYPE_CHECKING:
     from pipeline.maintain.looking import Look

@@ -14,11 +14,12 @@ from protocol.effects import Table
 from protocol.errors import PlainsongError
 from protocol.keys import metadata_key, stop_after, topic_prefix
 from protocol.records import Metadata
+from storage.hbase.layout import hashed
 from storage.hbase.pool import Pool
-from storage.hbase.scanning import Range, some
+from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore
-from storage.hbase.tables import Tables, hashed
+from storage.hbase.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -68,10 +69,10 @@ class Place:
         options = HBaseOptions(self.table_prefix, self.timeout_s, max_connections=4, create_tables=False)
         return await HBaseStore.open(self.addresses, options)
 
-    def rows(self, part: KeyRange) -> Range:
+    def rows(self, part: KeyRange) -> ScanRange:
         """The part as HBase's rows: each has the key of the last of ours in it."""
         stop = min(hashed(part.start)[:1] + part.stop, stop_after(hashed(topic_prefix(part.start))))
-        return Range(Tables(self.table_prefix)[part.table], hashed(part.start), stop)
+        return ScanRange(Tables(self.table_prefix)[part.table], hashed(part.start), stop)
 
 
 async def check_same(store: HBaseStore, look: Look) -> None:
@@ -97,12 +98,14 @@ async def cut_for(place: Place, whole: KeyRange, parts: int) -> list[KeyRange]:
     """
     async with place.pool() as pool:
         rows = place.rows(whole)
-        ends = [await some(pool, each, 1, timeout_s=place.timeout_s) for each in (rows, rows._replace(reverse=True))]
+        ends = [
+            await first_rows(pool, each, 1, timeout_s=place.timeout_s) for each in (rows, rows._replace(reverse=True))
+        ]
         if not all(ends):
             return []
         bounds: list[bytes] = []
         for bound in shares(ends[0][0].key, ends[1][0].key, parts):
-            found = await some(pool, rows._replace(start=bound), 1, timeout_s=place.timeout_s)
+            found = await first_rows(pool, rows._replace(start=bound), 1, timeout_s=place.timeout_s)
             bounds += [row.key[1:] + b"\x00" for row in found]
     return cut(whole, bounds)
 

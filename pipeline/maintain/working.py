@@ -12,12 +12,11 @@ import trio
 
 from pipeline.maintain.place import Place, count_rows
 from protocol.effects import RollBack, Table
+from storage.cleaning import Sweep, is_message, is_payload
+from storage.hbase.cells import Slots
+from storage.hbase.commit import RowRemover
 from storage.hbase.owners import Owners
-from storage.hbase.removing import Removing
-from storage.hbase.slots import Slots
 from storage.hbase.tables import Tables
-from storage.removable import is_message, is_payload
-from storage.sweep import Sweep
 
 if TYPE_CHECKING:
     from pipeline.maintain.ranges import KeyRange
@@ -69,6 +68,6 @@ async def _roll_back(place: Place, part: KeyRange) -> None:
     tables = Tables(place.table_prefix)
     async with place.pool() as pool:
         owners = Owners(pool, tables, Slots(pool, tables[Table.METADATA]))
-        removing = Removing(pool, tables, owners, timeout_s=place.timeout_s)
+        removing = RowRemover(pool, tables, owners, timeout_s=place.timeout_s)
         for pointer in part.pointers:
             await removing.roll_back(RollBack(part.start, part.stop, pointer))

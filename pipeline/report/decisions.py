@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from plainsong.errors import TransactionsUnavailable
+from protocol.errors import TransactionsUnavailable
 from protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from plainsong.aio.sent import AsyncSent, settle
 from plainsong.core.batches import attempt_of, bug_of, outcome_of
 from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
-from plainsong.errors import BufferFull, Closed, InvalidParameter, MessageDropped, NotSent, PlainsongError
+from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Outgoing, parts_of
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
+from protocol.errors import InvalidParameter, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from plainsong.errors import Closed, PlainsongError
+from plainsong.errors import Closed
+from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

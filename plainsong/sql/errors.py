@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plainsong.errors import Outcome, PlainsongError, Unavailable
+from protocol.errors import Outcome, PlainsongError, Unavailable
 
 
 def first_line(error: BaseException) -> str:

@@ -19,8 +19,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from plainsong.core import calls
 from plainsong.core.effects import Blocking
-from plainsong.errors import PositionChanged, PositionNotSaved
+from plainsong.errors import PositionNotSaved
 from plainsong.sql.errors import first_line
+from protocol.errors import PositionChanged
 from protocol.ids import FIRST_BOUND
 from protocol.names import MAX_NAME_BYTES, reader_name
 

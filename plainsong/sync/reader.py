@@ -6,7 +6,8 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from plainsong.errors import Closed, PlainsongError
+from plainsong.errors import Closed
+from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

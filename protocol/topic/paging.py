@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol.ids import ID_BYTES, before
 from protocol.page import HIDDEN_COUNTED, Page
-from protocol.topic.walk import Walk, key_range
+from protocol.topic.walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """What the actor of a topic knows about it: everything but the messages.
 
-Built from disk by ``actors/load.py``, changed only by the rules of this package, and thrown away when a
+Built from disk by ``actors/loading.py``, changed only by the rules of this package, and thrown away when a
 write fails: the disk is then read again.
 """
 

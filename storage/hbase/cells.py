@@ -1,30 +1,177 @@
-"""Rows of the metadata table that no head decides about: one cell, compared and set, never by an older owner.
+"""Rows of the metadata table: two cells that a topic's head chooses from, or one that is compared and set.
 
-    cell v    epoch:u64  01 value | 00        00: the row is gone
+Rows of the metadata table that belong to a topic or to the service: two cells, of which one counts.
 
-Who writes them has claimed a name without a namespace, and those claims have epochs in the order of time, whatever the
-name (``epochs.py``): so a cell says whether it may be replaced.
-A row that is removed stays as a cell that says so: HBase has no compare-and-delete through its gateway, and a plain
-delete that was long under way would remove what a later owner has put. Such rows are few: properties of namespaces, and
-what whoever opens a store says about it. They count as soon as they are there.
+    cells a, b    stamp  01 value | 00        00: the row is gone
+    governed by   ns:topic:  and  00 kind ns:topic: …     the head of the topic
+                  00 'x' …                                the head of the transaction service
+
+The value is that of the later commit among those that took place. The owner's next value goes into the other cell, by
+compare-and-set, and counts when the commit does; so a value stays readable until the next one is there for good, and
+what an owner that was replaced puts late either finds another cell than it knew, or is never read. Only the owner of
+the head writes here; whatever else is in the table has one cell (``cells.py``).
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
 
-from protocol.keys import DamagedRow
-from storage.base import Deposed, StoreConflict
+from protocol.keys import SERVICE, SYSTEM, DamagedRow, topic_prefix
+from storage.base import Deposed, StoreConflict, StoreError
 from storage.hbase.gateway import thrift
-from storage.hbase.packed import CELL
+from storage.hbase.layout import CELL, FAMILY, STAMP, Stamp
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from storage.hbase.layout import Head
     from storage.hbase.pool import Pool
 
-_EPOCH = struct.Struct(">Q")
+SLOTS = (FAMILY + b":a", FAMILY + b":b")
+#: As ``metadata_key`` makes it of the name under which the transaction service claims.
+SERVICE_PREFIX = b":transactions:"
 _THERE, _GONE = b"\x01", b"\x00"
-_HEAD_BYTES = _EPOCH.size + 1
+_SLOT_HEAD_BYTES = STAMP.size + 1
+#: Rows whose cells are remembered, so that they need not be read before they are written; larger cells are not.
+_MAX_KNOWN = 4096
+_MAX_KNOWN_BYTES = 1024
+_ATTEMPTS = 100
+
+
+def governor(key: bytes) -> bytes | None:
+    """``ns:topic:`` of the head that decides about a row of the metadata table; None: none does."""
+    if not key.startswith(SYSTEM):
+        prefix = topic_prefix(key)
+        return prefix if prefix and prefix == key else None
+    if key.startswith(SYSTEM + SERVICE):
+        return SERVICE_PREFIX
+    return topic_prefix(key[2:]) or None
+
+
+def slot_of(stamp: Stamp, value: bytes | None) -> bytes:
+    """A cell with a value, or (None) one that says that the row is gone."""
+    return stamp.encode() + (_GONE if value is None else _THERE + value)
+
+
+class SlotPair(NamedTuple):
+    """The two cells of a row."""
+
+    a: bytes | None = None
+    b: bytes | None = None
+
+    @classmethod
+    def of(cls, columns: Mapping[bytes, bytes]) -> SlotPair:
+        """From a row of HBase."""
+        return cls(*map(columns.get, SLOTS))
+
+    def stamps(self) -> list[Stamp]:
+        """Of the cells that are there. Raises DamagedRow."""
+        return [_stamp_of(cell) for cell in self if cell]
+
+    def valid(self, head: Head) -> int | None:
+        """Which of the two counts; None: neither. Raises DamagedRow."""
+        counting = [(stamp, at) for at, cell in enumerate(self) if cell and head.counts(stamp := _stamp_of(cell))]
+        return max(counting)[1] if counting else None
+
+    def value(self, head: Head) -> bytes | None:
+        """The row's value; None: there is no such row. Raises DamagedRow."""
+        at = self.valid(head)
+        if at is None:
+            return None
+        cell = self[at]
+        assert cell is not None  # it counts
+        return cell[_SLOT_HEAD_BYTES:] if cell[STAMP.size : _SLOT_HEAD_BYTES] == _THERE else None
+
+    def is_beyond(self, head: Head) -> bool:
+        """Whether a later owner than the head's has written here: the head is not the one that is there now."""
+        return any(cell is not None and _stamp_of(cell).epoch > head.last.epoch for cell in self)
+
+    def put(self, at: int, cell: bytes) -> SlotPair:
+        """With another cell."""
+        return SlotPair(cell, self.b) if at == 0 else SlotPair(self.a, cell)
+
+
+def _stamp_of(cell: bytes) -> Stamp:
+    if cell[STAMP.size : _SLOT_HEAD_BYTES] not in (_THERE, _GONE):
+        raise DamagedRow(f"a metadata cell begins with {cell[:_SLOT_HEAD_BYTES].hex()}")
+    return Stamp(*STAMP.unpack_from(cell))
+
+
+class Slots:
+    """Writes such rows, for the owner of their head."""
+
+    def __init__(self, pool: Pool, table: bytes) -> None:
+        self._pool = pool
+        self._table = table
+        self._known: OrderedDict[bytes, SlotPair] = OrderedDict()
+
+    async def get(self, key: bytes) -> SlotPair:
+        """The cells of a row. Raises StoreError."""
+        rows = await self._pool.call("getRow", self._table, key, {})
+        return SlotPair.of({column: cell.value for column, cell in rows[0].columns.items()}) if rows else SlotPair()
+
+    async def put(self, key: bytes, value: bytes | None, stamp: Stamp, head: Head) -> None:
+        """Put what the row is to be when the commit of ``stamp`` takes place; None: gone.
+
+        Args:
+          head: the owner's, before that commit.
+        Raises:
+          Deposed: a later owner has written it: what it put is not to be taken for something that does not count.
+          StoreError: unknown.
+        """
+        after = slot_of(stamp, value)
+        pair = self._known.pop(key, None)
+        if pair is None:
+            # Most rows that are not known are new ones; a row that has a cell has the first.
+            pair = SlotPair() if value is not None else await self.get(key)
+        for _ in range(_ATTEMPTS):
+            if pair.is_beyond(head):
+                raise Deposed(f"row {key.hex()} was written by a later owner")
+            at = 0 if pair.valid(head) != 0 else 1
+            if pair[at] == after or (value is None and pair.value(head) is None):
+                break
+            if await self._swap(key, SLOTS[at], pair[at], after):
+                pair = pair.put(at, after)
+                break
+            pair = await self.get(key)
+        else:
+            raise StoreError(f"row {key.hex()} of the metadata table is being written by others", hint="try again")
+        self._remember(key, pair)
+
+    async def _swap(self, key: bytes, column: bytes, before: bytes | None, after: bytes) -> bool:
+        mutation = thrift.Mutation(column=column, value=after)
+        return bool(await self._pool.call("checkAndPut", self._table, key, column, before, mutation, {}))
+
+    def _remember(self, key: bytes, pair: SlotPair) -> None:
+        if sum(len(cell or b"") for cell in pair) <= _MAX_KNOWN_BYTES:
+            self._known[key] = pair
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def forget(self, prefix: bytes) -> None:
+        """Nothing is known of the rows that this head governs: others may have written them."""
+        for key in [key for key in self._known if governor(key) == prefix]:
+            del self._known[key]
+
+
+# --- cells -----------------------------------------------------------------------------------------
+#
+# Rows of the metadata table that no head decides about: one cell, compared and set, never by an older owner.
+#
+#     cell v    epoch:u64  01 value | 00        00: the row is gone
+#
+# Who writes them has claimed a name without a namespace, and those claims have epochs in the order of time,
+# whatever the name (``epochs.py``): so a cell says whether it may be replaced. A row that is removed stays as a
+# cell that says so: HBase has no compare-and-delete through its gateway, and a plain delete that was long under way
+# would remove what a later owner has put. Such rows are few: properties of namespaces, and what whoever opens a
+# store says about it. They count as soon as they are there.
+
+
+_EPOCH = struct.Struct(">Q")
+
+_CELL_HEAD_BYTES = _EPOCH.size + 1
 
 
 def cell_of(epoch: int, value: bytes | None) -> bytes:
@@ -36,10 +183,10 @@ def value_in(cell: bytes | None) -> bytes | None:
     """The row's value; None: there is no such row. Raises DamagedRow."""
     if cell is None:
         return None
-    mark = cell[_EPOCH.size : _HEAD_BYTES]
+    mark = cell[_EPOCH.size : _CELL_HEAD_BYTES]
     if mark not in (_THERE, _GONE):
-        raise DamagedRow(f"a metadata cell begins with {cell[:_HEAD_BYTES].hex()}")
-    return cell[_HEAD_BYTES:] if mark == _THERE else None
+        raise DamagedRow(f"a metadata cell begins with {cell[:_CELL_HEAD_BYTES].hex()}")
+    return cell[_CELL_HEAD_BYTES:] if mark == _THERE else None
 
 
 def epoch_in(cell: bytes | None) -> int:

@@ -63,8 +63,6 @@ REFUSALS: tuple[type[Exception], ...] = (
     thrift.AlreadyExists,
     TApplicationException,
 )
-
-
 #: Host and port.
 Address = tuple[str, int]
 

@@ -1,4 +1,6 @@
-"""Who may write a topic, and which of its commits took place: one row a topic, changed by compare-and-set alone.
+"""Owners of topics: epochs for claims, and the head of a topic, which says which of its commits count.
+
+Who may write a topic, and which of its commits took place: one row a topic, changed by compare-and-set alone.
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
     cell h     the head                cell f epoch:u64    a fence: never changed once it is there
@@ -16,22 +18,21 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Literal
 
+import trio
+
 from protocol.effects import Table
-from protocol.keys import metadata_key
+from protocol.keys import SYSTEM, metadata_key
 from storage.base import Claim, Deposed, StoreError
-from storage.hbase import kinds
-from storage.hbase.epochs import Epochs
+from storage.hbase import layout
 from storage.hbase.gateway import thrift
-from storage.hbase.packed import FAMILY
-from storage.hbase.stamps import Head, Stamp, decode_serial, encode_serial
-from storage.hbase.tables import hashed
+from storage.hbase.layout import FAMILY, Head, Stamp, decode_serial, encode_serial, hashed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from protocol.names import TopicName
+    from storage.hbase.cells import Slots
     from storage.hbase.pool import Pool
-    from storage.hbase.slots import Slots
     from storage.hbase.tables import Tables
 
 HEAD = FAMILY + b":h"
@@ -75,7 +76,7 @@ class Owners:
                 if said is None:
                     return Claim(name, epoch)
                 self._kinds[prefix] = said
-                return Claim(name, epoch, lacks=kinds.ALL - said)
+                return Claim(name, epoch, lacks=layout.ALL_KINDS - said)
         raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
@@ -87,11 +88,11 @@ class Owners:
 
     async def _begin_kinds(self, prefix: bytes, head: Head, columns: Mapping[bytes, bytes]) -> set[bytes] | None:
         """The kinds that are said in the head's row, from the topic's first claim on; None: they are not."""
-        if not kinds.are_said(columns):
+        if not layout.are_kinds_recorded(columns):
             if head.last.epoch:
                 return None
             await self._say(prefix, b"")
-        return kinds.kinds_in(columns)
+        return layout.kinds_in(columns)
 
     async def say_kind(self, prefix: bytes, kind: bytes) -> None:
         """Say that the topic may have rows of this kind. Raises StoreError."""
@@ -103,10 +104,10 @@ class Owners:
     def unsaid(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
         """The kinds of these rows, the claimed topic's, that are to be said before a commit with them takes place."""
         said = self._kinds.get(metadata_key(claim.name))
-        return set() if said is None else {kind for key in keys if (kind := kinds.kind_of(key))} - said
+        return set() if said is None else {kind for key in keys if (kind := layout.kind_of(key))} - said
 
     async def _say(self, prefix: bytes, kind: bytes) -> None:
-        mutation = thrift.Mutation(column=kinds.KINDS + kind, value=kinds.SAID)
+        mutation = thrift.Mutation(column=layout.KINDS_COLUMN + kind, value=layout.KIND_PRESENT)
         await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     def next_stamp(self, claim: Claim) -> Stamp:
@@ -214,3 +215,48 @@ def _head_in(columns: Mapping[bytes, bytes]) -> Head:
         if column.startswith(FENCE)
     }
     return Head.decode(columns.get(HEAD), fences)
+
+
+# --- epochs ----------------------------------------------------------------------------------------
+#
+# Epochs for claims: taken from one counter in blocks, so that a thousand claims are not a thousand turns at one
+# row.
+#
+# An epoch is given once, and to one claim. A claim needs one above all that its topic ever had, which its head
+# tells: of a block that others have overtaken nothing is used any more. Claims of names without a namespace, the
+# services, take theirs from the counter itself: what they write where no head decides (``cells.py``) is ordered by
+# epochs alone.
+
+
+#: Where epochs are counted, for all topics: the last one that was given.
+EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + b"o", FAMILY + b":n"
+#: What an instance takes at a time; those that it does not use are nobody's.
+BLOCK = 100
+
+
+class Epochs:
+    """Those of one instance."""
+
+    def __init__(self, pool: Pool, counter: bytes) -> None:
+        """``counter``: the table that it is in."""
+        self._pool = pool
+        self._counter = counter
+        self._block = range(0)
+        self._taking = trio.Lock()
+
+    async def above(self, epoch: int) -> int:
+        """One that is above ``epoch``, which was given before. Raises StoreError."""
+        async with self._taking:
+            if not self._block or self._block[-1] <= epoch:
+                last = await self._count(BLOCK)
+                self._block = range(last - BLOCK + 1, last + 1)
+            self._block = range(max(self._block.start, epoch + 1), self._block.stop)
+            taken, self._block = self._block[0], self._block[1:]
+            return taken
+
+    async def latest(self) -> int:
+        """One above all that were given to whomever. Raises StoreError."""
+        return await self._count(1)
+
+    async def _count(self, step: int) -> int:
+        return int(await self._pool.call("atomicIncrement", self._counter, EPOCHS_KEY, EPOCHS_COLUMN, step))

@@ -1,4 +1,6 @@
-"""Connections to the gateways: bounded, each with one call under way, thrown away when their answer was not awaited.
+"""Connections to the Thrift gateways: a bounded pool, rotation over gateways, and the deadline of retries.
+
+Connections to the gateways: bounded, each with one call under way, thrown away when their answer was not awaited.
 
 A call that fails on the way is made again, on another connection and the next gateway, until its time is over. That is
 right for every call the store makes, because none of them does something else the second time: rows are put if absent
@@ -8,6 +10,7 @@ that lands long after: what it compares with is gone by then, and as stamps are 
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,6 @@ import trio
 
 from storage.base import StoreError
 from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
-from storage.hbase.patience import BROKEN, Patience
-from storage.hbase.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -37,7 +38,7 @@ class Pool:
     """At most ``size`` connections, to gateways at ``addresses`` in turn."""
 
     def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
-        self._turns = Turns(addresses)
+        self._turns = GatewayRotation(addresses)
         self._slots = trio.Semaphore(size)
         #: Scans keep a connection while calls about their rows are made: one is left for those, or all wait for ever.
         self._scans = trio.Semaphore(max(1, size - 1))
@@ -61,14 +62,14 @@ class Pool:
         while True:
             try:
                 return await self._attempt(patience.attempt_s, name, args), patience.failures + 1
-            except BROKEN as error:
+            except BROKEN_CONNECTION as error:
                 await patience.after(error)
 
-    def patience(self, doing: str, timeout_s: float | None = None) -> Patience:
+    def patience(self, doing: str, timeout_s: float | None = None) -> RetryDeadline:
         """With what is done in several attempts; ``timeout_s``: the pool's."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._turns.addresses) > 1 else 1)
-        return Patience(f"{doing} through {self._turns}", timeout_s=timeout_s, attempt_s=attempt_s)
+        return RetryDeadline(f"{doing} through {self._turns}", timeout_s=timeout_s, attempt_s=attempt_s)
 
     async def _attempt(self, attempt_s: float, name: str, args: tuple[object, ...]) -> Any:
         asked: Gateway | None = None
@@ -104,7 +105,7 @@ class Pool:
             except BaseException as error:
                 with trio.CancelScope(shield=True):
                     await gateway.aclose()
-                    if isinstance(error, BROKEN):
+                    if isinstance(error, BROKEN_CONNECTION):
                         await self.suspect(gateway.address, str(error) or repr(error))
                 raise
             else:
@@ -155,9 +156,105 @@ class Pool:
         try:
             with trio.fail_after(_CONNECT_S):
                 gateway = await Gateway.open(address)
-        except (*BROKEN, trio.TooSlowError) as error:
+        except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or f"no answer in {_CONNECT_S:g} s"
             self._turns.failed(address, why)
             raise OSError(f"{self._turns.named(address)}: {why}") from error
         self._turns.answered(address)
         return gateway
+
+
+# --- turns -----------------------------------------------------------------------------------------
+#
+# Which gateway is connected to next: each in its turn, those that failed a moment ago only when there is no other.
+
+
+log = logging.getLogger(__name__)
+#: How long a gateway that failed is left alone, where there are others.
+_AVOIDED_S = 2.0
+
+
+class GatewayRotation:
+    """The gateways, and which of them do not answer."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self.addresses = tuple(addresses)
+        self._next = 0
+        #: Until when those that failed are avoided.
+        self._failed: dict[Address, float] = {}
+
+    def next(self) -> Address:
+        """The next one."""
+        order = [self.addresses[(self._next + step) % len(self.addresses)] for step in range(len(self.addresses))]
+        now_s = trio.current_time()
+        chosen = next((each for each in order if self._failed.get(each, now_s) <= now_s), order[0])
+        self._next = self.addresses.index(chosen) + 1
+        return chosen
+
+    def failed(self, address: Address, why: str) -> None:
+        """It cannot be connected to, broke a connection, or did not answer. Said once, until it answers."""
+        if address not in self._failed:
+            log.warning("an HBase gateway does not answer", extra={"gateway": self.named(address), "why": why})
+        self._failed[address] = trio.current_time() + _AVOIDED_S
+
+    def answered(self, address: Address) -> None:
+        """It was connected to, and said something."""
+        if self._failed.pop(address, None) is not None:
+            log.info("an HBase gateway answers again", extra={"gateway": self.named(address)})
+
+    def named(self, address: Address) -> str:
+        """As it is written in a setting."""
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def __str__(self) -> str:
+        return ", ".join(map(self.named, self.addresses))
+
+
+# --- patience --------------------------------------------------------------------------------------
+#
+# How long attempts at one thing go on, and how they pause: for calls and for scans alike.
+
+
+#: What breaks a connection: another attempt may find another one.
+BROKEN_CONNECTION = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+#: Pauses between attempts; the last one repeats.
+_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
+
+
+class RetryDeadline:
+    """With one thing that is attempted until it is done, or its time is over."""
+
+    def __init__(self, doing: str, *, timeout_s: float, attempt_s: float) -> None:
+        self.failures = 0
+        """Since it began, or went on."""
+        self._doing = doing
+        self._timeout_s = timeout_s
+        self._attempt_s = attempt_s
+        self._deadline_s = trio.current_time() + timeout_s
+
+    @property
+    def attempt_s(self) -> float:
+        """How long the next attempt may take."""
+        return min(self._attempt_s, self.left_s)
+
+    @property
+    def left_s(self) -> float:
+        """How long all further attempts may take."""
+        return max(0.0, self._deadline_s - trio.current_time())
+
+    def went_on(self) -> None:
+        """A part of it is done: the next has all the time again."""
+        self.failures = 0
+        self._deadline_s = trio.current_time() + self._timeout_s
+
+    async def after(self, error: BaseException) -> None:
+        """Pause after an attempt that failed. Raises StoreError: there is no time for another one."""
+        pause_s = _PAUSES_S[min(self.failures, len(_PAUSES_S) - 1)]
+        self.failures += 1
+        if trio.current_time() + pause_s >= self._deadline_s:
+            raise StoreError(
+                f"{self._doing} had no answer in {self._timeout_s:g} s: {str(error) or repr(error)}",
+                hint="are HBase and its Thrift gateways there?",
+            ) from error
+        await trio.sleep(pause_s)

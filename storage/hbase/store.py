@@ -1,4 +1,6 @@
-"""The HBase store: rows of a commit put if absent, which count once the topic's head says so.
+"""The HBase store: rows of a commit are put if absent, and count once the topic's head says so.
+
+The HBase store: rows of a commit put if absent, which count once the topic's head says so.
 
     messages, payloads   packed, one row of HBase for as many rows of a commit as a cell holds; put if absent
     metadata             two cells a row, in turn; compare-and-set
@@ -10,23 +12,21 @@ them or none. Removals of messages and payloads follow.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import trio
 
 from protocol.effects import Table
 from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits, StoreUnusable
-from storage.hbase.cells import Cells
-from storage.hbase.committing import Committing
-from storage.hbase.opening import examine
+from storage.hbase.cells import Cells, Slots
+from storage.hbase.commit import CommitWriter, RowRemover, RowWriter
 from storage.hbase.owners import Owners
 from storage.hbase.pool import Pool
-from storage.hbase.putting import Putting
-from storage.hbase.reading import Reading
-from storage.hbase.removing import Removing
-from storage.hbase.slots import Slots
-from storage.hbase.tables import Tables
-from storage.hbase.tidying import Tidying
+from storage.hbase.read import RowReader
+from storage.hbase.tables import Tables, check_gateways
+from storage.hbase.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from protocol.effects import Expect, Operation
     from protocol.names import TopicName
     from storage.base import Row
+    from storage.hbase.gateway import Address
     from storage.hbase.settings import HBaseOptions
 
 
@@ -51,12 +52,12 @@ class HBaseStore:
         )
         self._pool = pool
         self._owners = Owners(pool, tables, Slots(pool, tables[Table.METADATA]))
-        self._reading = Reading(pool, tables, self._owners, timeout_s=options.timeout_s)
-        self._removing = Removing(pool, tables, self._owners, timeout_s=options.timeout_s)
-        putting = Putting(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
+        self._reading = RowReader(pool, tables, self._owners, timeout_s=options.timeout_s)
+        self._removing = RowRemover(pool, tables, self._owners, timeout_s=options.timeout_s)
+        putting = RowWriter(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
         cells = Cells(pool, tables[Table.METADATA])
-        self._tidying = Tidying(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
-        self._committing = Committing(self._owners, cells, putting, self._removing, options.max_row_bytes)
+        self._tidying = Upkeep(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
+        self._committing = CommitWriter(self._owners, cells, putting, self._removing, options.max_row_bytes)
         #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
@@ -72,7 +73,7 @@ class HBaseStore:
         pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
         tables = Tables(options.table_prefix)
         try:
-            await examine(pool, addresses, max_cell_bytes=options.max_cell_bytes)
+            await check_gateways(pool, addresses, max_cell_bytes=options.max_cell_bytes)
             await tables.prepare(pool, create=options.create_tables)
         except BaseException as error:
             with trio.CancelScope(shield=True):
@@ -186,3 +187,33 @@ class HBaseStore:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
+
+
+# --- looking ---------------------------------------------------------------------------------------
+#
+# Looking at a store in HBase without owning anything of it: scans that block, for commands without an event loop.
+#
+# Nothing is claimed and nothing is written; daemons on the same tables go on. What is seen is what counts at that
+# time.
+
+
+class HBaseRows:
+    """The rows of a store, as ``storage.inspect.explain`` walks over them."""
+
+    def __init__(self, addresses: Sequence[Address], options: HBaseOptions) -> None:
+        """See that it can be opened, tables and all. Raises StoreUnusable."""
+        self._addresses = addresses
+        self._options = replace(options, create_tables=False)
+        trio.run(self._open)
+
+    async def _open(self) -> None:
+        async with await HBaseStore.open(self._addresses, self._options):
+            pass
+
+    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+        """As ``Store.scan``, upwards. Raises StoreError, StoreUnusable."""
+        trio.run(partial(self._scan, table, start, stop, feed))
+
+    async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+        async with await HBaseStore.open(self._addresses, self._options) as store:
+            await store.scan(table, start, stop, feed)

@@ -1,54 +1,128 @@
-"""The three tables in HBase: what they are called, how they are made, and which region a key goes to.
+"""Opening a store in HBase: checks the gateways, and checks or makes the three tables.
 
-    metadata           key
-    messages, payloads hash:u8 key        hash: of namespace and topic, so that topics spread over region servers
+Before a store is opened: whether the gateways are what it needs, and if not, what they lack and how to mend it.
 
-One topic's rows stay one range. A range over many topics is 256 of them, merged.
+connect, greet         nobody listens, or not a framed gateway
+a frame of two cells   larger than the gateway takes: it would fail once a commit is large
+the tables             see ``tables.py``
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.effects import Table
-from protocol.keys import topic_prefix
-from storage.base import StoreUnusable
-from storage.hbase.gateway import REFUSALS, TrioConnection, refusal_text, thrift
-from storage.hbase.patience import BROKEN
-from storage.hbase.pool import GatewayRefused
-from storage.hbase.scanning import Range, some
+from storage.base import StoreError, StoreUnusable
+from storage.hbase.gateway import GREETED, GREETING, REFUSALS, Gateway, TrioConnection, refusal_text, thrift
+from storage.hbase.pool import BROKEN_CONNECTION, GatewayRefused
+from storage.hbase.scan import ScanRange, first_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from storage.hbase.gateway import Gateway
+    from storage.hbase.gateway import Address
     from storage.hbase.pool import Pool
+
+#: How long a gateway may take to say a word.
+_WORD_S = 3.0
+#: As much again for a frame of some megabytes.
+_FRAME_S = 15.0
+_MIB = 1 << 20
+
+
+async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_bytes: int) -> None:
+    """See that a gateway answers, and that those which do are framed and take what the store sends.
+
+    Waits for one as long as for any call, since HBase may be starting too.
+
+    Raises:
+      StoreUnusable: none answers, or one is not set up for this store.
+    """
+    patience = pool.patience("looking for a gateway")
+    while True:
+        absent: list[str] = []
+        for address in addresses:
+            try:
+                await _check_gateway(address, max_cell_bytes)
+            except BROKEN_CONNECTION as error:
+                absent.append(f"{_named(address)}: {error or 'no answer'}")
+        if len(absent) < len(addresses):
+            return
+        try:
+            await patience.after(OSError("; ".join(absent)))
+        except StoreError as error:
+            raise StoreUnusable(
+                f"no Thrift gateway of HBase answers: {'; '.join(absent)}",
+                hint="start one, as hbase thrift start -f -p 9090, or correct storage.hbase.thrift",
+            ) from error
+
+
+async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
+    """Raises StoreUnusable, or an OSError where nobody answers."""
+    try:
+        with trio.fail_after(_WORD_S):
+            gateway = await Gateway.open(address)
+    except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
+        if await _is_unframed(address):
+            raise StoreUnusable(
+                f"the Thrift gateway at {_named(address)} is not framed",
+                hint="start it with -f: hbase thrift start -f",
+            ) from error
+        raise OSError(str(error) or "no answer") from error
+    try:
+        with trio.fail_after(_FRAME_S):
+            await _send_a_large_frame(gateway, max_cell_bytes)
+    except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
+        least = 2 * max_cell_bytes // _MIB + 1
+        raise StoreUnusable(
+            f"the Thrift gateway at {_named(address)} does not take frames of {least} MiB",
+            hint=f"set its hbase.regionserver.thrift.framed.max_frame_size_in_mb to {least} or more, "
+            "or lower storage.hbase.max_cell_bytes",
+        ) from error
+    finally:
+        with trio.CancelScope(shield=True):
+            await gateway.aclose()
+
+
+async def _is_unframed(address: Address) -> bool:
+    """Whether a gateway is there that speaks the same without frames. Raises OSError: nobody is there."""
+    stream = await trio.open_tcp_stream(*address)
+    async with stream:
+        with trio.move_on_after(_WORD_S):
+            await stream.send_all(GREETING)
+            try:
+                return bytes(await stream.receive_some(64)).startswith(GREETED)
+            except BROKEN_CONNECTION:
+                return False
+    return False
+
+
+async def _send_a_large_frame(gateway: Gateway, max_cell_bytes: int) -> None:
+    """A put into a row whose key no table can have: it is refused, if it was read at all.
+
+    The largest frame of a store has the cell that it replaces and the one that it puts.
+    """
+    try:
+        await gateway.call("mutateRow", b"plainsong", bytes(2 * max_cell_bytes), [], {})
+    except REFUSALS:
+        return
+
+
+def _named(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
 
 NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
 #: One version, since rows are written once; a filter and a cache for those that are asked for by key.
 FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_enabled": True}
-HASHES = 256
+
 #: How long it may take to make a table: a busy master takes seconds.
 _CREATE_S = 60.0
-
-
-def hashed(key: bytes) -> bytes:
-    """The key as the message and payload tables have it."""
-    return blake2b(topic_prefix(key), digest_size=1).digest() + key
-
-
-def row_key(table: Table, key: bytes) -> bytes:
-    """The key as ``table`` has it."""
-    return key if table is Table.METADATA else hashed(key)
-
-
-def is_within_topic(start: bytes, stop: bytes) -> bool:
-    """Whether all keys of ``[start, stop)`` are of one topic."""
-    prefix = topic_prefix(start)
-    return prefix != b"" and stop <= prefix[:-1] + b";"
 
 
 class NoTables(StoreUnusable):
@@ -88,7 +162,7 @@ class Tables:
 
     async def _refuse_lost(self, pool: Pool, here: Sequence[bytes]) -> None:
         """Raise StoreUnusable for a table that was there: made anew it would be empty, and nobody would be told."""
-        used = [name for name in here if await some(pool, Range(name, b"", b""), 1, timeout_s=pool.timeout_s)]
+        used = [name for name in here if await first_rows(pool, ScanRange(name, b"", b""), 1, timeout_s=pool.timeout_s)]
         # Looked at again: another instance that starts has rows only when it has made them all.
         if used and (lost := set(self._names.values()) - set(await self._there(pool))):
             raise StoreUnusable(
@@ -111,7 +185,7 @@ class Tables:
             with trio.fail_after(_CREATE_S):
                 async with pool.connection() as gateway:
                     await _create_through(gateway, name)
-        except (*BROKEN, trio.TooSlowError) as error:
+        except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or "no answer in time"
             raise StoreUnusable(f"HBase does not make table {name.decode()}: {why}", hint="start again") from error
 

@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
-from storage.refusals import DAMAGED_HINT, opening_failed
+from storage.directory import DAMAGED_HINT, opening_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,6 @@ _BLOCK_BYTES = 32768
 _HEADER = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _CURRENT = re.compile(r"MANIFEST-\d{6,}\n\Z")
-
 # Tags of a version edit, and what follows each: n a number, s a string with its length.
 _LOG_NUMBER = 2
 _FIELDS = {1: "s", 2: "n", 3: "n", 4: "n", 5: "ns", 6: "nn", 7: "nnnss", 9: "n"}

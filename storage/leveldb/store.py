@@ -1,6 +1,6 @@
 """The LevelDB store on the event loop: who may be inside the database, and when it is opened again.
 
-    write, discard   one thread, one group at a time         storage.leveldb.joining
+    write, discard   one thread, one group at a time         storage.leveldb.group_commit
     get, scan        up to ``max_readers`` threads
     reclaim          one thread of its own, so that it never takes a writer's or a reader's place
 
@@ -18,10 +18,8 @@ import trio
 from protocol.effects import Delete
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.directory import DataDirectory
-from storage.leveldb.database import Database
-from storage.leveldb.joining import Joining, Work
-from storage.leveldb.options import LevelDBOptions
-from storage.leveldb.rolling import write_works
+from storage.leveldb.database import Database, LevelDBOptions
+from storage.leveldb.group_commit import GroupCommit, PendingWrite, write_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from storage.base import Row
 
 T = TypeVar("T")
-
 #: Rows of a discard that ride in one group, so that cleaning never makes a publish wait for long.
 DISCARD_ROWS = 500
 
@@ -58,7 +55,7 @@ class LevelDBStore:
         self._inside = 0
         self._idle: trio.Event | None = None
         self._door = trio.Lock()
-        self._joining = Joining(self._write_group)
+        self._joining = GroupCommit(self._write_group)
         self._writer = trio.CapacityLimiter(1)
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
@@ -113,15 +110,15 @@ class LevelDBStore:
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        work = Work(commit, expect)
+        work = PendingWrite(commit, expect)
         with trio.CancelScope(shield=True):
             await self._joining.submit(work)
             while work.rest:
                 # Behind whoever waits by now: a rollback of a million rows holds nobody else up for long.
-                work = Work(work.rest)
+                work = PendingWrite(work.rest)
                 await self._finish(work)
 
-    async def _finish(self, work: Work) -> None:
+    async def _finish(self, work: PendingWrite) -> None:
         try:
             await self._joining.submit(work)
         except NothingWritten as error:
@@ -132,7 +129,7 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._joining.submit(Work([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
+            await self._joining.submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
@@ -192,7 +189,7 @@ class LevelDBStore:
                 await self._leave()
                 await trio.to_thread.run_sync(self._home.close)
 
-    async def _write_group(self, group: list[Work]) -> None:
+    async def _write_group(self, group: list[PendingWrite]) -> None:
         if self._broken:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
         expect = group[0].expect
@@ -200,7 +197,7 @@ class LevelDBStore:
         def run(database: Database) -> None:
             database.compare(expect)
             try:
-                write_works(database, group)
+                write_group(database, group)
             except BaseException as error:
                 # Whatever it was: the log may now end in a torn record, behind which nothing may be written.
                 self._broken = True

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import trio
 
+from actors.cache import CacheBudget
 from actors.directory import Directory
 from actors.janitor import Janitor, JanitorSettings
-from actors.observe import Unobserved
+from actors.observe import NoObserver, SpaceGuard
 from actors.reading import read_page
-from actors.scan_cache import CacheBudget
-from actors.space import SpaceGuard
-from actors.topic import Surroundings
+from actors.topic import TopicEnvironment
 from protocol.effects import Table
 from protocol.ids import FIRST_BOUND, after
 from protocol.names import TopicName
@@ -41,7 +40,7 @@ class SetClock:
         return self.ms
 
 
-class Watch(Unobserved):
+class Watch(NoObserver):
     """Counts what the actors tell."""
 
     def __init__(self):
@@ -141,7 +140,7 @@ async def actors(
     async with trio.open_nursery() as nursery:
         directory = Directory(
             nursery,
-            Surroundings(store, clock, space, limits or TopicLimits(), observer=watch, **around),
+            TopicEnvironment(store, clock, space, limits or TopicLimits(), observer=watch, **around),
             CacheBudget(cache_bytes),
             mailbox_requests=mailbox_requests,
             mailbox_bytes=mailbox_bytes,

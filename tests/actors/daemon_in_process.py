@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import trio
 from actors_in_process import START_MS, SetClock, World, actors
 
-from actors.invalid_pass import InvalidPass
+from actors.invalid_list import InvalidPass
 from actors.janitor import JanitorSettings
-from actors.pointer_index import PointerIndex
+from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.transactions import TransactionService
 from protocol.ids import FIRST_BOUND, after

@@ -8,9 +8,8 @@ import trio
 import trio.testing
 from actors_in_process import NAME, SetClock
 
-from actors.pointer_index import PointerIndex
-from actors.tephra import STALE_AFTER, ForeignTephra
-from actors.tephra_client import TephraClient
+from actors.pointers import PointerIndex
+from actors.tephra import STALE_AFTER, ForeignTephra, TephraClient
 from protocol.errors import MalformedTransaction, TransactionsUnavailable
 from protocol.transactions.tephra_idl import CouldNotTakeSnapshot
 from protocol.transactions.tephra_rpc import decode_call, encode_call, encode_error, encode_failure, encode_result

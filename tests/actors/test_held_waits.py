@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors.pointer_index import REMEMBERED_WAKES, PointerIndex
+from actors.pointers import REMEMBERED_WAKES, PointerIndex
 from protocol.errors import Overloaded
 from protocol.names import TopicName
 

@@ -10,8 +10,8 @@ from actors_in_process import NAME
 from daemon_in_process import LIFETIME_MS, Cut, OneClock, daemon
 from pointers_in_process import pointer_rows, publish, store
 
-from actors.invalid_pass import InvalidPass
-from actors.pointer_index import PointerIndex
+from actors.invalid_list import InvalidPass
+from actors.pointers import PointerIndex
 from protocol.effects import Table, put_one
 from protocol.errors import (
     OutcomeUnknown,

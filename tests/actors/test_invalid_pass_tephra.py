@@ -7,8 +7,8 @@ from actors_in_process import NAME, SetClock, actors
 from pointers_in_process import publish
 from test_foreign_tephra import STATE, Tephra
 
-from actors.invalid_pass import InvalidPass
-from actors.pointer_index import PointerIndex
+from actors.invalid_list import InvalidPass
+from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.tephra import LATE_MS, ForeignTephra
 from protocol.effects import Table
@@ -18,8 +18,7 @@ from protocol.topic.asks import Look
 from protocol.topic.state import TopicLimits
 from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
 from protocol.transactions.transaction import POINTERS_PER_MS
-from storage.memory import MemoryStore
-from storage.shared import SharedMemory
+from storage.memory import MemoryStore, SharedMemory
 
 LIFETIME_MS = 90_000_000
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.clock import SystemClock
 from actors.janitor import JanitorSettings
-from actors.space import SpaceGuard
+from actors.observe import SpaceGuard, SystemClock
 from protocol.effects import Table, put_one
 from protocol.errors import LowSpace, PartlyCleaned
 from protocol.ids import FIRST_BOUND, after

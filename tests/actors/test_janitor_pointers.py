@@ -14,7 +14,7 @@ from protocol.effects import Table, put_one
 from protocol.errors import RolledBack, TransactionExpired
 from protocol.rows import MessageRow, encode_row
 from protocol.topic.state import TopicLimits
-from storage.sweep import STEP_BYTES
+from storage.cleaning import STEP_BYTES
 
 GRACE_S = 100
 STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)

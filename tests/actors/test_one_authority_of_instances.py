@@ -6,14 +6,14 @@ import pytest
 import trio
 
 from actors import namespaces as module
+from actors.authority import AUTHORITY_KEY, AuthorityChanged, keep_authority
 from actors.namespaces import Namespaces
-from actors.one_authority import AUTHORITY_KEY, AuthorityChanged, keep_authority
 from protocol.effects import Table, put_one
 from protocol.keys import pointer_key
 from protocol.names import TopicName
 from protocol.records import unpack_record
 from protocol.topic.pending import Pending
-from storage.shared import SharedMemory
+from storage.memory import SharedMemory
 
 CHOICES = ("embedded", "embedded", "embedded")
 

@@ -8,8 +8,8 @@ from actors_in_process import NAME
 from owners_in_process import instances, say
 from trio.testing import wait_all_tasks_blocked
 
-from actors import pausing, topic
-from actors.pausing import Pauses
+from actors import ownership, topic
+from actors.ownership import ClaimPauses
 from actors.topic import FEW_ROWS
 from protocol.effects import Table
 from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
@@ -240,18 +240,18 @@ async def test_two_instances_that_both_believe_to_own_a_topic_do_not_take_it_fro
 
 
 async def test_a_pause_ends_when_the_view_changes():
-    pauses = Pauses()
+    pauses = ClaimPauses()
     assert [pauses.begin(NAME, 0.0) for _ in range(9)][-3:] == [6.4, 10.0, 10.0]
     assert pauses.holds(NAME, 9.0)
     pauses.end()
     assert not pauses.holds(NAME, 0.0)
     assert pauses.begin(NAME, 30.0) == 10.0
-    assert pauses.begin(NAME, 100.0) == pausing.FIRST_S
+    assert pauses.begin(NAME, 100.0) == ownership.FIRST_PAUSE_S
 
 
 async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
-    monkeypatch.setattr(pausing, "MAX_TOPICS", 3)
-    pauses = Pauses()
+    monkeypatch.setattr(ownership, "MAX_TOPICS", 3)
+    pauses = ClaimPauses()
     for number in range(5):
         pauses.begin(TopicName("ns", f"t{number}"), 0.0)
     assert len(pauses) == 3

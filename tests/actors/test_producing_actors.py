@@ -8,8 +8,8 @@ from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
 from actors.janitor import JanitorSettings
-from actors.load_producers import producer_of
 from actors.namespaces import Namespaces
+from actors.reading import producer_of
 from protocol.effects import Table, put_one
 from protocol.errors import (
     GenerationChanged,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
+from actors.cache import SEAL_BYTES, CacheBudget, TopicCache
 from actors.reading import read_page
-from actors.scan_cache import SEAL_BYTES, CacheBudget, TopicCache
 from protocol.errors import OutcomeUnknown, TopicNotFound
 from protocol.ids import FIRST_BOUND, after, pack_id
 from protocol.names import TopicName
@@ -235,7 +235,7 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes,
             assert cache.budget.bytes == costs(cache) <= cache_bytes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        patch.setattr("actors.cache.SEAL_BYTES", seal_bytes)
         trio.run(run)
 
 
@@ -270,7 +270,7 @@ def test_the_budget_is_the_sum_of_what_chunks_cost_and_never_passed(actions, max
     kept = [[] for _ in caches]
     at = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.scan_cache.SEAL_BYTES", 4_000)
+        patch.setattr("actors.cache.SEAL_BYTES", 4_000)
         for which, what, count, size in actions:
             cache, all_items = caches[which], kept[which]
             if what == "clear":
@@ -298,7 +298,7 @@ def test_a_rollback_turns_its_own_pointers_rows_in_its_range_and_no_others(runs,
     budget, at, had = CacheBudget(1 << 20), 0, []
     cache = TopicCache(budget)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        patch.setattr("actors.cache.SEAL_BYTES", seal_bytes)
         for pointer, count in runs:
             cache.append(b"p", items(at, count, 10), {}, FIRST_BOUND, [(0, count, pointer)] if pointer else ())
             had += [pointer] * count

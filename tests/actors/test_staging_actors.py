@@ -8,9 +8,9 @@ import pytest
 from actors_in_process import NAME, actors
 from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, store
 
+from actors.authority import keep_authority
 from actors.janitor import JanitorSettings
-from actors.one_authority import keep_authority
-from actors.pointer_index import PointerIndex
+from actors.pointers import PointerIndex
 from protocol.effects import Table, put_one
 from protocol.errors import InvalidParameter, PlainsongError, Unavailable
 from protocol.keys import pointer_key

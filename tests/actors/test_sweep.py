@@ -9,11 +9,10 @@ from protocol.ids import pack_position
 from protocol.keys import generation_prefix, generations_range
 from protocol.names import TopicName
 from protocol.rows import plain_head
-from storage import sweep
+from storage import cleaning
 from storage.base import read_rows
+from storage.cleaning import Sweep, is_message
 from storage.memory import MemoryStore
-from storage.removable import is_message
-from storage.sweep import Sweep
 
 NAME = TopicName("ns", "t")
 PREFIX = generation_prefix(NAME, 1)
@@ -54,8 +53,8 @@ async def test_a_key_of_another_shape_is_kept(autojump_clock):
 
 
 async def test_space_is_asked_back_in_pieces_that_cover_the_range(autojump_clock, monkeypatch):
-    monkeypatch.setattr(sweep, "MIN_RECLAIM_ROWS", 5)
-    monkeypatch.setattr(sweep, "RECLAIM_ROWS", 10)
+    monkeypatch.setattr(cleaning, "MIN_RECLAIM_ROWS", 5)
+    monkeypatch.setattr(cleaning, "RECLAIM_ROWS", 10)
     store = await a_store_with([plain_head(0)] * 34)
     asked: list[tuple[bytes, bytes]] = []
 

@@ -6,7 +6,7 @@ import pytest
 from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
-from actors.pointer_index import PointerIndex
+from actors.pointers import PointerIndex
 from protocol import errors
 from protocol.effects import Put, Table, put_one
 from protocol.ids import pack_position

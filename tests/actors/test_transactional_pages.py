@@ -137,7 +137,7 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(
     data, topic, view, limit, max_bytes, commit, seal_bytes, with_pointers
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.scan_cache.SEAL_BYTES", seal_bytes)
+        patch.setattr("actors.cache.SEAL_BYTES", seal_bytes)
         cache = topic.cache(commit)
     span = topic.span(data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic)), NOW_MS)
     cached = topic.from_cache(cache, span, limit, max_bytes, view, pointers=with_pointers)

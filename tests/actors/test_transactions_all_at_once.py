@@ -16,7 +16,7 @@ import trio
 from actors_in_process import SetClock, actors
 from pointers_in_process import publish, store
 
-from actors.pointer_index import PointerIndex
+from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.transactions import TransactionService
 from protocol.errors import PlainsongError

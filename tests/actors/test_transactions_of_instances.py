@@ -9,8 +9,8 @@ from pointers_in_process import request
 from transactions_in_process import settle
 from transactions_of_instances import OTHER, cluster_of
 
-import actors.transactions_anywhere
-from actors.transaction_actor import SERVICE_NAME
+import actors.replica
+from actors.transactions import SERVICE_NAME
 from protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
 from protocol.topic.enlisted import NotEnlisted
 from protocol.topic.pointer_asks import PublishUnder
@@ -91,7 +91,7 @@ async def test_an_enlistment_whose_answer_was_lost_is_asked_for_again_and_leaves
         for owner in "ab":
             cluster.say(owner, OTHER)  # another turn of the topic: it holds nothing
         lose[0] = "always"
-        monkeypatch.setattr(actors.transactions_anywhere, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.1)
         with pytest.raises(TransactionsUnavailable, match="no answer") as refused:
             await cluster["b"].publish_under(pointer, "two", name=OTHER)
         assert refused.value.outcome == "not-applied"

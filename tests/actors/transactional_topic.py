@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from actors.cache import CacheBudget, TopicCache
 from actors.reading import feed_cached
-from actors.scan_cache import CacheBudget, TopicCache
 from protocol.effects import Table
 from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, before, pack_id, pack_position
 from protocol.keys import generation_prefix

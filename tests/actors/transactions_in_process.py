@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import trio
 from actors_in_process import SetClock
 
-from actors.pointer_index import PointerIndex
-from actors.transaction_observer import Unwatched
+from actors.observe import NoTransactionObserver
+from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
 from protocol.errors import TransactionNotInProgress
 from protocol.names import TopicName
@@ -64,7 +64,7 @@ class Topics:
         self.rows.setdefault(name, set()).add(pointer)
 
 
-class Counts(Unwatched):
+class Counts(NoTransactionObserver):
     """What the service tells."""
 
     def __init__(self):

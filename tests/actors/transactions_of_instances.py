@@ -10,12 +10,10 @@ from actors_in_process import NAME, SetClock, actors
 from owners_in_process import OwnStore, View
 from pointers_in_process import request
 
-from actors.enlistments import Enlistments
-from actors.pointer_index import PointerIndex
+from actors.pointers import Enlistments, PointerIndex
 from actors.reading import read_page
-from actors.transaction_actor import SERVICE_NAME
-from actors.transactions import TransactionService
-from actors.transactions_anywhere import TransactionsAnywhere
+from actors.replica import RoutedTransactions
+from actors.transactions import SERVICE_NAME, TransactionService
 from protocol.errors import NoOwner, TransactionsUnavailable
 from protocol.ids import FIRST_BOUND
 from protocol.names import TopicName
@@ -23,7 +21,7 @@ from protocol.topic.asks import Look
 from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
 from protocol.transactions.manager.settings import TransactionSettings
 from protocol.transactions.mirrored import Synced
-from storage.shared import SharedMemory
+from storage.memory import SharedMemory
 
 OTHER = TopicName("ns", "u")
 
@@ -46,7 +44,7 @@ class Lines:
 
 
 class Peer:
-    """Implements ``actors.mirror.Peer`` for one instance: the service of whoever it believes to own it."""
+    """Implements ``actors.replica.Peer`` for one instance: the service of whoever it believes to own it."""
 
     def __init__(self, cluster, me):
         self.cluster, self.me = cluster, me
@@ -77,7 +75,7 @@ class OneInstance:
 
     name: str
     world: object
-    transactions: TransactionsAnywhere
+    transactions: RoutedTransactions
     enlistments: Enlistments
     pointers: PointerIndex
     view: View
@@ -182,7 +180,7 @@ async def _instance(cluster, name, shared, clock, settings, stack):
     def build():
         return TransactionService(store, clock, pointers, ask, TransactionSettings(**settings))
 
-    transactions = TransactionsAnywhere(build, view, pointers, Peer(cluster, name))
+    transactions = RoutedTransactions(build, view, pointers, Peer(cluster, name))
     enlistments = Enlistments(transactions.enlist)
     world = await stack.enter_async_context(
         actors(

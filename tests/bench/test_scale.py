@@ -18,7 +18,7 @@ from bench.scale_model import Fleet, Load, Placement, commits_per_s, member_of, 
 from bench.scale_storm import storm
 from protocol.cluster.assignment import Assignment
 from protocol.cluster.placement import Placement as Pinned
-from storage.hbase.epochs import BLOCK
+from storage.hbase.owners import BLOCK
 
 ROOT = Path(__file__).parents[2]
 LOAD = Load(topics=2000, messages_per_s=50_000)

@@ -9,13 +9,13 @@ from functools import partial
 import httpx
 import trio
 
+from actors.authority import keep_authority
+from actors.cache import CacheBudget
 from actors.directory import Directory
 from actors.namespaces import Namespaces
-from actors.one_authority import keep_authority
-from actors.pointer_index import PointerIndex
-from actors.scan_cache import CacheBudget
-from actors.space import SpaceGuard
-from actors.topic import Surroundings
+from actors.observe import SpaceGuard
+from actors.pointers import PointerIndex
+from actors.topic import TopicEnvironment
 from broker.access import AccessLog
 from broker.app import create_app
 from broker.assembling import topic_limits
@@ -113,7 +113,7 @@ async def in_process(*, store=None, door=None, **values):
         decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
         directory = Directory(
             actors,
-            Surroundings(
+            TopicEnvironment(
                 store,
                 clock,
                 space,

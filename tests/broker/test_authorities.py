@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_in_process import START_MS, TOPICS, in_process
 
-from actors.one_authority import AuthorityChanged, keep_authority
+from actors.authority import AuthorityChanged, keep_authority
 from broker.authorities import build_authority, service_settings, told
 from broker.config.clustering import ClusterConfig
 from broker.config.transacting import TransactionsConfig

@@ -10,7 +10,7 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TCyFramedTransportFactory
 
-from actors.pointer_index import PointerIndex
+from actors.pointers import PointerIndex
 from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
 from broker.http.bodies import BodyBudget

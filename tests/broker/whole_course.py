@@ -13,12 +13,13 @@ from itertools import count
 import trio
 from broker_in_process import TOPICS, in_process
 
-from actors.invalid_pass import InvalidPass
+from actors.invalid_list import InvalidPass
 from protocol.frames import FRAMES_TYPE, decode_frames
+from protocol.ids import FIRST_BOUND
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.daemon.transactional_checker import check
-from tests.daemon.transactional_history import FIRST_BOUND, Log, Page, Request, Transaction
+from tests.daemon.transactional_history import Log, Page, Request, Transaction
 
 TX = "/v1/transactions"
 NAMES = ("a", "b")

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import pytest
 
 from plainsong.core.effects import Answer, Failure
-from plainsong.errors import InvalidParameter
 from plainsong.messages import Message, Origin
 from plainsong.reacting.posting import (
     PASSING,
@@ -28,6 +27,7 @@ from plainsong.reacting.posting import (
 from plainsong.reacting.stopping import Stop, Stopped
 from plainsong.reacting.verdicts import Again, Done, Never
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
+from protocol.errors import InvalidParameter
 
 ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
 

@@ -13,13 +13,8 @@ from test_async import on_both_loops
 from test_transactions import Rows
 
 from plainsong import AsyncClient, Client, FilePosition
-from plainsong.errors import (
-    NoTransaction,
-    TransactionConflict,
-    TransactionFailed,
-    TransactionInProgress,
-    TransactionTimedOut,
-)
+from plainsong.errors import NoTransaction, TransactionFailed, TransactionInProgress, TransactionTimedOut
+from protocol.errors import TransactionConflict
 from tests.client.proxy import Proxy
 
 

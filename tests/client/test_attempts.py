@@ -7,10 +7,9 @@ from world import LOST, NOBODY, SILENT, World, operations, problem, said
 
 from plainsong.core import calls
 from plainsong.core.effects import Answer
-from plainsong.errors import (
-    ConnectFailed,
-    ConnectionLost,
-    DeadlineExceeded,
+from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer
+from protocol.codec import AVRO
+from protocol.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
@@ -18,9 +17,7 @@ from plainsong.errors import (
     TopicExists,
     TopicNotFound,
     Unavailable,
-    UnexpectedAnswer,
 )
-from protocol.codec import AVRO
 from protocol.ids import pack_id
 from protocol.requests import PublishRequest, Receipt
 

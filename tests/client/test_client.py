@@ -8,21 +8,18 @@ from datetime import UTC, datetime
 import pytest
 
 from plainsong import JSON, Client, MessageId, Outgoing
-from plainsong.errors import (
-    Closed,
-    ConnectFailed,
-    DeadlineExceeded,
+from plainsong.errors import Closed, ConnectFailed, DeadlineExceeded, NotSent
+from protocol.errors import (
     InvalidName,
     InvalidParameter,
     InvalidProperty,
     MessageTooLarge,
+    NoMessages,
     NotFound,
-    NotSent,
     TopicExists,
     TopicNotFound,
     TransactionsUnavailable,
 )
-from protocol.errors import NoMessages
 from tests.daemon.harness import eventually
 
 

@@ -11,9 +11,9 @@ from plainsong.core import calls
 from plainsong.core.effects import Answer
 from plainsong.core.operations import Operations
 from plainsong.core.places import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
-from plainsong.errors import OutcomeUnknown, PlainsongError
 from plainsong.settings import follows_owners
 from protocol.codec import AVRO
+from protocol.errors import OutcomeUnknown, PlainsongError
 from protocol.ids import pack_id
 from protocol.requests import PublishRequest, Receipt
 

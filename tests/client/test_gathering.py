@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.core.gathering import ITEM_BYTES, Bounds, Gathering
-from plainsong.errors import (
-    BadRequest,
-    ConnectFailed,
-    ConnectionLost,
-    DeadlineExceeded,
-    MessageDropped,
-    MessageTooLarge,
-    TopicNotFound,
-    Unavailable,
-)
+from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, MessageDropped
+from protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
 
 
 def gathering(**changed: object) -> Gathering[int]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client, FilePosition
-from plainsong.errors import MessageDropped, PlainsongError
+from plainsong.errors import MessageDropped
+from protocol.errors import PlainsongError
 from tests.client.proxy import Proxy
 from tests.daemon.harness import PATIENCE_S, eventually
 

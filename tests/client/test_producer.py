@@ -13,18 +13,20 @@ from plainsong import JSON, Client, Outgoing, Producer
 from plainsong.errors import (
     Closed,
     DeadlineExceeded,
-    DeduplicationDisabled,
-    GenerationChanged,
     MaxTransactionSizeExceeded,
-    MessageTooLarge,
     NoTransaction,
     NotSent,
+    ProducerStopped,
+    TransactionTimedOut,
+)
+from protocol.errors import (
+    DeduplicationDisabled,
+    GenerationChanged,
+    MessageTooLarge,
     PartialDuplicate,
     ProducerFenced,
-    ProducerStopped,
     SequenceConsumed,
     TopicNotFound,
-    TransactionTimedOut,
 )
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually

@@ -9,15 +9,8 @@ import anyio
 import pytest
 
 from plainsong import AsyncClient, Client
-from plainsong.errors import (
-    Closed,
-    DeadlineExceeded,
-    GenerationChanged,
-    NotSent,
-    ProducerFenced,
-    TransactionInProgress,
-    TransactionTimedOut,
-)
+from plainsong.errors import Closed, DeadlineExceeded, NotSent, TransactionInProgress, TransactionTimedOut
+from protocol.errors import GenerationChanged, ProducerFenced
 from tests.client.proxy import Proxy
 
 

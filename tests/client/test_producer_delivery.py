@@ -12,8 +12,9 @@ from plainsong.core.producing.calls import Known, Recent
 from plainsong.core.producing.delivery import Delivery
 from plainsong.core.producing.receipts import Delivered, MessageReceipt, found
 from plainsong.core.producing.session import Session, begin
-from plainsong.errors import (
-    DeadlineExceeded,
+from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
+from plainsong.ids import MessageId
+from protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
     InvalidSequenceIds,
@@ -24,9 +25,7 @@ from plainsong.errors import (
     ProducerExpired,
     ProducerFenced,
     TopicNotFound,
-    TransactionOutcomeUnknown,
 )
-from plainsong.ids import MessageId
 from protocol.ids import NO_PAYLOAD_PART, pack_position
 from protocol.requests import PublishRequest
 

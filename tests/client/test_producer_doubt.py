@@ -15,7 +15,7 @@ from plainsong.core.producing.delivery import Delivery
 from plainsong.core.producing.numbering import MAX_SEQUENCE_ID, Numbering
 from plainsong.core.producing.receipts import Delivered
 from plainsong.core.producing.session import begin
-from plainsong.errors import InvalidParameter, InvalidSequenceIds, OutcomeUnknown, PlainsongError, SequenceConsumed
+from protocol.errors import InvalidParameter, InvalidSequenceIds, OutcomeUnknown, PlainsongError, SequenceConsumed
 from protocol.requests import PublishRequest
 from tests.client.proxy import Proxy
 

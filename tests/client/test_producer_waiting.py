@@ -17,15 +17,9 @@ from plainsong.core.producing.producing import Producing, atomic_request, whole_
 from plainsong.core.producing.session import Session
 from plainsong.errors import (
     ConnectionLost,
-    InvalidParameter,
-    InvalidSequenceIds,
     MaxTransactionSizeExceeded,
-    MessageTooLarge,
-    NoMessages,
     NotEncodable,
     NoTransaction,
-    OutcomeUnknown,
-    ProducerFenced,
     ProducerStopped,
     SequenceIdsMixed,
     TransactionInProgress,
@@ -34,6 +28,14 @@ from plainsong.errors import (
 )
 from plainsong.messages import Receipt
 from plainsong.serializers import BYTES
+from protocol.errors import (
+    InvalidParameter,
+    InvalidSequenceIds,
+    MessageTooLarge,
+    NoMessages,
+    OutcomeUnknown,
+    ProducerFenced,
+)
 
 
 @dataclass(eq=False)

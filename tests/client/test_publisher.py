@@ -11,18 +11,8 @@ import pytest
 
 from plainsong import JSON, Client, Outgoing
 from plainsong.core.gathering import ITEM_BYTES
-from plainsong.errors import (
-    BufferFull,
-    Closed,
-    ConnectionLost,
-    DeadlineExceeded,
-    InvalidParameter,
-    MessageDropped,
-    MessageTooLarge,
-    NotEncodable,
-    NotSent,
-    TopicNotFound,
-)
+from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotEncodable, NotSent
+from protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 

@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 
 from plainsong import JSON, Client, FilePosition, ServerPosition, Undecodable
-from plainsong.errors import (
-    Closed,
-    InvalidName,
-    InvalidParameter,
-    PositionChanged,
-    PositionNotSaved,
-    TopicNotFound,
-)
+from plainsong.errors import Closed, PositionNotSaved
 from plainsong.positions import Position
+from protocol.errors import InvalidName, InvalidParameter, PositionChanged, TopicNotFound
 from tests.daemon.harness import eventually
 
 

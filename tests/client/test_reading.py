@@ -11,9 +11,10 @@ from world import LOST, NOBODY, World, operations, problem, said
 from plainsong.core.effects import Answer, Failure, Send
 from plainsong.core.options import read_plan
 from plainsong.core.reading import REFRESH_S, Reading
-from plainsong.errors import ConnectFailed, DeadlineExceeded, PlainsongError, TopicNotFound
+from plainsong.errors import ConnectFailed, DeadlineExceeded
 from plainsong.positions import ServerPosition
 from protocol.codec import AVRO_2, FramesOptions, encode_frames
+from protocol.errors import PlainsongError, TopicNotFound
 from protocol.ids import pack_id
 from protocol.page import Page, item
 

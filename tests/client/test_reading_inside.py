@@ -19,9 +19,10 @@ from plainsong.core import polls
 from plainsong.core.effects import Answer
 from plainsong.core.options import read_plan
 from plainsong.core.reading import Reading
-from plainsong.errors import CommittedWithErrors, InvalidParameter, PositionNotSaved, TransactionsUnavailable
+from plainsong.errors import CommittedWithErrors, PositionNotSaved
 from plainsong.messages import Origin
 from protocol.codec import AVRO_2
+from protocol.errors import InvalidParameter, TransactionsUnavailable
 from protocol.requests import PollRequest
 from tests.daemon.harness import eventually
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plainsong import AsyncClient, Client
-from plainsong.errors import TransactionTooLarge
+from protocol.errors import TransactionTooLarge
 from protocol.requests import PublishRequest
 
 

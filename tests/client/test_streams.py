@@ -12,16 +12,8 @@ import anyio
 import pytest
 
 from plainsong import TEXT, AsyncClient, Client, Outgoing
-from plainsong.errors import (
-    BadRequest,
-    Closed,
-    ConnectFailed,
-    InvalidName,
-    NotSent,
-    OutcomeUnknown,
-    PlainsongError,
-    TopicNotFound,
-)
+from plainsong.errors import Closed, ConnectFailed, NotSent
+from protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
 from protocol.requests import PublishRequest, PublishResponse
 from tests.client.conftest import url_of
 from tests.client.proxy import Proxy

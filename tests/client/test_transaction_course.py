@@ -16,19 +16,21 @@ from plainsong.errors import (
     CommittedWithErrors,
     ConnectFailed,
     NoTransaction,
-    PlainsongError,
-    TopicNotFound,
-    TransactionConflict,
     TransactionFailed,
     TransactionInDoubt,
     TransactionInProgress,
-    TransactionNotInProgress,
     TransactionTimedOut,
-    TransactionTooLarge,
 )
 from plainsong.sync.shell import Shell
 from plainsong.transactions.course import Course
 from plainsong.transactions.messages import Bounds
+from protocol.errors import (
+    PlainsongError,
+    TopicNotFound,
+    TransactionConflict,
+    TransactionNotInProgress,
+    TransactionTooLarge,
+)
 from protocol.requests import PublishRequest
 
 NAMES = ("a", "b", "c")

@@ -12,23 +12,25 @@ import pytest
 
 from plainsong import Client, Transaction
 from plainsong.errors import (
-    AlreadyPublished,
     CommittedWithErrors,
-    InvalidParameter,
-    MessageTooLarge,
-    NoMessages,
     NotEncodable,
     NoTransaction,
-    RolledBack,
-    TopicNotFound,
-    TransactionConflict,
     TransactionFailed,
     TransactionInDoubt,
     TransactionInProgress,
+    TransactionTimedOut,
+)
+from protocol.errors import (
+    AlreadyPublished,
+    InvalidParameter,
+    MessageTooLarge,
+    NoMessages,
+    RolledBack,
+    TopicNotFound,
+    TransactionConflict,
     TransactionNotInProgress,
     TransactionRefused,
     TransactionRequired,
-    TransactionTimedOut,
 )
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import plainsong
 from plainsong import BYTES, JSON, TEXT, Client, Message, MessageId, Undecodable
 from plainsong.core.operations import is_inclusive
-from plainsong.errors import InvalidMessageId, InvalidName, InvalidParameter, NotEncodable
+from plainsong.errors import NotEncodable
 from plainsong.ids import nth_id
 from plainsong.messages import Origin
 from plainsong.serializers import encoded, serializer_for
 from plainsong.starts import parse_start
+from protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
 from protocol.ids import SEQUENCES_PER_MS, pack_id
 from protocol.topic.sequence import Sequence
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from actors.tephra_client import TephraClient
+from actors.tephra import TephraClient
 from protocol.transactions.codec import encode_transaction
 from protocol.transactions.transaction import Transaction
 from tests.cluster.harness import Cluster, Instance, open_cluster

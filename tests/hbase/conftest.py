@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from protocol.effects import Table
-from storage.hbase.scanning import Range, some
+from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
@@ -46,7 +46,7 @@ async def empty(store: HBaseStore) -> None:
     """Remove every row."""
     tables = Tables(OPTIONS.table_prefix)
     for table in Table:
-        wanted = Range(tables[table], b"", b"")
-        while found := await some(store._pool, wanted, 1000, timeout_s=20):
+        wanted = ScanRange(tables[table], b"", b"")
+        while found := await first_rows(store._pool, wanted, 1000, timeout_s=20):
             for row in found:
                 await store._pool.call("deleteAllRow", tables[table], row.key, {})

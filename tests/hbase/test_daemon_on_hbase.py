@@ -12,11 +12,6 @@ from tests.daemon import test_crash_ring, test_transaction_ring, transactional_c
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import ask, create, metric, poll, publish, read_all, topic_path
 from tests.daemon.test_crash_ring import reborn, ring
-from tests.daemon.test_producers_killed import (  # noqa: F401 - run here, with the fixture below
-    test_a_producer_that_asks_after_each_lost_answer_stores_each_message_once,
-    test_what_a_namespace_says_survives_a_kill,
-    test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it,
-)
 
 PREFIXES = itertools.count()
 

@@ -9,11 +9,19 @@ from protocol.effects import Table
 from protocol.keys import generation_prefix, metadata_key, pointer_key
 from protocol.names import TopicName
 from protocol.rows import MessageRow, decode_row, encode_row
-from storage.hbase.cells import cell_of, value_in
-from storage.hbase.packed import CELL, SAID, pack, removing_columns, rolling_column, unpack
-from storage.hbase.slots import Pair, slot_of
-from storage.hbase.stamps import Head, Stamp
-from storage.hbase.tables import hashed, row_key
+from storage.hbase.cells import SlotPair, cell_of, slot_of, value_in
+from storage.hbase.layout import (
+    CELL,
+    PRESENT,
+    Head,
+    Stamp,
+    hashed,
+    pack,
+    removing_columns,
+    rolling_column,
+    row_key,
+    unpack,
+)
 
 NAME = TopicName("shop", "orders")
 OWNER, BEFORE = Stamp(9, 3), Stamp(4, 12)
@@ -49,11 +57,11 @@ def test_the_example_of_the_page_is_what_the_code_writes():
 
 def test_the_example_says_what_the_page_says_of_it():
     shown = example()
-    columns = {CELL: shown["d:v"], shown["rolled"]: SAID, shown["removed"]: SAID}
+    columns = {CELL: shown["d:v"], shown["rolled"]: PRESENT, shown["removed"]: PRESENT}
     (row,) = unpack(shown["message row"][1:], columns)
     assert decode_row(row[1]) == MessageRow(b"one", -POINTER)
     head = Head.decode(shown["d:h"], {})
-    assert Pair(shown["d:a"], shown["d:b"]).value(head) == b"new"
-    assert Pair(shown["gone"], shown["d:b"]).value(head) == b"new"
-    assert Pair(shown["gone"], shown["d:b"]).value(head.committed()) is None
+    assert SlotPair(shown["d:a"], shown["d:b"]).value(head) == b"new"
+    assert SlotPair(shown["gone"], shown["d:b"]).value(head) == b"new"
+    assert SlotPair(shown["gone"], shown["d:b"]).value(head.committed()) is None
     assert value_in(shown["plain"]) == b"value"

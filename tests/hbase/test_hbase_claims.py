@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from actors.load import load
+from actors.loading import load_topic
 from protocol.effects import Delete, Put, Table, put_one
 from protocol.keys import HIGH_WATER, POINTER, READER, generation_prefix, metadata_key, pointer_key, system_key
 from protocol.names import TopicName
@@ -16,9 +16,8 @@ from protocol.records import Metadata
 from protocol.rows import MessageRow, encode_row
 from protocol.topic.state import TopicLimits
 from storage.base import Deposed, StoreError
-from storage.hbase.epochs import BLOCK
-from storage.hbase.kinds import ALL, KINDS
-from storage.hbase.tables import hashed
+from storage.hbase.layout import ALL_KINDS, KINDS_COLUMN, hashed
+from storage.hbase.owners import BLOCK
 from tests.hbase.held_calls import Held, Lost
 
 NAME = TopicName("ns", "topic")
@@ -66,7 +65,7 @@ def calls_of(store):
 async def opened(store):
     """The topic as its next owner loads it."""
     claim = await store.claim(NAME)
-    return await load(NAME, store, TopicLimits(), lacks=claim.lacks)
+    return await load_topic(NAME, store, TopicLimits(), lacks=claim.lacks)
 
 
 async def topic_of_one_message(store):
@@ -95,14 +94,14 @@ async def test_opening_a_topic_that_another_instance_owned_takes_five_calls_and_
 
 async def test_what_the_owner_before_it_wrote_of_a_kind_is_looked_for_by_the_next_and_nothing_else(store, others):
     claim = await topic_of_one_message(store)
-    assert claim.lacks == ALL
+    assert claim.lacks == ALL_KINDS
     await store.write(
         [put_one(METADATA, READER_KEY, b"x"), put_one(METADATA, pointer_key(NAME, 1, 7), b"x")], claim=claim
     )
     next_claim = await others[0].claim(NAME)
-    assert next_claim.lacks == ALL - {READER, POINTER}
+    assert next_claim.lacks == ALL_KINDS - {READER, POINTER}
     await others[0].write([Delete(METADATA, [READER_KEY])], claim=next_claim)
-    assert (await others[1].claim(NAME)).lacks == ALL - {READER, POINTER}
+    assert (await others[1].claim(NAME)).lacks == ALL_KINDS - {READER, POINTER}
 
 
 async def test_a_kind_is_said_before_a_row_of_it_can_count(store, others):
@@ -137,7 +136,7 @@ async def test_a_claim_that_meets_a_commit_knows_its_kinds_or_replaces_its_owner
 
 async def test_of_a_topic_whose_head_says_nothing_of_kinds_all_are_looked_for(store, others):
     claim = await topic_of_one_message(store)
-    await store._pool.call("deleteAll", b"contract_messages", hashed(PREFIX), KINDS, {})
+    await store._pool.call("deleteAll", b"contract_messages", hashed(PREFIX), KINDS_COLUMN, {})
     claim = await others[0].claim(NAME)
     assert claim.lacks == frozenset()
     await others[0].write([put_one(METADATA, system_key(HIGH_WATER, NAME, 1), b"x")], claim=claim)
@@ -175,4 +174,4 @@ async def test_services_claim_in_the_order_of_time_whatever_block_of_epochs_they
 
 
 def _says_a_kind(name, args):
-    return name == "mutateRow" and args[2][0].column.startswith(KINDS + READER)
+    return name == "mutateRow" and args[2][0].column.startswith(KINDS_COLUMN + READER)

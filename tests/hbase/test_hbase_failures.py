@@ -17,7 +17,7 @@ from protocol.effects import Delete, RollBack, put_one
 from protocol.keys import pointer_key
 from storage.base import NothingWritten, StoreConflict, StoreError
 from storage.hbase.gateway import thrift
-from storage.hbase.scanning import Range, some
+from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase.conftest import OPTIONS
@@ -186,7 +186,7 @@ async def instances(hbase):
 async def an_hour_ahead(store) -> None:
     """Everything has been written by clocks that were an hour ahead."""
     for name in store._owners._table, store._owners._epochs._counter:
-        for row in await some(store._pool, Range(name, b"", b""), 10_000, timeout_s=20):
+        for row in await first_rows(store._pool, ScanRange(name, b"", b""), 10_000, timeout_s=20):
             mutations = [thrift.Mutation(column=column, value=value) for column, value in row.columns.items()]
             await store._pool.call("mutateRowTs", name, row.key, mutations, row.time_ms + 3_600_000, {})
 

@@ -11,7 +11,7 @@ from protocol.effects import Put, Table, put_one
 from protocol.keys import generation_prefix, metadata_key, payload_prefix, pointer_key
 from protocol.names import TopicName
 from storage.base import Claim, Deposed, NothingWritten, Store, StoreError, read_rows
-from storage.hbase.slots import SERVICE_PREFIX
+from storage.hbase.cells import SERVICE_PREFIX
 from tests.hbase.held_calls import Held, Lost, puts_to
 from tests.storage.contract import LAST, everything
 
@@ -238,7 +238,7 @@ async def test_removals_that_come_late_leave_what_has_taken_the_place_of_what_th
 
 
 async def test_rows_of_the_transaction_service_have_its_owner_for_theirs(store, others):
-    from actors.transaction_actor import SERVICE_NAME
+    from actors.transactions import SERVICE_NAME
 
     key = b"\x00xt" + (5).to_bytes(8, "big")
     assert metadata_key(SERVICE_NAME) == SERVICE_PREFIX

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from protocol.keys import DamagedRow, generation_prefix
 from protocol.names import TopicName
 from protocol.rows import MessageRow, decode_row, encode_row
-from storage.hbase.packed import CELL, SAID, pack, removing_columns, rolling_column, stamp_of, unpack
-from storage.hbase.stamps import Stamp
+from storage.hbase.layout import CELL, PRESENT, Stamp, pack, removing_columns, rolling_column, stamp_of, unpack
 
 PREFIX = generation_prefix(TopicName("ns", "topic"), 1)
 POINTERS = (5, 6)
@@ -56,7 +55,7 @@ def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
             gone = data.draw(st.sets(st.sampled_from(sorted(table))))
             for key, columns in store.items():
                 keys = [row[0] for row in unpack(key, columns)]
-                columns.update(dict.fromkeys(removing_columns(columns[CELL], keys, gone), SAID))
+                columns.update(dict.fromkeys(removing_columns(columns[CELL], keys, gone), PRESENT))
             model = {key: value for key, value in model.items() if key not in gone}
             continue
         pointer = data.draw(st.sampled_from(POINTERS))
@@ -64,7 +63,7 @@ def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
         for key, columns in store.items():
             inside = [row[0] for row in unpack(key, columns) if first <= row[0] <= last]
             if inside:
-                columns[rolling_column(columns[CELL], pointer, inside[0], inside[-1])] = SAID
+                columns[rolling_column(columns[CELL], pointer, inside[0], inside[-1])] = PRESENT
         for key, value in model.items():
             row = decode_row(value)
             if first <= key <= last and row.pointer == pointer:
@@ -77,7 +76,7 @@ def test_cells_about_another_commits_rows_say_nothing(table, stamp, other):
     store, before = packed(table, stamp), packed(table, other)
     for key, columns in store.items():
         keys = [row[0] for row in unpack(key, columns)]
-        columns.update(dict.fromkeys(removing_columns(before[key][CELL], keys, set(keys)), SAID))
+        columns.update(dict.fromkeys(removing_columns(before[key][CELL], keys, set(keys)), PRESENT))
     assert unpacked(store) == ([] if stamp == other else sorted(table.items()))
 
 

@@ -18,7 +18,7 @@ from protocol.rows import MessageRow, encode_row
 from storage.base import StoreError, read_rows
 from storage.hbase.gateway import thrift
 from storage.hbase.pool import GatewayRefused, Pool
-from storage.hbase.scanning import Range, scan, some
+from storage.hbase.scan import ScanRange, first_rows, scan
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase.conftest import OPTIONS
@@ -151,7 +151,7 @@ async def test_a_scan_does_not_wait_for_a_connection_for_ever(pool):
         await entered.wait()
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(StoreError, match="no connection in"):
-            await some(pool, Range(TABLE, b"", b""), 1, timeout_s=0.2)
+            await first_rows(pool, ScanRange(TABLE, b"", b""), 1, timeout_s=0.2)
         nursery.cancel_scope.cancel()
 
 
@@ -195,7 +195,7 @@ async def test_writes_and_reads_go_on_when_the_gateway_is_killed_and_comes_back(
             await again.wait()
             return True
 
-        wanted = Range(TABLE, b"scan", b"scao")
+        wanted = ScanRange(TABLE, b"scan", b"scao")
         await scan(store._pool, wanted, take, first_page=4, timeout_s=90)
 
     async with trio.open_nursery() as nursery:

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from protocol.keys import DamagedRow, namespace_key, pointer_key, system_key
 from protocol.names import TopicName
-from storage.hbase.cells import cell_of, epoch_in, value_in
-from storage.hbase.slots import SERVICE_PREFIX, Pair, governor, slot_of
-from storage.hbase.stamps import NOBODYS, Head, Stamp, decode_serial, encode_serial
+from storage.hbase.cells import SERVICE_PREFIX, SlotPair, cell_of, epoch_in, governor, slot_of, value_in
+from storage.hbase.layout import NO_OWNER, Head, Stamp, decode_serial, encode_serial
 
 NAME = TopicName("ns", "topic")
 #: What owners do: commit so many times, then the next one claims.
@@ -35,7 +34,7 @@ def test_exactly_the_commits_that_took_place_count(commits):
         for serial in range(1, 7):
             assert head.counts(Stamp(epoch, serial)) == (serial <= took_place)
             assert head.is_void(Stamp(epoch, serial)) == (serial > took_place and epoch < len(commits))
-    assert head.counts(NOBODYS)
+    assert head.counts(NO_OWNER)
 
 
 @given(lives)
@@ -52,7 +51,7 @@ def test_of_two_cells_the_later_commits_that_took_place_counts(commits, data):
     head = lived(commits)
     stamps = st.builds(Stamp, st.integers(1, 9), st.integers(1, 6))
     a, b = (data.draw(st.none() | st.tuples(stamps, st.none() | st.binary(max_size=3))) for _ in range(2))
-    pair = Pair(*(None if each is None else slot_of(*each) for each in (a, b)))
+    pair = SlotPair(*(None if each is None else slot_of(*each) for each in (a, b)))
     counting = [each for each in (a, b) if each is not None and head.counts(each[0])]
     if len({each[0] for each in counting}) == len(counting):
         assert pair.value(head) == (max(counting, key=lambda each: each[0])[1] if counting else None)
@@ -81,8 +80,8 @@ def test_what_cannot_be_read_is_damaged_and_not_absent():
         lambda: Head.decode(b"", {}),
         lambda: decode_serial(b"1"),
         lambda: value_in(bytes(8) + b"\x07"),
-        lambda: Pair(bytes(16) + b"\x07").value(Head()),
-        lambda: Pair(b"short").value(Head()),
+        lambda: SlotPair(bytes(16) + b"\x07").value(Head()),
+        lambda: SlotPair(b"short").value(Head()),
     ):
         with pytest.raises(DamagedRow):
             read()

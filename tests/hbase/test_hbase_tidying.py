@@ -13,10 +13,10 @@ from protocol.effects import Delete, Put, RollBack, put_one
 from protocol.keys import generation_prefix, metadata_key, pointer_key
 from protocol.names import TopicName
 from storage.base import StoreError
-from storage.hbase.scanning import Range, some
+from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
-from storage.hbase.tidying import MANY_FENCES
+from storage.hbase.upkeep import MANY_FENCES
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.held_calls import Lost, puts_to
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
@@ -33,7 +33,7 @@ async def tidy(hbase, store):
 
 async def cells(store, table):
     """Cells of each row in HBase, without heads and the counter of epochs."""
-    found = await some(store._pool, Range(TABLES[table], b"", b""), 10_000, timeout_s=20)
+    found = await first_rows(store._pool, ScanRange(TABLES[table], b"", b""), 10_000, timeout_s=20)
     return {row.key: row.columns for row in found if not {b"d:h", b"d:n"} & row.columns.keys()}
 
 
@@ -138,7 +138,7 @@ async def test_a_row_whose_commit_is_under_way_is_not_taken_for_one_that_is_gone
 
 
 async def test_a_step_looks_at_a_bounded_number_of_rows_and_the_next_goes_on_behind_them(store, tidy, monkeypatch):
-    monkeypatch.setattr("storage.hbase.tidying.STEP_ROWS", 8)
+    monkeypatch.setattr("storage.hbase.upkeep.STEP_ROWS", 8)
     claim = await store.claim(NAME)
     keys = [pointer_key(NAME, 1, number) for number in range(1, 31)]
     await store.write([put_one(METADATA, key, b"there") for key in keys], claim=claim)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import trio
 from trio.testing import memory_stream_pair
 
+from broker.peering.answers import Reply
 from broker.peering.bounds import BETWEEN_INSTANCES, LinkBounds
-from broker.peering.link import Link, Reply
+from broker.peering.link import Link
 from broker.peering.serving import Call, serve_link
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import trio
 from linked import Caught, echo, linked
 from trio.testing import wait_all_tasks_blocked
 
+from broker.peering.answers import LinkBroken, Reply
 from broker.peering.bounds import INLINE_BYTES, LinkBounds
-from broker.peering.link import LinkBroken, Reply
 from protocol.errors import Internal, MessageTooLarge, NoOwner, Overloaded
 from protocol.names import TopicName
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import trio
 from trio.testing import memory_stream_pair
 
+from broker.peering.answers import LinkBroken
 from broker.peering.bounds import BETWEEN_INSTANCES
-from broker.peering.link import LinkBroken
 from broker.peering.links import Links
 from broker.peering.serving import serve_link
 from tests.peering.linked import echo

@@ -15,9 +15,9 @@ from linked import Caught, echo
 
 from broker.http.bodies import BodyBudget
 from broker.http.listen import serve_http
+from broker.peering.answers import LinkBroken, Reply
 from broker.peering.bounds import LinkBounds
 from broker.peering.door import peer_door
-from broker.peering.link import LinkBroken, Reply
 from broker.peering.links import PAUSES_S, Links
 from protocol.peering.frames import PREFACE
 from tests.broker.doors import SETTINGS, Toys, toy_app

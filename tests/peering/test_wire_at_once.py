@@ -9,9 +9,10 @@ import trio
 import trio.testing
 
 from broker.front.descriptors import stream_of
+from broker.peering.answers import Reply
 from broker.peering.bounds import INLINE_BYTES, WITHIN_DAEMON
 from broker.peering.link import Link
-from broker.peering.serving import Call, Reply, serve_link
+from broker.peering.serving import Call, serve_link
 from broker.peering.wire import Wire
 from protocol.peering.frames import PREFACE, Frame, FrameReader
 from protocol.peering.vocabulary import VOCABULARY

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pipeline.maintain import asking, command, looking
 from plainsong import Client
 from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.errors import GenerationChanged, TopicNotFound
+from protocol.errors import GenerationChanged, TopicNotFound
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
 

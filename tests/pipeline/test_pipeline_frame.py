@@ -85,7 +85,7 @@ def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):
     write_zip(tmp_path / "other.zip")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
-    assert {"pyspark_plainsong/__init__.py", "protocol/frames.py", "pipeline/job.py"} <= set(names)
+    assert {"pyspark_plainsong.py", "protocol/frames.py", "pipeline/job.py"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"pyspark_plainsong", "protocol", "pipeline"}
     script = "import sys; sys.path = [p for p in sys.path if 'main' not in p or 'site-packages' in p]; import protocol.frames"
     environ = {"PYTHONPATH": str(tmp_path / "one.zip"), "PATH": os.environ["PATH"]}

@@ -17,7 +17,7 @@ from pipeline.report.messages import MESSAGES
 from pipeline.report.page import page_of, write_page
 from pipeline.report.report import MADE_FROM, Report
 from pipeline.report.shown import as_json, lines_of
-from plainsong.errors import InvalidParameter
+from protocol.errors import InvalidParameter
 from tests.pipeline import reported
 
 START_MS = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""A store as three dicts, and a topic loaded from it: the synchronous twin of ``actors/load.py``."""
+"""A store as three dicts, and a topic loaded from it: the synchronous twin of ``actors/loading.py``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from protocol.keys import (
 )
 from protocol.names import TopicName
 from protocol.records import HighWater, Metadata, Reader
-from protocol.topic.paging import Paging, key_range
+from protocol.topic.paging import Paging
 from protocol.topic.pending import Pending
 from protocol.topic.producers.record import Producer, Remembering
 from protocol.topic.settling import settle_known
 from protocol.topic.state import TopicLimits, TopicState
 from protocol.topic.torn_payloads import torn_ranges
+from protocol.topic.walk import key_range
 from protocol.transactions.authority import Nobody
-from storage.rolled import rolled_back
+from storage.base import rolled_back
 
 NAME = TopicName("default", "t1")
 

@@ -7,13 +7,7 @@ import json
 import pytest
 
 from protocol.codec import JSON, PageOptions, rolls_back_all
-from protocol.errors import (
-    InvalidMessageId,
-    InvalidParameter,
-    InvalidSequenceIds,
-    MalformedBody,
-    UnknownField,
-)
+from protocol.errors import InvalidMessageId, InvalidParameter, InvalidSequenceIds, MalformedBody, UnknownField
 from protocol.page import Page, item
 from protocol.requests import PollRequest, PublishResponse, Receipt
 

@@ -23,12 +23,13 @@ from protocol.records import HighWater, Metadata, NamespaceProperties, Reader
 from protocol.requests import PublishRequest
 from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
 from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging, key_range
+from protocol.topic.paging import Paging
 from protocol.topic.pending import Pending
 from protocol.topic.producers.record import Producer, Remembering, Result
 from protocol.topic.segments import Segment
 from protocol.topic.state import Now, TopicState
-from storage.format import FILE_NAME, read_format, write_format
+from protocol.topic.walk import key_range
+from storage.directory import FORMAT_NAME, read_format, write_format
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore
 
@@ -165,7 +166,7 @@ def test_the_answer_is_what_a_poll_gives_until_the_second_message_expires():
 def test_the_format_file_is_as_shown(tmp_path: Path):
     write_format(tmp_path)
     (shown,) = re.findall(r"^```json FORMAT\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    written = (tmp_path / FILE_NAME).read_text(encoding="ascii")
+    written = (tmp_path / FORMAT_NAME).read_text(encoding="ascii")
     assert list(json.loads(shown)) == list(json.loads(written))
     assert json.loads(shown)["format"] == read_format(tmp_path)
     assert shown.count("\n") == written.count("\n")

@@ -15,10 +15,11 @@ from protocol.requests import PublishRequest
 from protocol.rows import Stamp, decode_row
 from protocol.topic.asks import Create, Look, Publish
 from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging, key_range
+from protocol.topic.paging import Paging
 from protocol.topic.producers.asks import OpenProducer
 from protocol.topic.producers.record import Producer
 from protocol.topic.state import Now, TopicState
+from protocol.topic.walk import key_range
 from storage.memory import MemoryStore
 
 NAME = TopicName("shop", "bills")

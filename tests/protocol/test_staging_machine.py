@@ -28,7 +28,7 @@ from protocol.topic.producers.asks import OpenProducer
 from protocol.topic.staging_asks import PublishStaged, StoreStaged
 from protocol.topic.state import Now, TopicLimits
 from protocol.transactions.view import View
-from storage.removable import payloads_of, refers
+from storage.cleaning import is_reference, payloads_of
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -279,7 +279,7 @@ class StagingMachine(RuleBasedStateMachine):
             gone += [pointer] if share == 1.0 else []
         assert all(each.used_ms + LIFETIME_MS > self.core.state.time_ms for each in self.staged.values())
         for row in self.store.scan(Table.MESSAGE, *plan.expired):
-            if refers(row):
+            if is_reference(row):
                 self.store.discard(Table.PAYLOAD, [key for key, _ in self.store.scan(Table.PAYLOAD, *payloads_of(row))])
             self.store.discard(Table.MESSAGE, [row[0]])
         if plan.purge:
@@ -293,7 +293,7 @@ class StagingMachine(RuleBasedStateMachine):
 
     def no_payload_row_is_left_behind(self):
         rows = self.store.scan(Table.MESSAGE, b"", b"\xff")
-        ranges = [payloads_of(row) for row in rows if refers(row)]
+        ranges = [payloads_of(row) for row in rows if is_reference(row)]
         for key, _ in self.store.scan(Table.PAYLOAD, b"", b"\xff"):
             known = parse_payload_key(key).write_pointer in self.core.state.pending
             assert known or any(start <= key < stop for start, stop in ranges)

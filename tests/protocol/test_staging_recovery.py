@@ -8,10 +8,7 @@ from producing_topic import NOW_MS, POINTER
 from staging_topic import StagingTopic
 
 from protocol.effects import Table
-from protocol.errors import (
-    InvalidParameter,
-    TopicNotFound,
-)
+from protocol.errors import InvalidParameter, TopicNotFound
 from protocol.ids import pack_id
 from protocol.keys import POINTER as POINTER_KIND
 from protocol.keys import pointer_key

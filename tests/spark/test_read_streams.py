@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tables import Tables, batches, payloads, sizes
 
 from pyspark_plainsong.shares import fair_shares
-from pyspark_plainsong.wire import BrokerError
+from pyspark_plainsong.wire_errors import BrokerError
 from tests.daemon.harness import Daemon
 
 ALL = ReadAllAvailable()

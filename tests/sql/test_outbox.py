@@ -13,14 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from plainsong import JSON, Outgoing
-from plainsong.errors import (
-    InvalidName,
-    InvalidParameter,
-    MessageTooLarge,
-    NoMessages,
-    NotEncodable,
-    TransactionTooLarge,
-)
+from plainsong.errors import NotEncodable
 from plainsong.sql import (
     Outbox,
     OutboxMissing,
@@ -33,6 +26,7 @@ from plainsong.sql import (
 )
 from plainsong.sql import outbox as outbox_module
 from plainsong.sql.prepared import check_allowed
+from protocol.errors import InvalidName, InvalidParameter, MessageTooLarge, NoMessages, TransactionTooLarge
 from tests.sql.conftest import Base, Order, begun
 from tests.sql.server import Postgres
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from plainsong import Client
-from plainsong.errors import ConnectionLost, DeduplicationDisabled, MessageTooLarge, PlainsongError, TopicNotFound
+from plainsong.errors import ConnectionLost
 from plainsong.sql import (
     Outbox,
     OutboxBusy,
@@ -29,7 +29,14 @@ from plainsong.sql import (
     outbox_tables,
 )
 from plainsong.sql.relay_lane import Lane
-from protocol.errors import InvalidParameter, ProducerFenced
+from protocol.errors import (
+    DeduplicationDisabled,
+    InvalidParameter,
+    MessageTooLarge,
+    PlainsongError,
+    ProducerFenced,
+    TopicNotFound,
+)
 from tests.daemon.harness import Daemon, eventually, free_port
 from tests.sql.server import Postgres
 

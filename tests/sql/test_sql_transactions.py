@@ -19,8 +19,9 @@ from sqlalchemy.orm import Session
 
 from plainsong import AsyncClient, Client, Transaction
 from plainsong.cli.main import program, run
-from plainsong.errors import CommittedWithErrors, PositionChanged, TopicNotFound, TransactionConflict, TransactionFailed
+from plainsong.errors import CommittedWithErrors, TransactionFailed
 from plainsong.sql import SqlInDoubt, SqlParticipant, SqlPosition, SqlUnavailable, SqlUnusable, recover
+from protocol.errors import PositionChanged, TopicNotFound, TransactionConflict
 from tests.daemon.harness import Daemon
 from tests.sql.conftest import Order
 from tests.sql.server import Postgres

@@ -12,8 +12,16 @@ import trio
 
 from protocol.effects import Delete, Expect, Put, Table, put_one
 from protocol.names import TopicName
-from storage.base import Row, Store, StoreConflict, StoreError, StoreStatistics, read_rows
-from storage.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from storage.base import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_ROWS,
+    Row,
+    Store,
+    StoreConflict,
+    StoreError,
+    StoreStatistics,
+    read_rows,
+)
 
 NAME = TopicName("ns", "topic")
 OTHER = TopicName("ns", "other")

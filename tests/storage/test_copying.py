@@ -14,14 +14,13 @@ from protocol.properties import TopicProperties
 from protocol.records import Metadata, NamespaceProperties, pack_record
 from protocol.rows import MessageRow
 from protocol.transactions.manager.rows import AUTHORITY, HEAD, Head, service_key
+from storage import copying as writing
 from storage.base import Deposed, StoreError, StoreUnusable, read_rows
-from storage.copying import writing
-from storage.copying.copying import Asked, Copying, NotTheSame
-from storage.copying.progress import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished
+from storage.copy_parts import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished
+from storage.copying import CopyRequest, CopyRun, StoresDiffer
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
-from storage.memory import MemoryStore
-from storage.shared import SharedMemory
+from storage.memory import MemoryStore, SharedMemory
 from tests.storage.rows_of_all_kinds import (
     INVALID,
     NOW_MS,
@@ -33,7 +32,7 @@ from tests.storage.rows_of_all_kinds import (
     rows_that_do_not_parse,
 )
 
-EVERYTHING = Asked("here")
+EVERYTHING = CopyRequest("here")
 COPYING_PREFIX = keys.SYSTEM + keys.COPYING
 
 
@@ -59,7 +58,7 @@ async def rows_of(store) -> list[tuple[Table, bytes, bytes]]:
 
 
 async def copied(source, target, asked=EVERYTHING):
-    return await Copying(source, target, asked).run(now_ms)
+    return await CopyRun(source, target, asked).run(now_ms)
 
 
 @pytest.fixture(params=["memory", "leveldb", "shared"])
@@ -89,7 +88,7 @@ async def test_there_and_back_again_is_the_same_store(target):
     source = await filled(MemoryStore())
     await copied(source, target)
     back = MemoryStore()
-    await copied(target, back, Asked("there"))
+    await copied(target, back, CopyRequest("there"))
     assert await rows_of(back) == await rows_of(source)
 
 
@@ -97,7 +96,7 @@ async def test_chosen_topics_come_with_their_namespaces_and_the_transaction_serv
     other = TopicName("shop", "other")
     row = Metadata(1, TopicProperties(), 1, 2).encode()
     source = await filled(MemoryStore(), put_one(Table.METADATA, metadata_key(other), row))
-    await copied(source, target, Asked("here", (ORDERS,)))
+    await copied(source, target, CopyRequest("here", (ORDERS,)))
     there = await rows_of(target)
     assert (Table.METADATA, metadata_key(other), row) not in there
     assert {key for _, key, _ in there} >= {metadata_key(ORDERS), namespace_key("shop"), service_key(HEAD)}
@@ -223,7 +222,7 @@ async def test_a_namespace_with_other_properties_is_refused(target):
 
 async def test_a_topic_that_is_not_there_is_named(target):
     with pytest.raises(StoreUnusable, match="no topic shop:nothing"):
-        await copied(await filled(MemoryStore()), target, Asked("here", (TopicName("shop", "nothing"),)))
+        await copied(await filled(MemoryStore()), target, CopyRequest("here", (TopicName("shop", "nothing"),)))
 
 
 # --- who writes meanwhile --------------------------------------------------------------------------
@@ -248,22 +247,22 @@ async def test_a_source_that_was_written_after_it_was_copied_is_found_to_differ(
     await copied(source, target)
     late = message(ORDERS, 2, NOW_MS + 9, 0, MessageRow(b"late"))
     await source.write([late], claim=await source.claim(ORDERS))
-    different = [each.part.label for each in await Copying(source, target, EVERYTHING).verify() if not each.is_same]
+    different = [each.part.label for each in await CopyRun(source, target, EVERYTHING).verify() if not each.is_same]
     assert different == ["shop:orders"]
 
 
 async def test_what_was_written_while_it_was_copied_is_never_called_complete(target):
     source = await filled(MemoryStore())
-    looked = await Copying(source, target, EVERYTHING).look()
+    looked = await CopyRun(source, target, EVERYTHING).look()
     pointer = put_one(Table.METADATA, pointer_key(ORDERS, 2, INVALID + 5), b"\x01\x80")
     await source.write([pointer], claim=await source.claim(ORDERS))
-    copying = Copying(source, target, EVERYTHING)
+    copying = CopyRun(source, target, EVERYTHING)
 
     async def before():
         return looked
 
     copying.look = before
-    with pytest.raises(NotTheSame, match="shop:orders"):
+    with pytest.raises(StoresDiffer, match="shop:orders"):
         await copying.run(now_ms)
     with pytest.raises(StoreUnusable, match="not complete"):
         await refuse_unfinished(target)

@@ -11,9 +11,9 @@ from disks import snapshot, write_commits
 
 from protocol.effects import Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
+from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.manifest import newest_log
-from storage.readonly import open_stopped
 from tests.storage.contract import LAST, everything
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, max_file_bytes=1 << 20)

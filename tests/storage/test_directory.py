@@ -14,8 +14,7 @@ import pytest
 from disks import fill, make_read_only, small_disk, snapshot, write_commits
 
 from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, StoreTooNew, StoreUnusable
-from storage.directory import LOCK_NAME, DataDirectory
-from storage.format import FILE_NAME, FORMAT, UNFINISHED_NAME
+from storage.directory import FORMAT, FORMAT_NAME, LOCK_NAME, UNFINISHED_FORMAT_NAME, DataDirectory
 from storage.leveldb import LevelDBStore
 from tests.storage.contract import everything
 
@@ -43,8 +42,8 @@ async def refused(path: Path, kind: type[StoreUnusable]) -> StoreUnusable:
 async def test_a_directory_is_made_with_its_parents_for_its_owner_alone(tmp_path):
     path = await made(tmp_path / "a" / "b" / "data")
     assert path.stat().st_mode & 0o777 == 0o700
-    assert json.loads((path / FILE_NAME).read_text())["format"] == FORMAT
-    assert {entry.name for entry in path.iterdir()} == {FILE_NAME, LOCK_NAME, "rows"}
+    assert json.loads((path / FORMAT_NAME).read_text())["format"] == FORMAT
+    assert {entry.name for entry in path.iterdir()} == {FORMAT_NAME, LOCK_NAME, "rows"}
 
 
 async def test_an_empty_directory_with_lost_and_found_becomes_a_store(tmp_path):
@@ -99,7 +98,7 @@ async def test_an_unreadable_lock_file_is_no_harm(tmp_path, said):
 
 async def test_a_newer_format_is_refused_before_anything_is_touched(tmp_path):
     path = await made(tmp_path / "data")
-    (path / FILE_NAME).write_text(json.dumps({"format": FORMAT + 1, "written_by": "9.1"}))
+    (path / FORMAT_NAME).write_text(json.dumps({"format": FORMAT + 1, "written_by": "9.1"}))
     error = await refused(path, StoreTooNew)
     assert "9.1" in error.detail
 
@@ -109,13 +108,13 @@ async def test_a_newer_format_is_refused_before_anything_is_touched(tmp_path):
 )
 async def test_an_unreadable_format_is_damage(tmp_path, said):
     path = await made(tmp_path / "data")
-    (path / FILE_NAME).write_bytes(said)
+    (path / FORMAT_NAME).write_bytes(said)
     await refused(path, StoreDamaged)
 
 
 async def test_rows_without_a_format_are_damage_and_not_a_new_store(tmp_path):
     path = await made(tmp_path / "data")
-    (path / FILE_NAME).unlink()
+    (path / FORMAT_NAME).unlink()
     await refused(path, StoreDamaged)
 
 
@@ -135,9 +134,9 @@ async def test_a_creation_that_was_cut_off_anywhere_is_finished_by_the_next(tmp_
     path = tmp_path / "data"
     DataDirectory.open(path).close()
     (path / "rows").mkdir()
-    (path / UNFINISHED_NAME).write_bytes(b"{")
+    (path / UNFINISHED_FORMAT_NAME).write_bytes(b"{")
     await made(path, commits=0)
-    (path / FILE_NAME).unlink()
+    (path / FORMAT_NAME).unlink()
     await made(path)
 
 

@@ -23,13 +23,13 @@ from rows_of_all_kinds import (
 from broker.command.store_text import summary_json, summary_text
 from protocol.effects import Table
 from protocol.ids import pack_position
-from storage.describe import Described, describe
-from storage.explain import MAX_EXAMPLES, Choice, explain, walk
+from storage.inspect.describe import DescribedRow, describe
+from storage.inspect.explain import MAX_EXAMPLES, RowFilter, explain, walk
+from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBStore
-from storage.readonly import open_stopped
 
 
-def described(operations) -> list[Described]:
+def described(operations) -> list[DescribedRow]:
     return [describe(op.table, op.prefix + op.suffixes[0], op.values[0]) for op in operations]
 
 
@@ -131,10 +131,10 @@ def test_rows_about_producers_are_told_in_words():
 @pytest.mark.parametrize(
     ("choice", "kinds"),
     [
-        (Choice(), {"producer", "producers", "namespace"}),
-        (Choice(namespace="shop"), {"producer", "producers", "namespace"}),
-        (Choice(namespace="other"), set()),
-        (Choice(topic="orders", generation=2), {"producer", "producers"}),
+        (RowFilter(), {"producer", "producers", "namespace"}),
+        (RowFilter(namespace="shop"), {"producer", "producers", "namespace"}),
+        (RowFilter(namespace="other"), set()),
+        (RowFilter(topic="orders", generation=2), {"producer", "producers"}),
     ],
 )
 def test_producers_are_chosen_with_their_topic_and_what_a_namespace_says_with_it(choice, kinds):
@@ -156,15 +156,15 @@ async def test_unparseable_rows_are_counted_by_table_and_change_nothing(tmp_path
 @pytest.mark.parametrize(
     ("choice", "count"),
     [
-        (Choice(), 8),
-        (Choice(namespace="shop"), 8),
-        (Choice(namespace="other"), 0),
-        (Choice(topic="gone"), 1),
-        (Choice(topic="orders", generation=2), 6),
-        (Choice(generation=1), 2),
-        (Choice(first=pack_position(NOW_MS, 0)), 4),
-        (Choice(first=pack_position(NOW_MS, 0), stop=pack_position(NOW_MS, 1)), 2),
-        (Choice(stop=pack_position(NOW_MS - 3_600_000, 0)), 1),
+        (RowFilter(), 8),
+        (RowFilter(namespace="shop"), 8),
+        (RowFilter(namespace="other"), 0),
+        (RowFilter(topic="gone"), 1),
+        (RowFilter(topic="orders", generation=2), 6),
+        (RowFilter(generation=1), 2),
+        (RowFilter(first=pack_position(NOW_MS, 0)), 4),
+        (RowFilter(first=pack_position(NOW_MS, 0), stop=pack_position(NOW_MS, 1)), 2),
+        (RowFilter(stop=pack_position(NOW_MS - 3_600_000, 0)), 1),
     ],
 )
 async def test_rows_are_chosen_by_name_generation_and_position(tmp_path, choice, count):
@@ -174,7 +174,9 @@ async def test_rows_are_chosen_by_name_generation_and_position(tmp_path, choice,
     assert sum(map(choice.takes, rows)) == count
 
 
-@pytest.mark.parametrize(("choice", "count"), [(Choice(), 12), (Choice(topic="orders"), 4), (Choice(generation=2), 4)])
+@pytest.mark.parametrize(
+    ("choice", "count"), [(RowFilter(), 12), (RowFilter(topic="orders"), 4), (RowFilter(generation=2), 4)]
+)
 async def test_rows_of_the_transaction_service_are_of_no_topic(tmp_path, choice, count):
     rows = []
     with open_stopped(await make_store(tmp_path / "data")) as (database, _):

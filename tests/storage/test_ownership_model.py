@@ -9,7 +9,8 @@ from dataclasses import fields
 
 import pytest
 
-from tests.storage.ownership_model import Model, Rules
+from tests.storage.ownership_model import Model
+from tests.storage.ownership_world import Rules
 
 LOST, TWICE = "an acknowledged message is lost", "a message is there twice"
 ORDER = "messages are out of order"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage.base import Deposed
-from storage.shared import SharedMemory
+from storage.memory import SharedMemory
 from tests.storage.contract import MESSAGE, NAME, StoreContract, everything, numbered
 
 

@@ -74,7 +74,7 @@ class OpenProducer(Ask[ProducerView]):
 class GetProducer(Ask[ProducerView]):
     """One producer, of the last generation, also while that is deleted.
 
-    For older generations there is ``actors.load_producers.producer_of``.
+    For older generations there is ``actors.reading.producer_of``.
 
     Raises:
       TopicNotFound, ProducerNotFound, ProducerExpired (the generation is gone with all it knew), GenerationChanged

@@ -11,7 +11,7 @@ import trio
 import broker.main
 from broker.cluster.joining import find_others
 from broker.config.config import config_of
-from storage.shared import SharedMemory
+from storage.memory import SharedMemory
 
 TOPICS = "/v1/namespaces/ns/topics"
 PATIENCE_S = 20.0

@@ -15,7 +15,7 @@ from zlib import crc32
 import httpx
 import trio
 
-from actors.one_authority import keep_authority
+from actors.authority import keep_authority
 from actors.ownership import Instance
 from broker.assembling import build_service
 from broker.config.config import config_of
@@ -25,7 +25,7 @@ from broker.metrics import Metrics
 from protocol.cluster.slices import SLICES
 from protocol.errors import TransactionsUnavailable
 from protocol.names import TopicName
-from storage.shared import SharedMemory
+from storage.memory import SharedMemory
 
 TOPICS = "/v1/namespaces/ns/topics"
 

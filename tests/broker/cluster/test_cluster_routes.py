@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import trio
 
-from actors.clock import SystemClock
+from actors.observe import SystemClock
 from broker.cluster.membership import Membership
 from broker.config.clustering import Ensemble
 from protocol.cluster.placement import NameTaken

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import trio
 
-from actors.clock import SystemClock
-from actors.pointer_index import PointerIndex
+from actors.observe import SystemClock
+from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
 from broker.cluster.routing import TRANSACTIONS
 from broker.http.bodies import BodyBudget

@@ -10,8 +10,9 @@ import trio
 
 import broker.cluster.cluster
 from broker.cluster.owners import PATIENCE_S
+from broker.peering.answers import LinkBroken
 from broker.peering.bounds import LinkBounds
-from broker.peering.link import Link, LinkBroken
+from broker.peering.link import Link
 from tests.broker.cluster.in_process import TOPICS, cluster, named, until
 from tests.broker.cluster.relay import ways
 

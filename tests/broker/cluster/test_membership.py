@@ -17,7 +17,7 @@ import trio
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-from actors.clock import SystemClock
+from actors.observe import SystemClock
 from broker.cluster import membership as membership_module
 from broker.cluster.membership import Membership
 from broker.cluster.portions import Portions
@@ -390,7 +390,7 @@ async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
 
 FROZEN = """
 import sys, trio
-from actors.clock import SystemClock
+from actors.observe import SystemClock
 from broker.cluster.membership import Membership
 from broker.config.clustering import Ensemble
 from protocol.names import TopicName

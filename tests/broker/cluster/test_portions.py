@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import trio
 
-from actors.clock import SystemClock
+from actors.observe import SystemClock
 from broker.cluster import portions as portions_module
 from broker.cluster.membership import Membership
 from broker.cluster.portions import Portions

@@ -6,8 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-import actors.mirror
-import actors.transactions_anywhere
+import actors.replica
 import broker.cluster.thrift
 from broker.cluster.routing import NAMESPACES, TRANSACTIONS
 from broker.cluster.thrift import ThriftAnywhere
@@ -202,7 +201,7 @@ async def decided(node, pointer, verb, state):
 
 
 async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
-    for module in (actors.mirror, actors.transactions_anywhere):
+    for module in (actors.replica, actors.replica):
         monkeypatch.setattr(module, "PATIENCE_S", 0.2)
     pointer = await begin(nodes["b"])
     nodes["a"].kill()

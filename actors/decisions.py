@@ -1,0 +1,281 @@
+"""What topics do before a transaction is decided: close its pointers for a commit, roll back for an abort.
+
+Commits that wait until every enlisted topic has closed their pointers, wherever it is.
+
+frozen    nobody is enlisted any more
+closing   each topic answers in its turn, at the owner it has now: what it wrote is durable, and it writes no more
+closed    the commit goes on, if it has been frozen all the time
+missing   topics that did not answer in time: the commit did not happen, and the transaction is in progress
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from protocol.errors import (
+    PlainsongError,
+    ShuttingDown,
+    TransactionNotFound,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+    Unavailable,
+)
+from protocol.topic.pointer_asks import ClosePointers, ListPointers, RollBackPointer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+    from actors.mailbox import Ticket
+    from actors.pointers import PointerLocations
+    from protocol.names import TopicName
+    from protocol.topic.asks import Ask
+    from protocol.transactions.manager.answers import TransactionStatus
+    from protocol.transactions.manager.core import ManagerCore
+    from protocol.transactions.manager.settings import TransactionSettings
+
+log = logging.getLogger(__name__)
+#: Topics named when a commit could not reach them.
+MAX_NAMED_TOPICS = 5
+
+
+class PointerClosing:
+    """The commits of one service that wait, and those that have waited."""
+
+    def __init__(
+        self,
+        ask: AskTopic,
+        settings: TransactionSettings,
+        back: Callable[[Ticket[Any]], None],
+        thawed: Callable[[], None],
+    ) -> None:
+        """``back``: takes a ticket whose topics are closed; ``thawed``: is told that time counts again for somebody."""
+        self._ask = ask
+        self._settings = settings
+        self._back = back
+        self._thawed = thawed
+        #: By transaction and freezing; and which freezing those had that are on their way back.
+        self._waiting: dict[tuple[int, int], list[Ticket[Any]]] = {}
+        self._closed: dict[Ticket[Any], int] = {}
+
+    def sets_aside(
+        self, core: ManagerCore, ticket: Ticket[Any], topics: Collection[TopicName], nursery: trio.Nursery
+    ) -> bool:
+        """Whether a commit has to wait for ``topics``; else nobody is enlisted between this and the step."""
+        transaction_id: int = ticket.ask.transaction_id  # type: ignore[attr-defined]  # it is a Commit
+        freezing = self._closed.pop(ticket, 0)
+        if freezing and core.is_frozen(transaction_id, freezing):
+            return False
+        freezing = core.freeze(transaction_id) if topics else 0
+        if not freezing:
+            return False
+        waiting = self._waiting.setdefault((transaction_id, freezing), [])
+        waiting.append(ticket)
+        if len(waiting) == 1:
+            nursery.start_soon(self._close, core, (transaction_id, freezing), waiting, topics)
+        return True
+
+    async def _close(
+        self,
+        core: ManagerCore,
+        frozen: tuple[int, int],
+        waiting: Sequence[Ticket[Any]],
+        topics: Collection[TopicName],
+    ) -> None:
+        deadline_s = trio.current_time() + self._settings.commit_deadline_s
+        missing = await close_pointers(self._ask, topics, core.pointers(frozen[0]), deadline_s)
+        if self._waiting.get(frozen) is not waiting:
+            return  # the service fell: those who waited know
+        del self._waiting[frozen]
+        if not missing:
+            for ticket in waiting:
+                self._closed[ticket] = frozen[1]
+                self._back(ticket)
+            return
+        core.thaw(*frozen)
+        self._thawed()
+        named = ", ".join(map(str, sorted(missing)[:MAX_NAMED_TOPICS]))
+        log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
+        down = f"{len(missing)} topics do not answer: {named}"
+        for ticket in waiting:
+            ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
+
+    def forsake(self) -> list[Ticket[Any]]:
+        """All that wait, or have waited; nothing becomes of them here."""
+        gone = [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
+        self._waiting.clear()
+        self._closed.clear()
+        return gone
+
+
+# --- settling --------------------------------------------------------------------------------------
+#
+# What topics do before a transaction is decided, each at its owner and all within a deadline: roll back, or close.
+
+
+if TYPE_CHECKING:
+    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+
+
+#: Topics asked at the same time.
+_TOPICS_AT_ONCE = 16
+#: Pauses before a topic that could not do it is asked again; the last one repeats.
+_PAUSES_S = (0.02, 0.1, 0.5, 1.0)
+
+
+async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[int], deadline_s: float) -> set[int]:
+    """Roll these pointers back wherever they have rows; which of them have no row left that could be seen.
+
+    The authority must refuse writes under them already. A topic that cannot do it now is asked again until
+    ``deadline_s``, on the monotonic clock; done twice, it changes nothing. Never raises.
+    """
+    done: set[tuple[TopicName, int]] = set()
+    wanted = tuple(pointers)
+    limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
+
+    async def one(name: TopicName, pointer: int) -> None:
+        async with limit:
+            if await _insist(ask, name, RollBackPointer(pointer, by_client=False)):
+                done.add((name, pointer))
+
+    with trio.move_on_at(deadline_s):
+        async with trio.open_nursery() as nursery:
+            for pointer in wanted:
+                for name in index.topics_of((pointer,)):
+                    nursery.start_soon(one, name, pointer)
+    # A write that was under way when the first look was taken is in the index since before that look.
+    return {pointer for pointer in wanted if all((name, pointer) in done for name in index.topics_of((pointer,)))}
+
+
+async def close_pointers(
+    ask: AskTopic, topics: Iterable[TopicName], pointers: Sequence[int], deadline_s: float
+) -> set[TopicName]:
+    """Have these topics close pointers that nobody can enlist them for any more; which of them did not in time.
+
+    What the others have written under them is durable, and they write nothing more. Never raises.
+    """
+    missing = set(topics)
+    limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
+
+    async def one(name: TopicName) -> None:
+        async with limit:
+            if await _insist(ask, name, ClosePointers(pointers)):
+                missing.discard(name)
+
+    with trio.move_on_at(deadline_s):
+        async with trio.open_nursery() as nursery:
+            for name in sorted(missing):
+                nursery.start_soon(one, name)
+    return missing
+
+
+async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
+    """Ask until there is an answer; False: it was refused, or the daemon is leaving."""
+    failures = 0
+    while True:
+        try:
+            await ask(name, wanted)
+        except (Unavailable, ShuttingDown):
+            pass  # it recovers, or changes hands
+        except PlainsongError as error:
+            what = "rollback refused" if isinstance(wanted, RollBackPointer) else "closing refused"
+            log.warning(what, extra={"topic": str(name), "asked": repr(wanted), "why": error.detail})
+            return False
+        else:
+            return True
+        await trio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+        failures += 1
+
+
+# --- aborting --------------------------------------------------------------------------------------
+#
+# Aborting many transactions, as a reset does.
+
+
+#: Aborts that are under way at the same time.
+_ABORTS_AT_ONCE = 256
+
+
+async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: Iterable[int]) -> None:
+    """Abort these; one that was decided or forgotten meanwhile is no failure. Raises the first error of another kind."""
+    failures: list[PlainsongError] = []
+    limit = trio.CapacityLimiter(_ABORTS_AT_ONCE)
+
+    async def one(transaction_id: int) -> None:
+        async with limit:
+            try:
+                await abort(transaction_id)
+            except (TransactionNotFound, TransactionNotInProgress):
+                pass
+            except PlainsongError as error:
+                failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for transaction_id in transaction_ids:
+            nursery.start_soon(one, transaction_id)
+    if failures:
+        raise failures[0]
+
+
+# --- blame -----------------------------------------------------------------------------------------
+#
+# Where undecided transactions have rows, and how many messages they hide: asked of the topics themselves.
+
+
+#: How long topics may take to say it.
+_STATUS_TIMEOUT_S = 2.0
+#: Topics asked for one answer; of others it is not known what is hidden in them.
+_MAX_STATUS_TOPICS = 200
+_STATUS_REQUESTS_AT_ONCE = 16
+
+
+async def with_topics(
+    statuses: Sequence[TransactionStatus], index: PointerLocations, ask: AskTopic
+) -> list[TransactionStatus]:
+    """The same, with topics; and with what is hidden by those in progress."""
+    topics = {status.transaction_id: sorted(index.topics_of(status.pointers)) for status in statuses}
+    holding = {name for each in statuses if each.state == "in_progress" for name in topics[each.transaction_id]}
+    hidden = await _hidden(sorted(holding)[:_MAX_STATUS_TOPICS], ask)
+    return [
+        replace(
+            each,
+            topics=tuple(topics[each.transaction_id]),
+            hidden_messages=_most(each, topics[each.transaction_id], hidden) if each.state == "in_progress" else 0,
+        )
+        for each in statuses
+    ]
+
+
+def _most(
+    status: TransactionStatus, topics: Iterable[TopicName], hidden: dict[TopicName, dict[int, int]]
+) -> int | None:
+    most = 0
+    for name in topics:
+        if name not in hidden:
+            return None
+        most = max(most, *(hidden[name].get(pointer, 0) for pointer in status.pointers))
+    return most
+
+
+async def _hidden(topics: Sequence[TopicName], ask: AskTopic) -> dict[TopicName, dict[int, int]]:
+    """Per topic that answers in time: what each pointer hides in it."""
+    found: dict[TopicName, dict[int, int]] = {}
+    if not topics:
+        return found
+    limit = trio.CapacityLimiter(_STATUS_REQUESTS_AT_ONCE)
+
+    async def one(name: TopicName) -> None:
+        async with limit:
+            try:
+                found[name] = {view.pointer: view.hidden for view in await ask(name, ListPointers())}
+            except PlainsongError:
+                return  # gone, or not to be had now: it is not known
+
+    with trio.move_on_after(_STATUS_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            for name in topics:
+                nursery.start_soon(one, name)
+    return found

@@ -1,0 +1,193 @@
+"""The pass over the invalid list: rolls back, in every topic, the rows of pointers that are on it.
+
+    begin     the list as it is now, and how far it could be pruned once the pass is complete
+    topics    each that has rows of such a pointer rolls them back, durably, before the next one is asked
+    complete  only if all of them did; then whoever keeps the list is told, and may prune it
+
+A pointer that left the list while a row still carries it would become visible: so a topic that cannot be reached
+makes the whole pass an incomplete one, of which nobody is told, and the next round begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from protocol.errors import PlainsongError, TransactionsUnavailable
+from protocol.topic.pointer_asks import RollBackPointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from actors.decisions import AskTopic
+    from actors.directory import Directory
+    from actors.pointers import PointerLocations
+    from protocol.names import TopicName
+    from protocol.transactions.manager.answers import CompletePass, PruningFigures
+
+log = logging.getLogger(__name__)
+#: Pointers a topic is asked about at once: they share its commits.
+MAX_AT_ONCE = 256
+#: Pointers looked up before others get their turn.
+_AT_A_TIME = 1000
+#: Topics named when a pass is not complete.
+MAX_NAMED = 5
+
+
+class InvalidList(Protocol):
+    """Whoever keeps the invalid list: the daemon's own service, or what it knows of a Tephra."""
+
+    def begin_pass(self) -> CompletePass:
+        """What a pass that begins now is about. Raises TransactionsUnavailable."""
+        ...
+
+    async def where(self) -> PointerLocations:
+        """Where undecided transactions have rows, over the topics of all instances. Raises TransactionsUnavailable."""
+        ...
+
+    async def complete(self, passed: CompletePass) -> int:
+        """That pass is complete: keep it, and prune what may go; how many went. Raises TransactionsUnavailable."""
+        ...
+
+    def pruning(self) -> PruningFigures:
+        """What an operator needs to know. Raises TransactionsUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What became of one pass."""
+
+    invalid: int
+    """Pointers on the list when it began."""
+    rolled_back: int
+    """Pointers rolled back in a topic that had not been before, counted once for each topic."""
+    missed: tuple[TopicName, ...]
+    """Topics that could not be passed."""
+    pruned: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every topic was passed."""
+        return not self.missed
+
+
+class InvalidPass:
+    """Passes all topics, again and again; remembers what it has done, so that nobody is asked twice."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        invalids: InvalidList | Callable[[], InvalidList | None],
+        ask: AskTopic | None = None,
+    ) -> None:
+        """
+        Args:
+          invalids: who keeps the list, or what says who does just now: None while another instance does.
+          ask: asks a topic wherever its owner is; None: all topics are this instance's.
+        """
+        self._directory = directory
+        self._keeper = invalids if callable(invalids) else lambda: invalids
+        self._ask = directory.ask if ask is None else ask
+        #: Pointers of the list that topics have rolled back, for good: they refuse whatever would come after.
+        self._done: dict[int, set[TopicName]] = {}
+
+    async def run_once(self) -> PassReport | None:
+        """One pass; None when nobody keeps the list just now. Failures of topics are in the report, and logged."""
+        begun_s = trio.current_time()
+        keeper = self._keeper()
+        if keeper is None:
+            self._done.clear()
+            return None
+        try:
+            passed = keeper.begin_pass()
+            where = await keeper.where()
+        except TransactionsUnavailable as error:
+            log.info("invalid pass not begun", extra={"why": error.detail})
+            return None
+        missed: set[TopicName] = set()
+        rolled_back = 0
+        for name, pointers in (await self._work(where, passed.invalids)).items():
+            done = await self._roll_back(name, pointers)
+            rolled_back += done
+            if done < len(pointers):
+                missed.add(name)
+        report = PassReport(len(passed.invalids), rolled_back, tuple(sorted(missed)))
+        if report.complete:
+            try:
+                report = replace(report, pruned=await keeper.complete(passed))
+            except PlainsongError as error:
+                log.warning("complete invalid pass not recorded", extra={"why": error.detail})
+                return None
+        self._tell(keeper, report, trio.current_time() - begun_s)
+        return report
+
+    async def _work(self, index: PointerLocations, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
+        """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""
+        work: dict[TopicName, list[int]] = {}
+        before, self._done = self._done, {}
+        for at in range(0, len(invalids), _AT_A_TIME):
+            for pointer in invalids[at : at + _AT_A_TIME]:
+                topics = index.topics_of((pointer,))
+                done = before.get(pointer)
+                if done is not None:
+                    self._done[pointer] = done
+                    topics -= done
+                for name in topics:
+                    work.setdefault(name, []).append(pointer)
+            await trio.lowlevel.checkpoint()  # the list may be long, and others are waiting for the loop
+        return work
+
+    async def _roll_back(self, name: TopicName, pointers: list[int]) -> int:
+        """Have a topic roll these back; how many it did."""
+        failures: list[PlainsongError] = []
+
+        async def ask(pointer: int) -> None:
+            try:
+                await self._ask(name, RollBackPointer(pointer, by_client=False))
+                self._done.setdefault(pointer, set()).add(name)
+            except PlainsongError as error:
+                failures.append(error)
+
+        for at in range(0, len(pointers), MAX_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for pointer in pointers[at : at + MAX_AT_ONCE]:
+                    nursery.start_soon(ask, pointer)
+            if failures:
+                log.warning(
+                    "invalid transactions not rolled back", extra={"topic": str(name), "why": failures[0].detail}
+                )
+                return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
+        return len(pointers)
+
+    def _tell(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
+        """Log the figures; a pass that found nothing to do is not worth a line a minute."""
+        if report.missed:
+            named = ", ".join(map(str, report.missed[:MAX_NAMED]))
+            log.warning(
+                "invalid pass incomplete, nothing is pruned",
+                extra={"topics": len(report.missed), "first": named, "invalid": report.invalid},
+            )
+            return
+        try:
+            figures = keeper.pruning()
+        except TransactionsUnavailable:
+            return
+        oldest = min(((pointer, name) for name, pointer in figures.oldest_by_topic.items()), default=None)
+        log.log(
+            logging.INFO if report.invalid or report.pruned else logging.DEBUG,
+            "invalid pass complete",
+            extra={
+                "invalid": report.invalid,
+                "rolled_back": report.rolled_back,
+                "pruned": report.pruned,
+                "safe_bound": figures.safe_bound,
+                "oldest_referenced": oldest and oldest[0],
+                "oldest_topic": oldest and str(oldest[1]),
+                "kept_because": figures.kept_because,
+                "took_s": round(took_s, 3),
+            },
+        )

@@ -1,0 +1,180 @@
+"""Loads a topic from disk: the same at the first start, after a fall, and after a power cut.
+
+Loading a topic from disk: the same at the first start, after a fall, and after a power cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.effects import Table
+from protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    READER,
+    DamagedRow,
+    metadata_key,
+    parse_pointer_key,
+    stop_after,
+    system_key,
+)
+from protocol.records import HighWater, Metadata, Reader
+from protocol.topic.pending import Pending
+from protocol.topic.producers.record import Producer, Remembering
+from protocol.topic.settling import settle_known
+from protocol.topic.state import TopicLimits, TopicState
+from protocol.topic.torn_payloads import torn_ranges
+from protocol.transactions.authority import Nobody
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from protocol.names import TopicName
+    from protocol.transactions.authority import Authority
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+
+
+async def load_topic(
+    name: TopicName,
+    store: Store,
+    limits: TopicLimits,
+    authority: Authority | None = None,
+    *,
+    lacks: Collection[bytes] = (),
+) -> TopicState:
+    """The topic as the store has it: metadata, mark, undecided pointers, producers, what was written since, readers.
+
+    Args:
+      lacks: kinds of system rows that it does not have: ``Claim.lacks``.
+    Raises:
+      StoreError: the store cannot be read.
+      DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
+    """
+    state = TopicState(name, limits, authority=Nobody() if authority is None else authority)
+    value = await store.get(Table.METADATA, metadata_key(name))
+    if value is None:
+        return state
+    metadata = Metadata.decode(value)
+    mark = None if HIGH_WATER in lacks else await _load_high_water(name, metadata.generation, store)
+    start = state.begin(metadata, mark)
+    if POINTER not in lacks:
+        await _load_pointers(state, metadata.generation, store)
+    if PRODUCERS not in lacks and not metadata.partly_cleaned:
+        await load_producers(state, metadata.generation, store)
+    begun_s = trio.current_time()
+
+    def replay(rows: list[Row]) -> bool:
+        state.replay(rows)
+        return True
+
+    await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
+    if READER not in lacks:
+        await _load_readers(state, metadata.generation, store)
+    state.loaded()
+    state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
+    settle_known(state)
+    if not store.traits.whole_commits:
+        await _find_torn_payloads(state, store)
+    return state
+
+
+async def _load_high_water(name: TopicName, generation: int, store: Store) -> HighWater | None:
+    value = await store.get(Table.METADATA, system_key(HIGH_WATER, name, generation))
+    if value is None:
+        return None
+    try:
+        return HighWater.decode(value)
+    except DamagedRow as error:
+        # Everything in it but the topic's time can be had from the rows themselves, only slower.
+        log.warning(
+            "high-water mark unreadable, replaying the whole topic", extra={"topic": str(name), "why": str(error)}
+        )
+        return None
+
+
+async def _load_pointers(state: TopicState, generation: int, store: Store) -> None:
+    start = system_key(POINTER, state.name, generation)
+
+    def take(rows: list[Row]) -> bool:
+        for key, value in rows:
+            try:
+                pointer = parse_pointer_key(key)[2]
+            except DamagedRow as error:
+                log.warning("pointer row unreadable", extra={"topic": str(state.name), "why": str(error)})
+                continue
+            try:
+                state.pending[pointer] = Pending.decode(pointer, value)
+            except DamagedRow as error:
+                # Who sees its messages is not decided here; it can still be rolled back, by looking everywhere.
+                log.warning(
+                    "pointer row unreadable",
+                    extra={"topic": str(state.name), "pointer": pointer, "why": str(error)},
+                )
+                state.pending[pointer] = Pending.of_damaged(pointer, state.time_ms)
+        return True
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)
+
+
+async def _find_torn_payloads(state: TopicState, store: Store) -> None:
+    def take(rows: list[Row]) -> bool:
+        state.torn_payloads += [key for key, _ in rows]
+        return True
+
+    for start, stop in torn_ranges(state):
+        await store.scan(Table.PAYLOAD, start, stop, take, values=False)
+
+
+async def _load_readers(state: TopicState, generation: int, store: Store) -> None:
+    start = system_key(READER, state.name, generation)
+
+    def take(rows: list[Row]) -> bool:
+        for key, value in rows:
+            try:
+                state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
+            except (DamagedRow, UnicodeDecodeError) as error:
+                # One reader's position is not worth a whole topic; the row stays for somebody to look at.
+                log.warning("reader unreadable", extra={"topic": str(state.name), "key": key.hex(), "why": str(error)})
+        return True
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)
+
+
+# --- load producers --------------------------------------------------------------------------------
+
+
+async def load_producers(state: TopicState, generation: int, store: Store) -> None:
+    """Fill the topic's book from its rows; what was stored since is replayed behind it.
+
+    Raises:
+      StoreError: the store cannot be read.
+      DamagedRow: the row that says what the others mean cannot be; nothing is accepted unchecked.
+    """
+    value = await store.get(Table.METADATA, system_key(PRODUCERS, state.name, generation))
+    if value is None:
+        return
+    start = system_key(PRODUCER, state.name, generation)
+    found: dict[str, Producer | None] = {}
+
+    def take(rows: list[Row]) -> bool:
+        for key, row in rows:
+            name = key[len(start) :].decode("utf-8", "replace")
+            try:
+                found[name] = Producer.decode(name, row)
+            except DamagedRow as error:
+                # One producer's, so the others go on; its own requests are refused until somebody deletes it.
+                log.warning(
+                    "producer row unreadable", extra={"topic": str(state.name), "producer": name, "why": str(error)}
+                )
+                found[name] = None
+        return True
+
+    await store.scan(Table.METADATA, start, stop_after(start), take)
+    state.producers.load(Remembering.decode(value), found)

@@ -1,0 +1,417 @@
+"""Undecided write pointers: the topics with rows of each, waiting readers, and enlistments.
+
+Which topics have rows of which undecided write pointer, what is being written, and who waits for a decision.
+
+Shared by all topic actors and the transaction service, on one event loop. It is an index of the pointer rows of
+the metadata table, made from them at the start: a topic writes such a row in the very commit that first uses a
+pointer, so nothing can be missing here. Where a store may cut a commit off before that row, topics are looked
+through for what was left, as their own load does it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import trio
+
+from actors.loading import load_topic
+from protocol.effects import Table
+from protocol.errors import Overloaded
+from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from protocol.topic.bookkeeping import write_pointers_among
+from protocol.topic.enlisted import NotEnlisted
+from protocol.topic.state import TopicLimits
+from storage.base import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from protocol.names import TopicName
+    from protocol.transactions.manager.core import ManagerCore
+    from storage.base import Row, Store
+
+_LIST_ROWS = 500
+#: Pointers of which is remembered when those who waited were let go; of older ones "lately" is assumed.
+REMEMBERED_WAKES = 4096
+
+
+class PointerIndex:
+    """Undecided write pointers and their topics."""
+
+    def __init__(self, max_waiting: int = 10_000) -> None:
+        self._topics: dict[int, set[TopicName]] = {}
+        self._writing: dict[int, int] = {}
+        self._decided: dict[TopicName, list[int]] = {}
+        self._waiting: dict[int, tuple[trio.Event, int]] = {}
+        self._waiters = 0
+        self._max_waiting = max_waiting
+        self._mark = 0
+        self._woken: OrderedDict[int, int] = OrderedDict()
+        self._forgotten = 0
+        self._quiet = trio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __repr__(self) -> str:
+        return f"<PointerIndex {len(self._topics)} pointers, {self._waiters} waiting>"
+
+    @property
+    def mark(self) -> int:
+        """A point in the order of all that becomes of pointers; taken before reading, and given to ``wait``."""
+        return self._mark
+
+    @property
+    def waiters(self) -> int:
+        """Polls that wait for a decision."""
+        return self._waiters
+
+    async def load(self, store: Store) -> None:
+        """Learn every pointer row of the store; of one that others write too, each topic's when it is opened.
+
+        Raises StoreError.
+        """
+        if store.traits.shared:
+            return
+        for pointer, names in (await topics_by_pointer(store)).items():
+            self._topics.setdefault(pointer, set()).update(names)
+        if not store.traits.whole_commits:
+            await self._load_left_behind(store)
+
+    async def _load_left_behind(self, store: Store) -> None:
+        start, stop = topic_range()
+        while True:
+            rows = await read_rows(store, Table.METADATA, start, stop, limit=_LIST_ROWS, values=False)
+            for key, _ in rows:
+                try:
+                    state = await load_topic(topic_of(key)[0], store, TopicLimits())
+                except DamagedRow:
+                    continue  # nobody can use that topic, and its own load says so
+                changed = write_pointers_among(state.changed)
+                self.begin(state.name, changed)
+                self.end(changed)
+            if len(rows) < _LIST_ROWS:
+                return
+            start = rows[-1][0] + b"\x00"
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    def begin(self, name: TopicName, pointers: Iterable[int]) -> None:
+        """A topic is about to write rows of these pointers."""
+        for pointer in pointers:
+            self._topics.setdefault(pointer, set()).add(name)
+            self._writing[pointer] = self._writing.get(pointer, 0) + 1
+
+    def end(self, pointers: Iterable[int]) -> None:
+        """That write is over, however it ended."""
+        for pointer in pointers:
+            left = self._writing[pointer] - 1
+            if left:
+                self._writing[pointer] = left
+            else:
+                del self._writing[pointer]
+        self._quiet.set()
+        self._quiet = trio.Event()
+
+    def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
+        """A topic has removed its rows about these pointers."""
+        for pointer in pointers:
+            topics = self._topics.get(pointer)
+            if topics is not None:
+                topics.discard(name)
+                if not topics:
+                    del self._topics[pointer]
+
+    def leave(self, name: TopicName) -> None:
+        """A topic is not open here any more: who owns it next knows what it has."""
+        self._decided.pop(name, None)
+        self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
+
+    def take_decided(self, name: TopicName) -> list[int]:
+        """Pointers decided since the last call that the topic may have rows about."""
+        return self._decided.pop(name, [])
+
+    # --- the authority ----------------------------------------------------------------------------
+
+    def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
+        """The topics that have, or are about to have, rows of any of these."""
+        found: set[TopicName] = set()
+        for pointer in pointers:
+            found |= self._topics.get(pointer, set())
+        return found
+
+    def undecided(self) -> list[int]:
+        """Every pointer that some topic has rows of, as far as is known here."""
+        return list(self._topics)
+
+    def watched(self) -> list[int]:
+        """These, and those that somebody waits for."""
+        return [*self._topics, *self._waiting]
+
+    def oldest_by_topic(self) -> dict[TopicName, int]:
+        """The oldest such pointer of each topic that has one."""
+        oldest: dict[TopicName, int] = {}
+        for pointer, names in self._topics.items():
+            for name in names:
+                oldest[name] = min(pointer, oldest.get(name, pointer))
+        return oldest
+
+    def busy(self, pointers: Iterable[int]) -> bool:
+        """Whether some topic is writing rows of any of these right now."""
+        return any(pointer in self._writing for pointer in pointers)
+
+    async def quiet(self, pointers: Iterable[int]) -> None:
+        """Wait until no topic is writing rows of these."""
+        wanted = tuple(pointers)
+        while self.busy(wanted):
+            await self._quiet.wait()
+
+    def decided(self, pointers: Iterable[int]) -> None:
+        """These are committed or aborted, durably: topics may forget them, and whoever waits goes on."""
+        for pointer in pointers:
+            for name in self._topics.pop(pointer, ()):
+                self._decided.setdefault(name, []).append(pointer)
+            self.wake(pointer)
+
+    # --- polls that are held ----------------------------------------------------------------------
+
+    def wake(self, pointer: int) -> None:
+        """Let those go on who wait for this pointer: decided, invalid, or rolled back."""
+        self._mark += 1
+        self._woken[pointer] = self._mark
+        self._woken.move_to_end(pointer)
+        if len(self._woken) > REMEMBERED_WAKES:
+            self._forgotten = self._woken.popitem(last=False)[1]
+        waiting = self._waiting.pop(pointer, None)
+        if waiting is not None:
+            waiting[0].set()
+
+    async def wait(self, pointer: int, since: int | None = None) -> None:
+        """Wait until something has become of ``pointer``; the caller looks again, and may find it undecided still.
+
+        Args:
+          since: the ``mark`` before the caller read that the pointer is undecided: nothing since then is missed.
+        Raises:
+          Overloaded: too many wait already.
+        """
+        if self._closed or (since is not None and max(self._woken.get(pointer, 0), self._forgotten) > since):
+            await trio.lowlevel.checkpoint()
+            return
+        if self._waiters >= self._max_waiting:
+            raise Overloaded(f"{self._waiters} polls wait for transactions to be decided")
+        event, count = self._waiting.get(pointer, (trio.Event(), 0))
+        self._waiting[pointer] = (event, count + 1)
+        self._waiters += 1
+        try:
+            await event.wait()
+        finally:
+            self._waiters -= 1
+            current = self._waiting.get(pointer)
+            if current is not None and current[0] is event:
+                if current[1] == 1:
+                    del self._waiting[pointer]
+                else:
+                    self._waiting[pointer] = (event, current[1] - 1)
+
+    def close(self) -> None:
+        """Let everybody go on, now and later: the daemon is leaving."""
+        self._closed = True
+        for pointer in list(self._waiting):
+            self.wake(pointer)
+
+
+# --- whereabouts -----------------------------------------------------------------------------------
+#
+# Where undecided transactions have rows, over all topics of all instances: what the service needs to find them
+# again.
+#
+# Topics are enlisted before they write, and the service keeps that. What was written before topics were enlisted,
+# when this store was another kind of store or had one instance, stands in the topics' own rows about pointers,
+# which are read once by every new owner of the service.
+
+
+class PointerLocations(Protocol):
+    """Which topics have, or are about to have, rows of which pointers; ``PointerIndex`` is one, of its own topics."""
+
+    def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
+        """The topics that have, or may have, rows of any of these."""
+        ...
+
+    def oldest_by_topic(self) -> Mapping[TopicName, int]:
+        """The oldest such pointer of each topic that has one."""
+        ...
+
+
+async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
+    """The topics with rows about each transaction's pointer. Raises StoreError."""
+    found: dict[int, set[TopicName]] = {}
+
+    def take(rows: list[Row]) -> bool:
+        for key, _ in rows:
+            try:
+                name, _, pointer = parse_pointer_key(key)
+            except DamagedRow:
+                continue  # the topic's own load says so
+            if pointer > 0:  # below, somebody stages: no transaction is about it
+                found.setdefault(pointer, set()).add(name)
+        return True
+
+    await store.scan(Table.METADATA, SYSTEM + POINTER, stop_after(SYSTEM + POINTER), take, values=False)
+    return found
+
+
+class ClusterPointerLocations:
+    """Implements ``Whereabouts`` from what the service keeps and what the store says."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, set[TopicName]] = {}
+        self._core: ManagerCore | None = None
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    async def load(self, store: Store, core: ManagerCore) -> None:
+        """Begin with what the service keeps, and rows of pointers that it has not settled. Raises StoreError."""
+        found = await topics_by_pointer(store)
+        self._core = core
+        self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
+
+    async def find(self, store: Store) -> None:
+        """Read all rows about pointers that the store has. Raises StoreError."""
+        self._found = await topics_by_pointer(store)
+
+    def dropped(self, pointers: Iterable[int]) -> None:
+        """These are decided, or off the invalid list, and have no rows that anybody needs to find."""
+        for pointer in pointers:
+            self._found.pop(pointer, None)
+
+    def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
+        """See ``Whereabouts.topics_of``."""
+        found: set[TopicName] = set()
+        for pointer in pointers:
+            found |= self._found.get(pointer, set())
+            if self._core is not None:
+                found |= self._core.enlisted(pointer)
+        return found
+
+    def oldest_by_topic(self) -> dict[TopicName, int]:
+        """See ``Whereabouts.oldest_by_topic``."""
+        oldest: dict[TopicName, int] = {}
+        for pointer in sorted({*self._found, *(() if self._core is None else self._core.unsettled())}):
+            for name in self.topics_of((pointer,)):
+                oldest.setdefault(name, pointer)
+        return oldest
+
+
+# --- enlistments -----------------------------------------------------------------------------------
+#
+# What the topics of this instance are enlisted for with the transaction service, each as long as it has this owner.
+#
+#     term      one owner of one topic, from its claim to its end: a later one begins with nothing
+#     enlist    asked of the service within a term; the answer counts for that term alone, and only if the topic has
+#               not closed the pointer meanwhile
+#     close     what the service asks before it decides: nothing is held any more, and no answer under way counts
+#
+# So of two things one is certain when a topic has answered: it is this owner's turn, and it will write nothing; or
+# the store has given the topic to somebody else, who holds nothing.
+
+
+if TYPE_CHECKING:
+    AskService = Callable[[int, TopicName], Awaitable[bool]]
+
+
+A = TypeVar("A")
+#: Pointers one topic holds at most; the one used longest ago has to be enlisted again.
+MAX_ENLISTMENTS = 65_536
+#: How often a request is tried whose pointer is closed again between its enlistment and its turn.
+ENLIST_ATTEMPTS = 5
+
+
+class Term:
+    """Implements ``protocol.topic.enlisted.Enlistment`` for one owner of one topic."""
+
+    def __init__(self, max_held: int = MAX_ENLISTMENTS) -> None:
+        self._max_held = max_held
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self._asking: dict[int, set[object]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def holds(self, pointer: int) -> bool:
+        """Whether the topic may write under a pointer."""
+        if pointer not in self._held:
+            return False
+        self._held.move_to_end(pointer)
+        return True
+
+    def close(self, pointers: Iterable[int]) -> None:
+        """It may not any more; answers that are under way do not count."""
+        for pointer in pointers:
+            self._held.pop(pointer, None)
+            self._asking.pop(pointer, None)
+
+    async def enlist(self, pointer: int, name: TopicName, ask: AskService) -> None:
+        """Have the topic enlisted, unless it is closed meanwhile. Raises what ``ask`` does."""
+        question = object()
+        self._asking.setdefault(pointer, set()).add(question)
+        try:
+            await ask(pointer, name)
+            if question in self._asking.get(pointer, ()):
+                self._held[pointer] = None
+                if len(self._held) > self._max_held:
+                    self._held.popitem(last=False)
+        finally:
+            asking = self._asking.get(pointer)
+            if asking is not None:
+                asking.discard(question)
+                if not asking:
+                    del self._asking[pointer]
+
+
+class Enlistments:
+    """The terms of all topics that are open here."""
+
+    def __init__(self, ask: AskService) -> None:
+        self._ask = ask
+        self._terms: dict[TopicName, Term] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._terms.values()))
+
+    def begin(self, name: TopicName) -> Term:
+        """A topic has just been claimed: whatever it held before is void."""
+        term = self._terms[name] = Term()
+        return term
+
+    def end(self, name: TopicName, term: Term) -> None:
+        """That owner is no more."""
+        if self._terms.get(name) is term:
+            del self._terms[name]
+
+    def is_open(self, name: TopicName) -> bool:
+        """Whether a topic is here, so that it can be enlisted."""
+        return name in self._terms
+
+    async def enlist(self, name: TopicName, pointer: int) -> None:
+        """See that the topic may write under a pointer, if it is open; else its own answer says that it may not.
+
+        Raises:
+          TransactionNotInProgress, TransactionsUnavailable, Overloaded: nothing happened.
+        """
+        term = self._terms.get(name)
+        if term is not None and not term.holds(pointer):
+            await term.enlist(pointer, name, self._ask)
+
+    async def enlisted(self, name: TopicName, pointer: int, ask: Callable[[], Awaitable[A]]) -> A:
+        """What the topic answers once it is enlisted for the pointer. Raises as ``enlist`` and ``ask`` do."""
+        for _ in range(ENLIST_ATTEMPTS - 1):
+            await self.enlist(name, pointer)
+            try:
+                return await ask()
+            except NotEnlisted:
+                continue  # it was not open yet, or the pointer was closed, or another owner came: nothing happened
+        await self.enlist(name, pointer)
+        return await ask()

@@ -1,0 +1,377 @@
+"""The transaction service on every instance: a replica that follows the owner, and the route to the owner.
+
+The transaction service as an instance knows it that does not own it: its state, kept up to date by asking.
+
+One question is always waiting at the service for the next change, so that decisions reach topics and held polls here
+at once. Whoever is about to read what is committed asks once more: then every commit that was acknowledged before is
+seen. What was learnt stays true while the service cannot be reached; it only becomes less.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from actors.actor import service_moved
+from actors.mailbox import SingleFlight
+from actors.ownership import ClaimPauses
+from actors.transactions import SERVICE_NAME
+from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
+from protocol.transactions.mirrored import UNKNOWN, Mirrored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from actors.ownership import Ownership
+    from actors.pointers import PointerIndex
+    from actors.transactions import TransactionService
+    from protocol.names import TopicName
+    from protocol.transactions.authority import Standing
+    from protocol.transactions.mirrored import Synced, Version
+    from protocol.transactions.view import View
+
+log = logging.getLogger(__name__)
+#: How long a question waits at the service for a change.
+WAIT_MS = 20_000
+#: Pauses after a question that was not answered; the last one repeats.
+PAUSES_S = (0.02, 0.1, 0.3, 1.0)
+#: How long somebody who is about to read waits for a service that is moving.
+PATIENCE_S = 2.0
+
+
+class Peer(Protocol):
+    """The transaction service where it is now; over a link, or the object itself.
+
+    Every call raises TransactionsUnavailable while it cannot be reached, and NoOwner while nobody owns it.
+    """
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """See ``TransactionService.sync``."""
+        ...
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """See ``TransactionService.enlist``; asked again, it changes nothing."""
+        ...
+
+
+class Replica:
+    """Implements ``Authority`` and ``Transactions`` from what the service said."""
+
+    def __init__(self, peer: Peer, pointers: PointerIndex) -> None:
+        self._peer = peer
+        self._pointers = pointers
+        self._state = Mirrored()
+        self._asking = SingleFlight(self._ask_now)
+        self._why = "it has not answered yet"
+        self._failures = 0
+        self._questions: set[trio.CancelScope] = set()
+
+    def __repr__(self) -> str:
+        return f"<Mirror {self._state!r}>"
+
+    @property
+    def version(self) -> Version:
+        """How far the service is known."""
+        return self._state.version
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the last question was answered."""
+        return self._failures == 0 and self._state.version != UNKNOWN
+
+    def forget(self) -> None:
+        """What is known will be old when it is asked for again."""
+        self._state = Mirrored()
+
+    def learn(self, known: Synced) -> None:
+        """Begin with what the service knew that was here a moment ago: it stays true, and only becomes less."""
+        self._state = Mirrored()
+        self._state.apply(known)
+
+    def ask_again(self) -> None:
+        """The service may be somewhere else now: nobody waits any longer for who had it, and may never answer."""
+        for question in self._questions:
+            question.cancel()
+
+    async def _asked(self, wait_ms: int = 0) -> bool:
+        """Whether there was an answer, and not another owner sooner. Raises as ``Peer.sync``."""
+        question = trio.CancelScope()
+        self._questions.add(question)
+        try:
+            with question:
+                self._take(await self._peer.sync(self._state.version, wait_ms))
+                return True
+        finally:
+            self._questions.discard(question)
+        return False
+
+    async def run(self) -> None:
+        """Ask for ever. Never raises."""
+        while True:
+            try:
+                await self._asked(WAIT_MS)
+            except PlainsongError as error:
+                self._failed(error)
+                await trio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S)) - 1])
+
+    def _failed(self, error: PlainsongError) -> None:
+        self._why = error.detail
+        self._failures += 1
+        if self._failures == len(PAUSES_S):  # else it is only moving
+            log.warning("transaction service not reached", extra={"why": error.detail})
+
+    def _take(self, given: Synced) -> None:
+        if self._failures >= len(PAUSES_S):
+            log.info("transaction service reached again", extra={"term": given.version.term})
+        self._failures = 0
+        if self._state.apply(given):
+            told = (each for found in given.pointers.values() for each in found)
+            notify_topics(self._pointers, self._pointers.watched() if given.complete else told, self._state.standing)
+
+    async def fresh(self) -> None:
+        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+
+        Raises:
+          TransactionsUnavailable: the service cannot be reached, or has no owner for a while.
+        """
+        await self._asking()
+
+    async def _ask_now(self) -> None:
+        patience_s = trio.current_time() + PATIENCE_S
+        failures = 0
+        while True:
+            try:
+                if await self._asked():
+                    return
+                patience_s = trio.current_time() + PATIENCE_S  # it has only just moved
+                continue
+            except (NoOwner, TransactionsUnavailable) as error:
+                self._why = error.detail
+            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            if trio.current_time() + pause_s >= patience_s:
+                raise self._unreached()
+            await trio.sleep(pause_s)
+            failures += 1
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, as far as is known here. Raises TransactionsUnavailable before the first answer."""
+        return self._known().standing(pointer)
+
+    def view(self) -> View:
+        """What readers of committed messages see; ``fresh`` first. Raises TransactionsUnavailable."""
+        return self._known().view()
+
+    def _known(self) -> Mirrored:
+        if self._state.version == UNKNOWN:
+            raise self._unreached()
+        return self._state
+
+    def _unreached(self) -> TransactionsUnavailable:
+        return TransactionsUnavailable(
+            f"the transaction service cannot be reached: {self._why}", hint="plain work goes on meanwhile"
+        )
+
+
+def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callable[[int], Standing]) -> None:
+    """Tell topics and held readers of this instance what has become of pointers."""
+    decided = []
+    for pointer in pointers:
+        found = standing(pointer)
+        if found in ("committed", "aborted"):
+            decided.append(pointer)
+        elif found == "invalid":
+            index.wake(pointer)
+    index.decided(decided)
+
+
+# --- transactions anywhere -------------------------------------------------------------------------
+#
+# The transaction service, wherever it is: here while this instance owns it, and a mirror of it while another does.
+#
+#     ours            loaded from the store, under a claim of its own; serves until it is not ours
+#     not ours        whoever asks it something hears NoOwner, and the mirror says what is committed, as it does while the
+#                     service is loaded: it has only just moved
+#     deposed         ends at once; claimed back only if the view still says that it is ours, after a pause
+#
+# Topics and readers of this instance hold this, and do not notice which it is.
+
+
+class NoPeer:
+    """There is no other instance; implements ``Peer``."""
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """Raises NoOwner."""
+        del known, wait_ms
+        await trio.lowlevel.checkpoint()
+        raise service_moved()
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """Raises NoOwner."""
+        del pointer, name
+        await trio.lowlevel.checkpoint()
+        raise service_moved()
+
+
+class RoutedTransactions:
+    """Implements ``Authority`` and ``Transactions``; ``home`` is the service while it is here."""
+
+    def __init__(
+        self,
+        build: Callable[[], TransactionService],
+        ownership: Ownership,
+        pointers: PointerIndex,
+        peer: Peer | None = None,
+    ) -> None:
+        """``build``: makes the service, not started; called for each time in which it is ours."""
+        self._build = build
+        self._ownership = ownership
+        self._pointers = pointers
+        self._peer = NoPeer() if peer is None else peer
+        self.mirror = Replica(self, pointers)
+        self.home: TransactionService | None = None
+        self._service: TransactionService | None = None
+        #: Whether the one at home has been loaded, and knows more than the mirror.
+        self._is_loaded = False
+        self._changed = trio.Event()
+        self._pauses = ClaimPauses()
+        self._closing = False
+        ownership.on_change(self._view_changed)
+
+    def __repr__(self) -> str:
+        return f"<TransactionsAnywhere {self.home or self.mirror!r}>"
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other instance that could own it."""
+        return isinstance(self._peer, NoPeer)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self, on_known: Callable[[], None] = lambda: None) -> None:
+        """Serve, or mirror, until closed. ``on_known``: called whenever it can be said what is committed."""
+        while not self._closing:
+            if self._is_ours():
+                await self._serve(on_known)
+            else:
+                await self._mirror(on_known)
+
+    def close(self) -> None:
+        """Take no more; what was asked is served, then ``run`` returns."""
+        self._closing = True
+        if self._service is not None:
+            self._service.close()
+        self._look_again()
+
+    def _is_ours(self) -> bool:
+        return self._ownership.is_mine(SERVICE_NAME) and not self._pauses.holds(SERVICE_NAME, trio.current_time())
+
+    def _view_changed(self) -> None:
+        self._pauses.end()
+        if self._service is not None and not self._ownership.is_mine(SERVICE_NAME):
+            self._give_away(self._service)
+        self.mirror.ask_again()
+        self._look_again()
+
+    def _give_away(self, service: TransactionService) -> None:
+        """It serves what it has taken; whoever reads goes on with what it knew, until the next owner has said more."""
+        known = service.known
+        if self.home is not None and known is not None:
+            self.mirror.learn(known)
+        self.home, self._is_loaded = None, False
+        service.close(elsewhere=True)
+
+    def _look_again(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _mirror(self, on_known: Callable[[], None]) -> None:
+        """Follow the service until it is ours."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.mirror.run)
+            nursery.start_soon(self._announce, on_known)
+            while not (self._is_ours() or self._closing):
+                with trio.move_on_after(PAUSES_S[-1]):  # a pause may be over without a change of the view
+                    await self._changed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _announce(self, on_known: Callable[[], None]) -> None:
+        try:
+            await self.mirror.fresh()
+        except PlainsongError:
+            return  # whoever started waits for a while, and goes on without
+        on_known()
+
+    async def _serve(self, on_known: Callable[[], None]) -> None:
+        """One time in which the service is ours."""
+        service = self.home = self._service = self._build()
+
+        def loaded() -> None:
+            if self.home is service:
+                self._is_loaded = True
+                self.mirror.forget()
+            notify_topics(self._pointers, self._pointers.watched(), service.standing)
+            on_known()
+
+        try:
+            await service.run(loaded)
+        finally:
+            self.home, self._service, self._is_loaded = None, None, False
+        if service.deposed and self._ownership.is_mine(SERVICE_NAME):
+            self._ownership.deposed(SERVICE_NAME)
+            self._pauses.begin(SERVICE_NAME, trio.current_time())
+
+    # --- what topics and readers ask --------------------------------------------------------------
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, as far as is known here. Raises TransactionsUnavailable."""
+        return self._known().standing(pointer)
+
+    def view(self) -> View:
+        """What readers of committed messages may see; ``fresh`` first. Raises TransactionsUnavailable."""
+        return self._known().view()
+
+    def _known(self) -> TransactionService | Replica:
+        return self.home if self.home is not None and self._is_loaded else self.mirror
+
+    async def fresh(self) -> None:
+        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+
+        Raises TransactionsUnavailable.
+        """
+        if self.home is not None:
+            try:
+                await self.home.fresh()
+                return
+            except NoOwner:
+                pass  # it has moved just now
+        await self.mirror.fresh()
+        if self.home is not None:
+            await self.home.fresh()
+
+    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+        """See ``Peer.sync``: where the service is, which may have become here while somebody asked for it."""
+        return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
+
+    async def enlist(self, pointer: int, name: TopicName) -> bool:
+        """See ``TransactionService.enlist``: at home, or where it is, which is waited for while it moves.
+
+        An answer that was lost is no doubt: to be enlisted is to be asked before the end, and nothing is written yet.
+
+        Raises:
+          TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
+        """
+        patience_s = trio.current_time() + PATIENCE_S
+        failures = 0
+        while True:
+            try:
+                return await (self._peer if self.home is None else self.home).enlist(pointer, name)
+            except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
+                pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+                if trio.current_time() + pause_s >= patience_s:
+                    if isinstance(error, OutcomeUnknown):
+                        raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
+                    raise
+            await trio.sleep(pause_s)
+            failures += 1

@@ -1,0 +1,357 @@
+"""The parts of a copy between stores, their figures and digests, and the rows that keep its progress.
+
+What a store is copied by: a topic with all that is known of it, the transaction service, the namespaces, the rest.
+
+Each part has one owner on a store that several instances share, and is compared by itself. Rows of no part but this
+copy's own (``progress.py``) are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from protocol.effects import Table
+from protocol.keys import (
+    COPYING,
+    NAMESPACE,
+    POINTER,
+    SERVICE,
+    SYSTEM,
+    DamagedRow,
+    metadata_key,
+    parse_pointer_key,
+    parse_system_key,
+    stop_after,
+    system_key,
+    topic_of,
+    topic_prefix,
+)
+from protocol.names import TopicName
+from protocol.records import pack_record, unpack_record
+from protocol.rows import HAS_POINTER, decode_row
+from protocol.transactions.manager.rows import SERVICE_RANGE
+from storage.base import StoreUnusable, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from storage.base import Row, Store
+
+#: What is claimed to write what belongs to no topic, as the daemon does; no topic has an empty namespace.
+SERVICE_NAME, NAMESPACES_NAME, OTHERS_NAME = (TopicName("", name) for name in ("transactions", "namespaces", "copying"))
+#: Rows that belong to nothing are damage; more of them than this are some other trouble.
+MAX_OTHERS = 10_000
+_END = b"\xff" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``[start, stop)`` of a table."""
+
+    table: Table
+    start: bytes
+    stop: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that are copied and compared together."""
+
+    label: str
+    """For people: ``shop:orders``, ``transaction service``, ``namespaces``, ``rows of no topic``."""
+    name: TopicName
+    """What is claimed to write them."""
+    spans: tuple[Span, ...]
+    """In the order in which they are written: what makes a topic exist comes last."""
+    is_topic: bool = False
+
+
+@dataclass(slots=True)
+class Contents:
+    """What there is in a store."""
+
+    topics: set[bytes] = field(default_factory=set)
+    """``ns:topic:`` of those with any row."""
+    kinds: set[bytes] = field(default_factory=set)
+    """Letters of system rows about topics."""
+    others: set[tuple[Table, bytes]] = field(default_factory=set)
+    """Rows that belong to nothing known."""
+
+    def take(self, table: Table, key: bytes) -> None:
+        """Sort a row in."""
+        if table is Table.METADATA and key[:1] == SYSTEM:
+            kind, prefix = key[1:2], topic_prefix(key[2:])
+            if kind in (COPYING, SERVICE) or (kind == NAMESPACE and key.endswith(b":")):
+                return
+            if prefix:
+                self.topics.add(prefix)
+                self.kinds.add(kind)
+                return
+        elif (prefix := topic_prefix(key)) and (table is not Table.METADATA or key == prefix):
+            self.topics.add(prefix)
+            return
+        self.others.add((table, key))
+        if len(self.others) > MAX_OTHERS:
+            raise StoreUnusable(f"there are more than {MAX_OTHERS} rows that belong to no topic", hint="is it a store?")
+
+
+async def contents_of(store: Store) -> Contents:
+    """Walk through the keys of the metadata, and from topic to topic through the other tables.
+
+    Where several instances share a store, topics that its metadata say nothing of are not looked for: their rows
+    stand in 256 places.
+
+    Raises:
+      StoreError, StoreUnusable: it cannot be read.
+    """
+    found = Contents()
+
+    def take(rows: list[Row]) -> bool:
+        for key, _ in rows:
+            found.take(Table.METADATA, key)
+        return True
+
+    await store.scan(Table.METADATA, b"", _END, take, first_chunk=1000, values=False)
+    if not store.traits.shared:
+        for table in (Table.PAYLOAD, Table.MESSAGE):
+            await _skip_through(store, table, found)
+    return found
+
+
+async def _skip_through(store: Store, table: Table, found: Contents) -> None:
+    start = b""
+    while rows := await read_rows(store, table, start, _END, limit=1, values=False):
+        key = rows[0][0]
+        found.take(table, key)
+        prefix = topic_prefix(key)
+        start = stop_after(prefix) if prefix else key + b"\x00"
+
+
+def parts_of(contents: Contents, chosen: Collection[TopicName] | None, kinds: Collection[bytes]) -> list[Part]:
+    """The parts of a store, or of the ``chosen`` topics in it, with the transaction service and their namespaces.
+
+    Args:
+      chosen: None: everything.
+      kinds: of system rows, of both stores.
+    """
+    prefixes = sorted(contents.topics if chosen is None else map(metadata_key, chosen))
+    parts = [_topic(prefix, sorted(kinds)) for prefix in prefixes]
+    if chosen is None:
+        start = SYSTEM + NAMESPACE
+        spans: tuple[Span, ...] = (Span(Table.METADATA, start, stop_after(start)),)
+    else:
+        namespaces = sorted({name.namespace for name in chosen})
+        spans = tuple(_row(Table.METADATA, SYSTEM + NAMESPACE + f"{each}:".encode()) for each in namespaces)
+    parts.append(Part("namespaces", NAMESPACES_NAME, spans))
+    parts.append(Part("transaction service", SERVICE_NAME, (Span(Table.METADATA, *SERVICE_RANGE),)))
+    if chosen is None and contents.others:
+        spans = tuple(_row(*each) for each in sorted(contents.others))
+        parts.append(Part("rows of no topic", OTHERS_NAME, spans))
+    return parts
+
+
+def _topic(prefix: bytes, kinds: list[bytes]) -> Part:
+    name, _ = topic_of(prefix)
+    stop = stop_after(prefix)
+    about = [Span(Table.METADATA, start, stop_after(start)) for kind in kinds for start in [SYSTEM + kind + prefix]]
+    rows = [Span(table, prefix, stop) for table in (Table.PAYLOAD, Table.MESSAGE)]
+    return Part(str(name), name, (*rows, *about, _row(Table.METADATA, prefix)), is_topic=True)
+
+
+def _row(table: Table, key: bytes) -> Span:
+    return Span(table, key, key + b"\x00")
+
+
+# --- surveying -------------------------------------------------------------------------------------
+#
+# A part of a store looked at: how many rows, the largest of them, and a digest that another store's can be compared
+# with.
+
+
+_LENGTHS = Struct(">BII")
+_DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a part has. Two parts are the same when their ``digest`` is."""
+
+    rows: int = 0
+    size: int = 0
+    """Bytes of keys and values."""
+    digest: str = ""
+    """Of all rows in their order, in hex."""
+    largest_bytes: int = 0
+    largest: tuple[Table, bytes] | None = None
+    """The row with the largest value."""
+    transactional: int = 0
+    """Rows of write pointers, about which a transaction service decides."""
+
+
+async def survey(store: Store, part: Part, tell: Callable[[int], None] = lambda rows: None) -> Figures:
+    """Read a part from end to end.
+
+    Args:
+      tell: how many more rows were read; called from other threads.
+    Raises:
+      StoreError: it could not be read.
+    """
+    found = Figures()
+    hashed = blake2b(digest_size=_DIGEST_BYTES)
+    for span in sorted(part.spans, key=lambda span: (span.table, span.start)):
+
+        def take(rows: list[Row], span: Span = span) -> bool:
+            for row in rows:
+                _count(found, span.table, row)
+                hashed.update(_LENGTHS.pack(span.table, len(row[0]), len(row[1])) + row[0] + row[1])
+            tell(len(rows))
+            return True
+
+        await store.scan(span.table, span.start, span.stop, take, first_chunk=1000)
+    found.digest = hashed.hexdigest()
+    return found
+
+
+def _count(found: Figures, table: Table, row: Row) -> None:
+    key, value = row
+    found.rows += 1
+    found.size += len(key) + len(value)
+    if len(value) > found.largest_bytes:
+        found.largest_bytes, found.largest = len(value), (table, key)
+    if _is_transactional(table, key, value):
+        found.transactional += 1
+
+
+def _is_transactional(table: Table, key: bytes, value: bytes) -> bool:
+    try:
+        if table is Table.METADATA:
+            return key.startswith(SYSTEM + POINTER) and parse_pointer_key(key)[2] > 0
+        if table is Table.MESSAGE and value and value[0] & HAS_POINTER:
+            return (decode_row(value).pointer or 0) > 0
+    except DamagedRow:
+        pass
+    return False
+
+
+# --- progress --------------------------------------------------------------------------------------
+#
+# How far a copy has come, in rows of its target: nothing that is done is done again, nothing that is not is left
+# out.
+#
+#     00 'c'                    the copy       f from  t topics (none: all)  x with the transaction
+#                               service  s state  b begun (ms)  e ended (ms)
+#     00 'c' ns:topic: 0        of a topic     t table  k the last key that was copied; d: it is complete
+#
+# A topic's row is of the same commit as the rows that it speaks of. Rows of topics go when all of it was compared;
+# that of the copy stays, so that a daemon refuses a store that is copied in part, and the same copy is known to be
+# done.
+
+
+COPY_KEY = SYSTEM + COPYING
+#: States of a copy: rows are being written; all are there and were compared; and nothing is left to tidy up.
+WRITING, COMPARED, DONE = "writing", "compared", "done"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """What the target knows of the copy."""
+
+    origin: str
+    """The source, as it was named."""
+    topics: tuple[str, ...] | None
+    """Those that were chosen; None: all."""
+    service: bool = True
+    """Whether the transaction service is copied: not to where there is one."""
+    state: str = WRITING
+    begun_ms: int = 0
+    ended_ms: int = 0
+
+    def is_same(self, other: CopyRow) -> bool:
+        """Whether it is the same copy, however far it has come."""
+        return (self.origin, self.topics) == (other.origin, other.topics)
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        told: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
+        told |= {"b": self.begun_ms, "e": self.ended_ms}
+        return pack_record(told if self.topics is None else {**told, "t": list(self.topics)})
+
+    @classmethod
+    def decode(cls, value: bytes) -> CopyRow:
+        """Read the row's value. Raises DamagedRow."""
+        told = unpack_record(value, "copy")
+        try:
+            topics = told.get("t")
+            chosen = None if topics is None else tuple(topics)
+            times = int(told["b"]), int(told["e"])
+            return cls(str(told["f"]), chosen, bool(told["x"]), str(told["s"]), *times)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a copy's row without what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """How far a topic has come: up to ``key`` of ``table``, and with the tables before that one."""
+
+    table: Table = Table.PAYLOAD
+    key: bytes = b""
+    complete: bool = False
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"t": int(self.table), "k": self.key, **({"d": 1} if self.complete else {})})
+
+    @classmethod
+    def decode(cls, value: bytes) -> TopicRow:
+        """Read the row's value. Raises DamagedRow."""
+        told = unpack_record(value, "copied topic")
+        try:
+            return cls(Table(told["t"]), bytes(told["k"]), bool(told.get("d")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a copied topic's row without what it needs: {error!r}") from error
+
+
+def topic_key(name: TopicName) -> bytes:
+    """The key of a topic's row: one that the topic's head governs where there are heads."""
+    return system_key(COPYING, name, 0)
+
+
+def is_copying_key(key: bytes) -> bool:
+    """Whether a row of the metadata table is a copy's."""
+    return key.startswith(COPY_KEY)
+
+
+def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
+    """What such a row says, ready for JSON. Raises DamagedRow."""
+    if key == COPY_KEY:
+        row = CopyRow.decode(value)
+        times = {"begun_ms": row.begun_ms, "ended_ms": row.ended_ms or None}
+        topics = None if row.topics is None else list(row.topics)
+        return {"from": row.origin, "topics": topics, "service": row.service, "state": row.state, **times}
+    name, topic = parse_system_key(key).name, TopicRow.decode(value)
+    return {"topic": str(name), "table": topic.table.name.lower(), "up_to": topic.key.hex(), "complete": topic.complete}
+
+
+async def copy_row(store: Store) -> CopyRow | None:
+    """What a store knows of a copy into it. Raises StoreError, DamagedRow."""
+    value = await store.get(Table.METADATA, COPY_KEY)
+    return None if value is None else CopyRow.decode(value)
+
+
+async def topic_row(store: Store, name: TopicName) -> TopicRow | None:
+    """How far a topic has come; None: it has not begun. Raises StoreError, DamagedRow."""
+    value = await store.get(Table.METADATA, topic_key(name))
+    return None if value is None else TopicRow.decode(value)
+
+
+async def refuse_unfinished(store: Store) -> None:
+    """What a daemon asks before it serves. Raises StoreUnusable: the store was copied in part."""
+    row = await copy_row(store)
+    if row is not None and row.state == WRITING:
+        raise StoreUnusable(
+            f"a copy of {row.origin} into this store is not complete",
+            hint="run the same `plainsong copy` again: it goes on where it ended",
+        )

@@ -1,0 +1,426 @@
+"""Copies one store into another: checks, writes part by part, compares, and resumes after a crash.
+
+Taking a deployment from one store into another: every row as it is, again after any death, compared at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from protocol.effects import Delete, Put, Table, put_one
+from protocol.keys import MESSAGE_TAIL_BYTES, NAMESPACE, PAYLOAD_TAIL_BYTES, SYSTEM, metadata_key, topic_prefix
+from protocol.transactions.manager.rows import AUTHORITY, SERVICE_RANGE, service_key
+from storage.base import Deposed, StoreError, StoreUnusable, read_rows
+from storage.copy_parts import (
+    COMPARED,
+    COPY_KEY,
+    DONE,
+    NAMESPACES_NAME,
+    OTHERS_NAME,
+    SERVICE_NAME,
+    WRITING,
+    CopyRow,
+    Figures,
+    Part,
+    TopicRow,
+    contents_of,
+    copy_row,
+    parts_of,
+    survey,
+    topic_key,
+    topic_row,
+)
+from storage.gather import gather
+from storage.inspect.describe import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from protocol.effects import Operation
+    from protocol.names import TopicName
+    from storage.base import Claim, Row, Store
+    from storage.copy_parts import Contents, Span
+
+# --- copying ---------------------------------------------------------------------------------------
+#
+# A copy from one store into another: looked at, refused or written, compared, and tidied up.
+#
+#     look       every row of the source read once: figures, a digest, the largest row; is there room in the target?
+#     write      part by part, some at a time; each claimed on both sides, so that whoever forgot to leave is deposed
+#     compare    the target read once: the same digests, or the copy is not complete
+#     tidy up    the rows that said how far topics had come go; the copy's own says that it is done
+#
+# Killed anywhere, it is run again with the same words, and goes on.
+
+
+class StoresDiffer(StoreError):
+    """The two stores differ: the copy is not complete, or one of them was written since."""
+
+    title = "The two stores differ"
+
+
+@dataclass(frozen=True, slots=True)
+class PartComparison:
+    """A part on both sides."""
+
+    part: Part
+    source: Figures
+    target: Figures
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every row of it is."""
+        return self.source.digest == self.target.digest
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """What is wanted."""
+
+    origin: str
+    """The source's name, by which the same copy is known again."""
+    topics: tuple[TopicName, ...] | None = None
+    """Those to copy; None: everything."""
+
+    def row(self) -> CopyRow:
+        """As the target remembers it."""
+        return CopyRow(self.origin, None if self.topics is None else tuple(map(str, self.topics)))
+
+
+class CopyRun:
+    """One run of a copy.
+
+    Args:
+      tell: how many rows of which stage (``look``, ``write``, ``compare``) were just done; called from any thread.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        asked: CopyRequest,
+        *,
+        tell: Callable[[str, int], None] = lambda stage, rows: None,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._asked = asked
+        self._tell = tell
+        self._claims: dict[TopicName, Claim] = {}
+
+    async def look(self) -> dict[Part, Figures]:
+        """Every part of the source, and what it has.
+
+        Raises:
+          StoreUnusable: a chosen topic is not there.
+          StoreError: it cannot be read.
+        """
+        return await self._figures(self._source, await self._parts(), "look")
+
+    async def refuse(self, found: dict[Part, Figures]) -> None:
+        """See that the copy can be made. Raises StoreUnusable: it cannot, and why; nothing was changed."""
+        refuse_rows_too_large(found, self._target.traits.max_row_bytes)
+        if not self._is_ours(await copy_row(self._target)):
+            await refuse_without_room(self._source, self._target, found)
+
+    def _is_ours(self, row: CopyRow | None) -> bool:
+        """Whether the target has begun with this very copy. Raises StoreUnusable: with another one."""
+        if row is None or (row.state == DONE and not row.is_same(self._asked.row())):
+            return False
+        if not row.is_same(self._asked.row()):
+            raise StoreUnusable(
+                f"a copy of {row.origin} into the target is not complete",
+                hint="run that one again first, or name an empty target",
+            )
+        return True
+
+    async def run(self, now_ms: Callable[[], int]) -> list[PartComparison] | None:
+        """Copy, compare and tidy up; None: this copy was done before, and nothing was changed.
+
+        Raises:
+          StoreUnusable: it cannot be done; nothing was changed.
+          Deposed: somebody else owns a part: a daemon runs on one of the stores.
+          NotTheSame: it was copied and differs, so it is not complete.
+          StoreError: run it again, and it goes on.
+        """
+        row = await copy_row(self._target)
+        again = self._is_ours(row)
+        if row is not None and again and row.state == DONE:
+            return None
+        found = await self.look()
+        await self.refuse(found)
+        if row is None or not again:
+            service = self._asked.topics is None or not await has_service(self._target)
+            row = replace(self._asked.row(), service=service, begun_ms=now_ms())
+            await self._keep(row)
+        found = _to_copy(found, row)
+        if row.state == WRITING:
+            await gather(partial(self._write, part) for part in found)
+        compared = await self.compare(found)
+        refuse_differences(compared)
+        row = replace(row, state=COMPARED, ended_ms=row.ended_ms or now_ms())
+        await self._keep(row)
+        await gather(partial(self._tidy_up, part.name) for part in found if part.is_topic)
+        await self._keep(replace(row, state=DONE))
+        return compared
+
+    async def verify(self) -> list[PartComparison]:
+        """Compare both sides as they are, and change nothing. Raises StoreUnusable, StoreError."""
+        found = await self.look()
+        row = await copy_row(self._target)
+        return await self.compare(found if row is None else _to_copy(found, row))
+
+    async def compare(self, found: dict[Part, Figures]) -> list[PartComparison]:
+        """The parts of both sides. Raises StoreError."""
+        there = await self._figures(self._target, list(found), "compare")
+        for claim in self._claims.values():
+            await self._source.check(claim)
+        return [PartComparison(part, found[part], there[part]) for part in found]
+
+    async def _parts(self) -> list[Part]:
+        """Of the source; their spans have room for every kind of rows that either side has."""
+        contents, there = await contents_of(self._source), await contents_of(self._target)
+        self._refuse_missing(contents)
+        return parts_of(contents, self._asked.topics, contents.kinds | there.kinds)
+
+    def _refuse_missing(self, contents: Contents) -> None:
+        missing = [name for name in self._asked.topics or () if metadata_key(name) not in contents.topics]
+        if missing:
+            raise StoreUnusable(f"the source has no topic {missing[0]}", hint="`plainsong store explain` lists them")
+
+    async def _figures(self, store: Store, parts: Sequence[Part], stage: str) -> dict[Part, Figures]:
+        found: dict[Part, Figures] = {}
+
+        async def look_at(part: Part) -> None:
+            found[part] = await survey(store, part, partial(self._tell, stage))
+
+        await gather(partial(look_at, part) for part in parts)
+        return {part: found[part] for part in parts}
+
+    async def _write(self, part: Part) -> None:
+        source = await self._source.claim(part.name)
+        target = await self._target.claim(part.name)
+        self._claims[part.name] = source
+        try:
+            await PartWriter(self._source, self._target, part, target, partial(self._tell, "write")).run()
+            await self._source.check(source)
+        except Deposed as error:
+            raise Deposed(
+                f"{part.label} was taken over by a daemon while it was copied",
+                hint="stop the daemons of both stores, and run this again: it goes on, unless they wrote what was copied",
+            ) from error
+
+    async def _tidy_up(self, name: TopicName) -> None:
+        if await topic_row(self._target, name) is not None:
+            claim = await self._target.claim(name)
+            await self._target.write([Delete(Table.METADATA, [topic_key(name)])], claim=claim)
+
+    async def _keep(self, row: CopyRow) -> None:
+        claim = await self._target.claim(OTHERS_NAME)
+        await self._target.write([put_one(Table.METADATA, COPY_KEY, row.encode())], claim=claim)
+
+
+def _to_copy(found: dict[Part, Figures], row: CopyRow) -> dict[Part, Figures]:
+    return {part: figures for part, figures in found.items() if row.service or part.name != SERVICE_NAME}
+
+
+def refuse_differences(compared: Sequence[PartComparison]) -> None:
+    """Raise NotTheSame when any part differs."""
+    if different := [each.part.label for each in compared if not each.is_same]:
+        shown = ", ".join(different[:MAX_NAMED]) + (" and others" if len(different) > MAX_NAMED else "")
+        raise StoresDiffer(
+            f"{shown}: the target has other rows than the source",
+            hint="one of them was written since it was copied: stop what writes there, and copy into an empty target",
+        )
+
+
+# --- room ------------------------------------------------------------------------------------------
+#
+# Whether a target can take what is to be copied: nothing too large, and nothing there that it would mix with.
+
+
+#: What an error names of many.
+MAX_NAMED = 5
+#: There are not as many.
+_MAX_NAMESPACES = 100_000
+_AUTHORITY_KEY = service_key(AUTHORITY)
+
+
+def refuse_rows_too_large(found: Mapping[Part, Figures], max_row_bytes: int | None) -> None:
+    """Raise StoreUnusable for the largest row that the target cannot hold."""
+    if max_row_bytes is None:
+        return
+    part, most = max(found.items(), key=lambda each: each[1].largest_bytes)
+    if most.largest is not None and most.largest_bytes > max_row_bytes:
+        table, key = most.largest
+        row = describe(table, key, b"")
+        where = row.fields.get("id") or key.hex()
+        raise StoreUnusable(
+            f"{part.label}: row {where} of the {table.name.lower()} table has {most.largest_bytes} bytes, and the "
+            f"target takes at most {max_row_bytes}",
+            hint="raise storage.hbase.max_cell_bytes, and hbase.client.keyvalue.maxsize with it",
+        )
+
+
+async def refuse_without_room(source: Store, target: Store, found: Mapping[Part, Figures]) -> None:
+    """Raise StoreUnusable when the target has any of what is to come."""
+    there = await contents_of(target)
+    taken = [part.label for part in found if part.is_topic and metadata_key(part.name) in there.topics]
+    if taken:
+        shown = ", ".join(taken[:MAX_NAMED]) + (f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else "")
+        raise StoreUnusable(
+            f"the target has topics of the same names: {shown}",
+            hint="name an empty target: another directory, or another prefix of tables",
+        )
+    for part in found:
+        if part.name == NAMESPACES_NAME:
+            await _refuse_other_namespaces(source, target, part)
+    if await has_service(target):
+        _refuse_other_service(found)
+
+
+async def has_service(store: Store) -> bool:
+    """Whether transactions have begun here; that somebody was chosen to decide about them is nothing yet."""
+    rows = await read_rows(store, Table.METADATA, *SERVICE_RANGE, limit=2, values=False)
+    return any(key != _AUTHORITY_KEY for key, _ in rows)
+
+
+async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> None:
+    for span in part.spans:
+        for key, value in await read_rows(target, span.table, span.start, span.stop, limit=_MAX_NAMESPACES):
+            if await source.get(span.table, key) != value:
+                name = key.removeprefix(SYSTEM + NAMESPACE).decode("ascii", "replace").rstrip(":")
+                raise StoreUnusable(
+                    f"namespace {name} has other properties in the target", hint="set them alike on both sides"
+                )
+
+
+def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
+    """A transaction service has a state of its own: messages of another one's transactions would mean nothing to it."""
+    told = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
+    if told:
+        raise StoreUnusable(
+            f"the target has a transaction service of its own, and {told[0]} has messages of transactions that it "
+            "does not know",
+            hint="name an empty target, or wait until those messages have expired",
+        )
+
+
+# --- writing ---------------------------------------------------------------------------------------
+#
+# One part written into the target, step by step; what a step has written is never written again.
+#
+# The rows of a step are one commit with the row that says how far the topic has come. Rows of metadata are few, and
+# are put as they are to be however often.
+
+
+#: What a step has at most; a larger row is a step of its own.
+STEP_ROWS = 10_000
+STEP_BYTES = 4 << 20
+_TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
+#: Of time and sequence id, with which both kinds of keys end.
+_POSITION_BYTES = 10
+
+
+class PartWriter:
+    """Writes one part, claimed on both sides."""
+
+    def __init__(self, source: Store, target: Store, part: Part, claim: Claim, tell: Callable[[int], None]) -> None:
+        """``claim``: of the part's name, at the target."""
+        self._source = source
+        self._target = target
+        self._part = part
+        self._claim = claim
+        self._tell = tell
+
+    async def run(self) -> None:
+        """Write what is not there yet.
+
+        Raises:
+          Deposed: somebody else has claimed the part.
+          StoreError: reading or writing failed; what was written stays, and is not written again.
+        """
+        if not self._part.is_topic:
+            if self._part.name == SERVICE_NAME:
+                await self._remove_what_is_not_there()
+            for span in self._part.spans:
+                await self._steps(span, span.start, marked=False)
+            return
+        begun = await topic_row(self._target, self._part.name) or TopicRow()
+        if begun.complete:
+            return
+        for span in self._part.spans:
+            if span.table is Table.METADATA:
+                await self._steps(span, span.start, marked=False)
+            elif span.table is begun.table:
+                await self._steps(span, max(span.start, begun.key + b"\x00"), marked=True)
+            elif span.table is not Table.PAYLOAD:  # payloads go first: they are complete
+                await self._steps(span, span.start, marked=True)
+        await self._write([self._mark(TopicRow(Table.METADATA, complete=True))])
+
+    async def _remove_what_is_not_there(self) -> None:
+        """The target may say who decides about transactions, and the source nothing."""
+        for span in self._part.spans:
+            there, _ = await step_of(self._target, span, span.start)
+            wanted = {key for key, _ in (await step_of(self._source, span, span.start))[0]}
+            gone = [key for key, _ in there if key not in wanted]
+            if gone:
+                await self._write([Delete(Table.METADATA, gone)])
+
+    async def _steps(self, span: Span, start: bytes, *, marked: bool) -> None:
+        more = True
+        while more:
+            rows, more = await step_of(self._source, span, start)
+            if not rows:
+                return
+            last = rows[-1][0]
+            mark = [self._mark(TopicRow(span.table, last))] if marked else []
+            await self._write([*puts(span.table, rows), *mark])
+            self._tell(len(rows))
+            start = last + b"\x00"
+
+    async def _write(self, commit: Sequence[Operation]) -> None:
+        await self._target.write(commit, claim=self._claim)
+
+    def _mark(self, row: TopicRow) -> Operation:
+        return put_one(Table.METADATA, topic_key(self._part.name), row.encode())
+
+
+async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bool]:
+    """The rows of a step from ``start`` on, and whether there may be more behind them. Raises StoreError."""
+    rows: list[Row] = []
+    size = 0
+    more = False
+
+    def take(chunk: list[Row]) -> bool:
+        nonlocal size, more
+        for row in chunk:
+            size += len(row[1])
+            if rows and (len(rows) == STEP_ROWS or size > STEP_BYTES):
+                more = True
+                return False
+            rows.append(row)
+        return True
+
+    await store.scan(span.table, start, span.stop, take, first_chunk=1000)
+    return rows, more
+
+
+def puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
+    """What stores the rows; those of one generation, or of one write pointer, together, as the daemon writes them.
+
+    A store that packs the rows of a put must find nothing between two of them later on.
+    """
+    for prefix, found in groupby(rows, key=lambda row: _prefix(table, row[0])):
+        together = list(found)
+        at = len(prefix)
+        yield Put(table, prefix, [key[at:] for key, _ in together], [value for _, value in together])
+
+
+def _prefix(table: Table, key: bytes) -> bytes:
+    topic = topic_prefix(key)
+    placed = topic and len(key) - len(topic) == _TAIL_BYTES.get(table)
+    return key[:-_POSITION_BYTES] if placed else key

@@ -1,1 +1,0 @@
-"""Taking a deployment from one store into another: every row as it is, again after any death, compared at the end."""

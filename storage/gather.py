@@ -1,0 +1,38 @@
+"""Calls that may happen in any order, at the same time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+#: Calls under way at a time.
+_AT_ONCE = 8
+
+
+async def gather(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Make all of the calls, some at a time; raises what the first one that fails raises, the others are cancelled."""
+    waiting = list(calls)
+    if len(waiting) == 1:
+        await waiting[0]()
+        return
+    left = iter(waiting)
+    failed: list[Exception] = []
+
+    async def work(nursery: trio.Nursery) -> None:
+        for call in left:
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001 - raised below, without a group around it
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+                return
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(_AT_ONCE, len(waiting))):
+            nursery.start_soon(work, nursery)
+    if failed:
+        raise failed[0]

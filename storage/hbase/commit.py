@@ -1,0 +1,384 @@
+"""Writes a commit: puts its rows and cells, moves the head, then removes rows and rolls back.
+
+Writing a commit: all that its rows and cells need at once, then the head, then what follows; and what became of it.
+
+    a put fails, or finds another owner           it did not happen: the head was never moved
+    the head was moved by another                 ``Owners.commit`` says whether it happened before
+    the answer to that was lost                   nobody knows
+    a removal or rollback behind it fails         nobody knows: its puts took place
+
+Rows of the metadata table that no head decides about count as they are put: with one of those nobody knows at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protocol.effects import Delete, Put, RollBack, Table
+from protocol.keys import metadata_key, stop_after, topic_prefix
+from storage.base import Deposed, NothingWritten, StoreConflict, StoreError, rolled_back
+from storage.gather import gather
+from storage.hbase.cells import governor
+from storage.hbase.gateway import thrift
+from storage.hbase.layout import (
+    CELL,
+    NO_OWNER,
+    PRESENT,
+    hashed,
+    kind_of,
+    pack,
+    removing_columns,
+    rolling_column,
+    stamp_of,
+    unpack,
+)
+from storage.hbase.owners import HEAD
+from storage.hbase.scan import ScanRange, scan, scanned_row
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from protocol.effects import Expect, Operation
+    from storage.base import Claim
+    from storage.hbase.cells import Cells
+    from storage.hbase.layout import Packed
+    from storage.hbase.owners import Owners
+    from storage.hbase.pool import Pool
+    from storage.hbase.scan import ScannedRow
+    from storage.hbase.tables import Tables
+
+
+class CommitWriter:
+    """Writes commits, each under its claim."""
+
+    def __init__(
+        self, owners: Owners, cells: Cells, putting: RowWriter, removing: RowRemover, max_row_bytes: int
+    ) -> None:
+        self._owners = owners
+        self._cells = cells
+        self._putting = putting
+        self._removing = removing
+        self._max_row_bytes = max_row_bytes
+
+    async def write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
+        """Write it, its parts in their order; what is expected has been found to hold.
+
+        Raises:
+          StoreConflict: it does not hold any more; nothing happened.
+          Deposed, NothingWritten, StoreError: as ``Store.write`` says.
+        """
+        writing = _CommitProgress()
+        try:
+            for part in commit_parts(commit):
+                await self._write(part, claim, {wanted.key: wanted for wanted in expect}, writing)
+        except Deposed as error:
+            if writing.is_open:
+                error.happened = None
+            raise
+        except StoreError as error:
+            if writing.is_open:
+                raise
+            raise NothingWritten(error.detail, hint=error.hint) from error
+
+    async def _write(
+        self, part: CommitPart, claim: Claim, expected: dict[bytes, Expect], writing: _CommitProgress
+    ) -> None:
+        batch = part.batch
+        self._refuse_too_large(batch)
+        if not batch.is_empty:
+            await self._put_free_cells(batch, claim, expected, writing)
+            await gather(self._calls(batch, claim))
+            await self._commit(claim, writing)
+        elif not writing.is_open:
+            await self._owners.check(claim)
+        if part.removals or part.rollback:
+            writing.is_open = True
+            await self._follow(part)
+            # Still the owner: whoever claims the topic from now on reads what this has left.
+            await self._owners.check(claim)
+
+    async def _follow(self, part: CommitPart) -> None:
+        for removal in part.removals:
+            await self._removing.remove(removal.table, removal.keys)
+        if part.rollback is not None:
+            await self._removing.roll_back(part.rollback)
+
+    async def _commit(self, claim: Claim, writing: _CommitProgress) -> None:
+        """Move the head; from then on something may have taken place, unless it is told that it did not."""
+        before, writing.is_open = writing.is_open, True
+        try:
+            await self._owners.commit(claim)
+        except Deposed:
+            writing.is_open = before
+            raise
+
+    def _refuse_too_large(self, batch: CommitBatch) -> None:
+        largest = max((len(value) for value in batch.metadata.values() if value is not None), default=0)
+        largest = max((largest, *(max(map(len, put.values), default=0) for put in batch.rows)))
+        if largest > self._max_row_bytes:
+            raise StoreError(
+                f"a row of {largest} bytes is over storage.hbase.max_cell_bytes", hint="nothing was written; raise it"
+            )
+
+    async def _put_free_cells(
+        self, batch: CommitBatch, claim: Claim, expected: dict[bytes, Expect], writing: _CommitProgress
+    ) -> None:
+        """Those that no head decides about; one with an expectation first, since what it finds decides about all."""
+        free = {key: value for key, value in batch.metadata.items() if governor(key) != metadata_key(claim.name)}
+        for key in sorted(free, key=lambda key: key not in expected):
+            value, wanted = free[key], expected.get(key)
+            kind, other = kind_of(key), governor(key)
+            if kind and other:  # a row of a topic that was not claimed, which only tests write
+                await self._owners.say_kind(other, kind)
+            before, writing.is_open = writing.is_open, True
+            if wanted is None:
+                await self._cells.put(key, value, claim.epoch)
+                continue
+            try:
+                await self._cells.put_expected(key, wanted.value, value, claim.epoch)
+            except StoreConflict as error:
+                if before:
+                    raise StoreError(error.detail) from error
+                raise
+
+    def _calls(self, batch: CommitBatch, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
+        for put in batch.rows:
+            yield from self._putting.calls(put, claim)
+        prefix = metadata_key(claim.name)
+        governed = {key: value for key, value in batch.metadata.items() if governor(key) == prefix}
+        for kind in self._owners.unsaid(claim, (key for key, value in governed.items() if value is not None)):
+            yield partial(self._owners.say_kind, prefix, kind)
+        for key, value in governed.items():
+            yield partial(self._owners.put, key, value, claim)
+
+
+class _CommitProgress:
+    """How far a commit is."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        """Whether something of it may have taken place."""
+
+
+# --- batch -----------------------------------------------------------------------------------------
+#
+# What of a commit takes place in one moment, and what follows it.
+#
+# Batch all puts, and removals of metadata, as they have to be in the end removals of messages and payloads, behind
+# it: nobody can see those rows any more rollback behind those; what comes after it in the commit is the next part
+
+
+class CommitBatch:
+    """Puts of a commit between two rollbacks."""
+
+    def __init__(self) -> None:
+        self.rows: list[Put] = []
+        """Of messages and payloads."""
+        self.metadata: dict[bytes, bytes | None] = {}
+        """Rows of the metadata table, as the last operation on each has them; None: gone."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken."""
+        return not (self.rows or self.metadata)
+
+
+class CommitPart:
+    """A batch, and what is done when it has taken place."""
+
+    def __init__(self) -> None:
+        self.batch = CommitBatch()
+        self.removals: list[Delete] = []
+        self.rollback: RollBack | None = None
+        self._gone: set[tuple[Table, bytes]] = set()
+
+    def take(self, operation: Operation) -> bool:
+        """Take an operation in; False: it has to come after all that this part has."""
+        if self.rollback is not None:
+            return False
+        if isinstance(operation, RollBack):
+            self.rollback = operation
+        elif operation.table is Table.METADATA:
+            self._take_metadata(operation)
+        elif isinstance(operation, Delete):
+            self.removals.append(operation)
+            self._gone.update((operation.table, key) for key in operation.keys)
+        elif self._gone and any(
+            (operation.table, operation.prefix + each) in self._gone for each in operation.suffixes
+        ):
+            return False
+        else:
+            self.batch.rows.append(operation)
+        return True
+
+    def _take_metadata(self, operation: Put | Delete) -> None:
+        if isinstance(operation, Delete):
+            self.batch.metadata.update(dict.fromkeys(operation.keys))
+            return
+        keys = (operation.prefix + suffix for suffix in operation.suffixes)
+        self.batch.metadata.update(zip(keys, operation.values, strict=True))
+
+
+def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
+    """A commit as parts that are done one after the other; most often there is one."""
+    part = CommitPart()
+    for operation in commit:
+        if not part.take(operation):
+            yield part
+            part = CommitPart()
+            part.take(operation)
+    yield part
+
+
+# --- putting ---------------------------------------------------------------------------------------
+#
+# Putting rows of messages and payloads: if absent, so that nobody's late attempt replaces what was acknowledged.
+#
+# absent put the same bytes an attempt of ours had landed: done of a commit that can never take place nobody will
+# see it: replaced anything else another owner is at work
+
+
+class RowWriter:
+    """Puts rows, packed."""
+
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, max_cell_bytes: int) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._owners = owners
+        self._max_cell_bytes = max_cell_bytes
+
+    def calls(self, operation: Put, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
+        """What puts the operation's rows, in as few rows of HBase as its cells allow; in whatever order.
+
+        They raise:
+          Deposed: another owner has put something there.
+          StoreError: the rows up to some may be there; they count when the commit does.
+        """
+        keys = [operation.prefix + suffix for suffix in operation.suffixes]
+        # Rows of another topic than the claim's, which only tests of stores write, are decided by no head.
+        own = not keys or topic_prefix(keys[0]) == metadata_key(claim.name)
+        stamp = self._owners.next_stamp(claim) if own else NO_OWNER
+        for packed in pack(keys, operation.values, stamp, self._max_cell_bytes):
+            yield partial(self._put, operation.table, packed, claim)
+
+    async def _put(self, table: Table, packed: Packed, claim: Claim) -> None:
+        row = hashed(packed.key)
+        name = self._tables[table]
+        mutation = thrift.Mutation(column=CELL, value=packed.cell)
+        before: bytes | None = None
+        while not await self._pool.call("checkAndPut", name, row, CELL, before, mutation, {}):
+            found = await self._pool.call("getRow", name, row, {})
+            before = found[0].columns[CELL].value if found and CELL in found[0].columns else None
+            if before == packed.cell:
+                return
+            if before is not None and not (await self._owners.head_of(metadata_key(claim.name))).is_void(
+                stamp := stamp_of(before)
+            ):
+                if stamp.epoch <= claim.epoch:
+                    raise StoreError(f"row {packed.key.hex()} was put before with other bytes")
+                raise Deposed(f"row {packed.key.hex()} of {name.decode()} was put in epoch {stamp.epoch}")
+
+
+# --- removing --------------------------------------------------------------------------------------
+#
+# Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone.
+#
+# A row of HBase goes as it was seen, by its time: one that has come to the same place since stays, and what removes
+# it hides nothing that is put later, by whatever clock.
+
+
+_FIRST_REMOVAL_PAGE = 16
+#: Rows of metadata looked at in one call.
+_ROWS = 500
+
+
+class RowRemover:
+    """Changes what is there of rows."""
+
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._owners = owners
+        self._timeout_s = timeout_s
+
+    async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
+        """Remove rows; those that are not there are no error. Raises StoreError: some may be removed."""
+        if table is Table.METADATA:
+            for at in range(0, len(keys), _ROWS):
+                found = await self._pool.call("getRows", self._tables[table], list(keys[at : at + _ROWS]), {})
+                await gather(self._gone(table, scanned_row(row)) for row in found)
+            return
+        by_topic: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            by_topic.setdefault(topic_prefix(key), []).append(key)
+        for wanted in by_topic.values():
+            await self._remove_of_topic(table, wanted)
+
+    async def _remove_of_topic(self, table: Table, keys: list[bytes]) -> None:
+        gone = set(keys)
+        last = max(gone)
+        head = await self._owners.head_of(topic_prefix(last))
+        whole: list[Callable[[], Awaitable[None]]] = []
+
+        async def change(found: ScannedRow) -> bool:
+            key = found.key[1:]
+            if HEAD in found.columns:
+                return True
+            stamp = stamp_of(found.columns[CELL]) if CELL in found.columns else None
+            if stamp is not None and not head.counts(stamp) and not head.is_void(stamp):
+                return key < last  # of a commit under way
+            void = stamp is None or head.is_void(stamp)
+            rows = [] if void else unpack(key, found.columns)
+            if all(row[0] in gone for row in rows):
+                whole.append(self._gone(table, found))
+            else:
+                columns = removing_columns(found.columns[CELL], [row[0] for row in rows], gone)
+                await self._say(table, found.key, columns)
+            return key < last
+
+        await self._each(table, min(gone), topic_prefix(last), change)
+        await gather(whole)
+
+    def _gone(self, table: Table, found: ScannedRow) -> Callable[[], Awaitable[None]]:
+        """What removes a row of HBase as it was seen."""
+        call = partial(self._pool.call, "deleteAllRowTs", self._tables[table])
+        return partial(call, found.key, found.time_ms, {})
+
+    async def roll_back(self, operation: RollBack) -> None:
+        """Turn the pointer's sign in its rows of the range. Raises StoreError: some may be turned."""
+        if operation.start >= operation.stop:
+            return
+        head = await self._owners.head_of(topic_prefix(operation.start))
+
+        async def change(found: ScannedRow) -> bool:
+            key = found.key[1:]
+            counts = CELL in found.columns and head.counts(stamp_of(found.columns[CELL]))
+            rows = unpack(key, found.columns) if counts else []
+            inside = [row for row in rows if operation.start <= row[0] < operation.stop]
+            turned = [row[0] for row in rolled_back(inside, operation.pointer)]
+            if turned:
+                column = rolling_column(found.columns[CELL], operation.pointer, turned[0], turned[-1])
+                await self._say(Table.MESSAGE, found.key, [column])
+            return key < operation.stop
+
+        await self._each(Table.MESSAGE, operation.start, topic_prefix(operation.start), change)
+
+    async def _each(
+        self, table: Table, start: bytes, prefix: bytes, change: Callable[[ScannedRow], Awaitable[bool]]
+    ) -> None:
+        """Call ``change`` with each of HBase's rows from the one with ``start`` on, until it says False."""
+
+        async def take(page: list[ScannedRow]) -> bool:
+            for found in page:
+                if not await change(found):
+                    return False
+            return True
+
+        wanted = ScanRange(self._tables[table], hashed(start), stop_after(hashed(prefix)))
+        await scan(self._pool, wanted, take, first_page=_FIRST_REMOVAL_PAGE, timeout_s=self._timeout_s)
+
+    async def _say(self, table: Table, row: bytes, columns: list[bytes]) -> None:
+        mutations = [thrift.Mutation(column=column, value=PRESENT) for column in columns]
+        if mutations:
+            await self._pool.call("mutateRow", self._tables[table], row, mutations, {})

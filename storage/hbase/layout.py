@@ -1,0 +1,352 @@
+"""The layout in HBase: row keys, stamps and heads of commits, packed rows, and the kinds of system rows."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from os.path import commonprefix
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.effects import Table
+from protocol.keys import (
+    HIGH_WATER,
+    MESSAGE_TAIL_BYTES,
+    PAYLOAD_TAIL_BYTES,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    READER,
+    SYSTEM,
+    DamagedRow,
+    topic_prefix,
+)
+from storage.base import rolled_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from storage.base import Row
+
+HASHES = 256
+
+
+def hashed(key: bytes) -> bytes:
+    """The key as the message and payload tables have it."""
+    return blake2b(topic_prefix(key), digest_size=1).digest() + key
+
+
+def row_key(table: Table, key: bytes) -> bytes:
+    """The key as ``table`` has it."""
+    return key if table is Table.METADATA else hashed(key)
+
+
+def is_within_topic(start: bytes, stop: bytes) -> bool:
+    """Whether all keys of ``[start, stop)`` are of one topic."""
+    prefix = topic_prefix(start)
+    return prefix != b"" and stop <= prefix[:-1] + b";"
+
+
+# --- stamps ----------------------------------------------------------------------------------------
+#
+# Stamps: whose commit a row or cell of HBase is of, and what a topic's head says of those that count.
+#
+#     stamp     epoch:u64 serial:u64      the owner's epoch, and the number of its commit; 0 0: nobody's, counts always
+#     head      01 stamp stamp            the last commit of the owner that is; the last one of the owner before
+#     fence     serial:u64                of an epoch: the last commit that counts
+#
+# Everything of a commit carries its stamp, and counts from the moment on in which the head says so. Whatever is put
+# later under a stamp that the head has passed by, or in an epoch without a fence, counts for nothing and never
+# will.
+
+
+STAMP = struct.Struct(">QQ")
+_HEAD_STRUCT = struct.Struct(">BQQQQ")
+_HEAD_FORMAT = 1
+_SERIAL = struct.Struct(">Q")
+
+
+class Stamp(NamedTuple):
+    """Of which commit something is."""
+
+    epoch: int
+    serial: int
+    """From 1; 0: before the first commit of the epoch."""
+
+    def encode(self) -> bytes:
+        """As cells begin."""
+        return STAMP.pack(*self)
+
+
+NO_OWNER = Stamp(0, 0)
+
+
+def encode_serial(serial: int) -> bytes:
+    """A fence's value."""
+    return _SERIAL.pack(serial)
+
+
+def decode_serial(value: bytes) -> int:
+    """Read it. Raises DamagedRow."""
+    if len(value) != _SERIAL.size:
+        raise DamagedRow(f"a fence has {len(value)} bytes")
+    serial: int = _SERIAL.unpack(value)[0]
+    return serial
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What decides whose rows of a topic count."""
+
+    last: Stamp = NO_OWNER
+    """The owner's last commit."""
+    before: Stamp = NO_OWNER
+    """The last commit of the last owner before that had any."""
+    fences: Mapping[int, int] = field(default_factory=dict)
+    """Of owners before that one: epoch → serial of the last commit."""
+
+    def encode(self) -> bytes:
+        """The cell, without the fences: they have cells of their own."""
+        return _HEAD_STRUCT.pack(_HEAD_FORMAT, *self.last, *self.before)
+
+    @classmethod
+    def decode(cls, cell: bytes | None, fences: Mapping[int, int]) -> Head:
+        """Read the cell; None: the topic was never claimed. Raises DamagedRow."""
+        if cell is None:
+            return cls()
+        if len(cell) != _HEAD_STRUCT.size or cell[0] != _HEAD_FORMAT:
+            raise DamagedRow(f"a head of {len(cell)} bytes begins with {cell[:1].hex()}")
+        _, epoch, serial, epoch_before, serial_before = _HEAD_STRUCT.unpack(cell)
+        return cls(Stamp(epoch, serial), Stamp(epoch_before, serial_before), fences)
+
+    def claimed(self, epoch: int) -> Head:
+        """The head of the next owner, who has committed nothing yet."""
+        if not self.last.serial:
+            return Head(Stamp(epoch, 0), self.before, self.fences)
+        fences = {**self.fences, self.before.epoch: self.before.serial} if self.before.epoch else self.fences
+        return Head(Stamp(epoch, 0), self.last, fences)
+
+    def committed(self) -> Head:
+        """The head after the owner's next commit."""
+        return replace(self, last=Stamp(self.last.epoch, self.last.serial + 1))
+
+    def counts(self, stamp: Stamp) -> bool:
+        """Whether what carries ``stamp`` is of a commit that took place."""
+        for known in (self.last, self.before):
+            if stamp.epoch == known.epoch:
+                return stamp.serial <= known.serial
+        return stamp == NO_OWNER or stamp.serial <= self.fences.get(stamp.epoch, 0)
+
+    def tells(self, stamp: Stamp) -> bool | None:
+        """What became of a commit of an earlier owner; None: it is too long ago to be told, or not over.
+
+        No later attempt of it can take place any more, once this is the head.
+        """
+        if stamp.epoch >= self.last.epoch:
+            return None
+        known = {self.before.epoch: self.before.serial, **self.fences}
+        return stamp.serial <= known[stamp.epoch] if stamp.epoch in known else None
+
+    def is_void(self, stamp: Stamp) -> bool:
+        """Whether it will never count: its owner was replaced before the commit took place."""
+        return stamp.epoch < self.last.epoch and not self.counts(stamp)
+
+
+# --- packed ----------------------------------------------------------------------------------------
+#
+# Message and payload rows as HBase keeps them: many in one row, since one row is what it writes as a whole.
+#
+#     row key   hash:u8  key of the last row in it
+#     cell v    01  stamp  shared:u16  tail:u16  count:u32  (tail bytes, size:u32) × count  values
+#     cell t…   stamp  pointer:i64  first tail  last tail  →  01     rows of this pointer in between are rolled back
+#     cell r…   stamp  first tail  last tail  →  01                  rows in between, both included, are removed
+#
+# A stamp is 16 bytes (``stamps.py``). All rows of one begin with the first ``shared`` bytes of its key, and end
+# with tails of one length. Cells t and r come later, and only ever say more: what they say is in their names, so
+# that none replaces another. They are about the cell v with their stamp, so that one that comes late says nothing
+# about what has taken its place. A row has the key of its last one, so that a scan that begins in its middle finds
+# it.
+
+
+FAMILY = b"d"
+CELL = b"d:v"
+ROLLED, REMOVED = b"d:t", b"d:r"
+#: What stands in cells whose names say it all.
+PRESENT = b"\x01"
+PACKED_FORMAT = 1
+#: As many as a position's sequence ids in one millisecond.
+MAX_ROWS = 1 << 16
+_PACKED_STRUCT = struct.Struct(">BQQHHI")
+_POINTER = struct.Struct(">q")
+#: What a row in it takes besides its tail and its value.
+_SIZE_BYTES = 4
+
+
+class Packed(NamedTuple):
+    """One row of HBase."""
+
+    key: bytes
+    """Of the last row in it, without the hash."""
+    cell: bytes
+
+
+def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_bytes: int) -> Iterator[Packed]:
+    """Rows with ascending keys, in as few rows of HBase as the bound on cells allows.
+
+    No later row belongs between two that share one: rows of a generation, and those of a pointer, are written in their
+    order; whatever else there may be shares one with its neighbours only.
+    """
+    if keys and _fits(keys, values, max_cell_bytes):
+        yield _pack(keys, values, stamp)
+        return
+    at = 0
+    while at < len(keys):
+        placed = _is_placed(keys[at])
+        end, size = at, _PACKED_STRUCT.size
+        while end < len(keys) and end - at < MAX_ROWS and len(keys[end]) == len(keys[at]):
+            size += len(keys[end]) + _SIZE_BYTES + len(values[end])
+            if end > at and (size > max_cell_bytes or not (placed or _are_neighbours(keys[end - 1], keys[end]))):
+                break
+            end += 1
+        yield _pack(keys[at:end], values[at:end], stamp)
+        at = end
+
+
+def _fits(keys: Sequence[bytes], values: Sequence[bytes], max_cell_bytes: int) -> bool:
+    """Whether all of them go into one row of HBase, as most commits do."""
+    size = _PACKED_STRUCT.size + len(keys) * (len(keys[0]) + _SIZE_BYTES) + sum(map(len, values))
+    same = len(set(map(len, keys))) == 1 and _is_placed(keys[0])
+    return len(keys) <= MAX_ROWS and size <= max_cell_bytes and same
+
+
+def _is_placed(key: bytes) -> bool:
+    """Whether a key ends in a position, behind a topic and what belongs to it."""
+    return len(key) - len(topic_prefix(key)) in (MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES) and b":" in key
+
+
+def _are_neighbours(key: bytes, other: bytes) -> bool:
+    return int.from_bytes(key, "big") + 1 == int.from_bytes(other, "big")
+
+
+def _pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp) -> Packed:
+    shared = len(commonprefix((keys[0], keys[-1])))  # noqa: RUF071 - character by character is what is wanted
+    tail = len(keys[-1]) - shared
+    head = struct.Struct(f">{tail}sI")
+    heads = [head.pack(key[shared:], len(value)) for key, value in zip(keys, values, strict=True)]
+    return Packed(
+        keys[-1], b"".join([_PACKED_STRUCT.pack(PACKED_FORMAT, *stamp, shared, tail, len(keys)), *heads, *values])
+    )
+
+
+def stamp_of(cell: bytes) -> Stamp:
+    """Which commit a cell is of. Raises DamagedRow."""
+    if len(cell) < _PACKED_STRUCT.size or cell[0] != PACKED_FORMAT:
+        raise DamagedRow(f"a cell begins with {cell[:1].hex()}, which this version does not know")
+    return Stamp(*STAMP.unpack_from(cell, 1))
+
+
+def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
+    """The rows that are in a row of HBase now, in key order.
+
+    Args:
+      key: of the row, without the hash.
+      columns: its cells, by column.
+    Raises:
+      DamagedRow: the cell cannot be read.
+    """
+    cell = columns.get(CELL, b"")
+    stamp_of(cell)
+    _, _, _, shared, tail, count = _PACKED_STRUCT.unpack_from(cell)
+    head = struct.Struct(f">{tail}sI")
+    at = _PACKED_STRUCT.size + count * head.size
+    prefix = key[:shared]
+    rows: list[Row] = []
+    try:
+        for rest, size in head.iter_unpack(cell[_PACKED_STRUCT.size : at]):
+            rows.append((prefix + rest, cell[at : at + size]))
+            at += size
+    except struct.error as error:
+        raise DamagedRow(f"a cell of {len(cell)} bytes ends early") from error
+    if at != len(cell) or len(rows) != count:
+        raise DamagedRow(f"a cell has {len(cell)} bytes, its parts say {at}")
+    return _changed(rows, prefix, columns, cell[1 : 1 + STAMP.size]) if len(columns) > 1 else rows
+
+
+def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], stamp: bytes) -> list[Row]:
+    """What later cells make of the rows."""
+    removed, rolled = REMOVED + stamp, ROLLED + stamp
+    for column in columns:
+        if column.startswith(removed):
+            first, last = _ends(prefix, column[len(removed) :])
+            rows = [row for row in rows if not first <= row[0] <= last]
+        elif column.startswith(rolled):
+            (pointer,) = _POINTER.unpack_from(column, len(rolled))
+            first, last = _ends(prefix, column[len(rolled) + _POINTER.size :])
+            turned = dict(rolled_back([row for row in rows if first <= row[0] <= last], pointer))
+            rows = [(key, turned.get(key, value)) for key, value in rows]
+    return rows
+
+
+def _ends(prefix: bytes, tails: bytes) -> tuple[bytes, bytes]:
+    """First and last key of what a cell is about."""
+    return prefix + tails[: len(tails) // 2], prefix + tails[len(tails) // 2 :]
+
+
+def rolling_column(cell: bytes, pointer: int, first: bytes, last: bytes) -> bytes:
+    """The column that rolls a pointer's rows in ``cell`` back, from key ``first`` to key ``last``."""
+    stamp, shared = _about(cell)
+    return ROLLED + stamp + _POINTER.pack(pointer) + first[shared:] + last[shared:]
+
+
+def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> list[bytes]:
+    """Columns that remove those of the cell's ``keys`` (all that are there, in order) that are ``gone``, run by run."""
+    stamp, shared = _about(cell)
+    columns: list[bytes] = []
+    run: list[bytes] = []
+    for key in (*keys, None):
+        if key is not None and key in gone:
+            run.append(key)
+        elif run:
+            columns.append(REMOVED + stamp + run[0][shared:] + run[-1][shared:])
+            run = []
+    return columns
+
+
+def _about(cell: bytes) -> tuple[bytes, int]:
+    """The stamp, as other cells have it, and what keys share."""
+    return stamp_of(cell).encode(), _PACKED_STRUCT.unpack_from(cell)[3]
+
+
+# --- kinds -----------------------------------------------------------------------------------------
+#
+# Of which kinds a topic has system rows: said in its head's row, so that who opens it need not look for the others.
+#
+#     cell k           kinds are said in this row: from the first claim on
+#     cell k kind:u8   there may be rows of this kind; never taken back
+#
+# A commit that puts the first row of a kind puts the cell along with it, before the head is moved. So whoever finds
+# a head finds the kinds of everything that counts by it: a claim, which reads the row and then replaces the head
+# that it has read, knows which kinds the topic does not have. Cells that are put late only say too much.
+
+
+KINDS_COLUMN = FAMILY + b":k"
+KIND_PRESENT = b"\x01"
+#: Those that are asked for when a topic is opened.
+ALL_KINDS = frozenset((HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS))
+
+
+def kind_of(key: bytes) -> bytes | None:
+    """The kind of a row of the metadata table; None: it is no system row."""
+    return key[1:2] if key.startswith(SYSTEM) else None
+
+
+def are_kinds_recorded(columns: Mapping[bytes, bytes]) -> bool:
+    """Whether a head's row says which kinds there are."""
+    return KINDS_COLUMN in columns
+
+
+def kinds_in(columns: Mapping[bytes, bytes]) -> set[bytes]:
+    """Those of which there may be rows."""
+    return {
+        column[len(KINDS_COLUMN) :] for column in columns if column.startswith(KINDS_COLUMN) and column != KINDS_COLUMN
+    }

@@ -1,0 +1,221 @@
+"""Reading: from HBase's rows to rows as the store has them, without those that do not count, in lists as asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.effects import Table
+from protocol.keys import stop_after, topic_prefix
+from storage.base import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from storage.hbase.cells import SlotPair, governor, value_in
+from storage.hbase.layout import CELL, HASHES, hashed, is_within_topic, stamp_of, unpack
+from storage.hbase.owners import EPOCHS_KEY
+from storage.hbase.scan import ScannedRow, ScanRange, first_rows, merged_rows, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from storage.base import Row
+    from storage.hbase.layout import Head
+    from storage.hbase.owners import Owners
+    from storage.hbase.pool import Pool
+    from storage.hbase.tables import Tables
+
+#: Rows of HBase in the first page: each may have thousands of the store's.
+_FIRST_PAGE = 4
+#: From how many bytes on a page is taken apart in a thread.
+_THREAD_BYTES = 1 << 16
+
+
+class RowReader:
+    """Scans of the three tables."""
+
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._owners = owners
+        self._timeout_s = timeout_s
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool,
+        first_chunk: int,
+        values: bool,
+    ) -> None:
+        """See ``Store.scan``; ``start`` is below ``stop``."""
+        lists = ChunkedRows(feed, first_chunk, values=values)
+        if table is Table.METADATA:
+            await self._scan_metadata(ScanRange(self._tables[table], start, stop, reverse), lists, first_chunk)
+        elif is_within_topic(start, stop):
+            await self._scan_topic(table, start, stop, lists, reverse=reverse)
+        else:
+            await self._scan_all(table, start, stop, lists, reverse=reverse)
+        lists.end()
+
+    async def metadata(self, key: bytes) -> bytes | None:
+        """A row of the metadata table. Raises StoreError, DamagedRow."""
+        rows = await self._pool.call("getRow", self._tables[Table.METADATA], key, {})
+        found = [ScannedRow(key, {column: cell.value for column, cell in row.columns.items()}) for row in rows]
+        return next((value for _, value in await self._valid(found)), None)
+
+    async def _scan_metadata(self, wanted: ScanRange, lists: ChunkedRows, first_page: int) -> None:
+        async def take(page: list[ScannedRow]) -> bool:
+            return lists.add(iter(await self._valid(page)))
+
+        await scan(self._pool, wanted, take, first_page=first_page, timeout_s=self._timeout_s)
+
+    async def _valid(self, page: list[ScannedRow]) -> list[Row]:
+        """The rows of metadata on a page, each as the commits that took place have left it.
+
+        The heads are asked for behind the page: what counted when it was read still does then, or what came after it.
+        """
+        found = [row for row in page if row.key != EPOCHS_KEY]
+        governors = {row.key: governor(row.key) for row in found if CELL not in row.columns}
+        wanted = {prefix for prefix in governors.values() if prefix is not None}
+        heads = dict(await self._owners.heads_of(wanted))
+        rows: list[Row] = []
+        for row in found:
+            prefix = governors.get(row.key)
+            if prefix is None:
+                value = value_in(row.columns.get(CELL))
+            else:
+                pair = SlotPair.of(row.columns)
+                if pair.is_beyond(heads[prefix]):
+                    self._owners.forget(prefix)
+                    heads[prefix] = await self._owners.head_of(prefix)
+                value = pair.value(heads[prefix])
+            if value is not None:
+                rows.append((row.key, value))
+        return rows
+
+    async def _scan_topic(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
+        """One range of HBase: from the row in which ``start`` is to the one in which ``stop`` is."""
+        prefix = topic_prefix(start)
+        head = await self._owners.head_of(prefix)
+        span = _Span(start, stop, head, reverse=reverse)
+        begin, bound, end = hashed(start), _hashed_stop(prefix, stop), stop_after(hashed(prefix))
+        name = self._tables[table]
+
+        async def take(page: list[ScannedRow]) -> bool:
+            return await _take(page, span.rows_of, lists) and not span.passed
+
+        if reverse:
+            above = await first_rows(self._pool, ScanRange(name, bound, end), 1, timeout_s=self._timeout_s)
+            if above and not await take(above):
+                return
+            span.passed = False
+            end = bound
+        await scan(
+            self._pool, ScanRange(name, begin, end, reverse), take, first_page=_FIRST_PAGE, timeout_s=self._timeout_s
+        )
+
+    async def _scan_all(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
+        """All topics, for looking at everything: rows one by one, in order over all regions."""
+        heads: dict[bytes, Head] = {}
+
+        async def take(page: list[ScannedRow]) -> bool:
+            for found in page:
+                prefix = topic_prefix(found.key[1:])
+                if prefix not in heads:
+                    heads[prefix] = await self._owners.head_of(prefix)
+                span = _Span(start, stop, heads[prefix], reverse=reverse)
+                if not lists.add(span.rows_of(found)):
+                    return False
+            return True
+
+        # A row has the key of its last one: what reaches over ``stop`` may begin before it.
+        ranges = [
+            ScanRange(self._tables[table], bytes([index]) + start, _above(index), reverse) for index in range(HASHES)
+        ]
+        await merged_rows(self._pool, ranges, _plain_key, take, timeout_s=self._timeout_s)
+
+
+def _plain_key(key: bytes) -> bytes:
+    return key[1:]
+
+
+def _above(index: int) -> bytes:
+    return bytes([index + 1]) if index < HASHES - 1 else b""
+
+
+def _hashed_stop(prefix: bytes, stop: bytes) -> bytes:
+    """Where the range ends in its own region, also when ``stop`` is the first key behind the topic."""
+    return hashed(prefix)[:1] + stop
+
+
+class _Span:
+    """Which rows of one topic are wanted."""
+
+    def __init__(self, start: bytes, stop: bytes, head: Head, *, reverse: bool) -> None:
+        self._start, self._stop = start, stop
+        self._head = head
+        self._reverse = reverse
+        #: Whether rows at the end of the range, or behind it, have been seen.
+        self.passed = False
+
+    def rows_of(self, found: ScannedRow) -> Iterator[Row]:
+        """The wanted rows of one of HBase's."""
+        key = found.key[1:]
+        if CELL not in found.columns:
+            return  # a head, or cells that came after the row had been removed: cleaning finds those
+        if not self._head.counts(stamp_of(found.columns[CELL])):
+            return
+        rows = unpack(key, found.columns)
+        if key >= self._stop:
+            self.passed = not self._reverse
+            rows = [row for row in rows if row[0] < self._stop]
+        if rows and rows[0][0] < self._start:
+            self.passed = self.passed or self._reverse
+            rows = [row for row in rows if row[0] >= self._start]
+        yield from reversed(rows) if self._reverse else rows
+
+
+async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator[Row]], lists: ChunkedRows) -> bool:
+    def run() -> bool:
+        return all(lists.add(rows_of(found)) for found in page)
+
+    if sum(len(value) for found in page for value in found.columns.values()) < _THREAD_BYTES:
+        return run()
+    return await trio.to_thread.run_sync(run)
+
+
+class ChunkedRows:
+    """Rows on their way to ``feed``, in lists that begin small and stay bounded, as ``storage.base`` cuts them."""
+
+    def __init__(self, feed: Callable[[list[Row]], bool], first_chunk: int, *, values: bool) -> None:
+        self._feed = feed
+        self._values = values
+        self._wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
+        self._rows: list[Row] = []
+        self._size = 0
+        self._done = False
+
+    def add(self, rows: Iterator[Row]) -> bool:
+        """Take rows; False when no more are wanted."""
+        for key, value in rows:
+            if self._done:
+                return False
+            if self._rows and self._size + len(value) > MAX_CHUNK_BYTES:
+                self._give()
+            self._rows.append((key, value if self._values else b""))
+            self._size += len(value)
+            if len(self._rows) >= self._wanted:
+                self._give()
+        return not self._done
+
+    def end(self) -> None:
+        """There are no more rows."""
+        if self._rows and not self._done:
+            self._give()
+
+    def _give(self) -> None:
+        rows, self._rows, self._size = self._rows, [], 0
+        self._wanted = min(self._wanted * GROWTH, MAX_CHUNK_ROWS)
+        self._done = not self._feed(rows)

@@ -1,0 +1,206 @@
+"""Scans of HBase: its rows page by page, from one range, or from many at a time in the order of their rows.
+
+A page has few rows first, then as many as fit into a bound by what the last ones took: a row of HBase may have nine
+megabytes. A scanner belongs to its gateway, so a scan keeps its connection; when that breaks, another scanner goes on
+behind the last row.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from storage.hbase.gateway import thrift
+from storage.hbase.pool import BROKEN_CONNECTION
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from storage.hbase.gateway import Gateway
+    from storage.hbase.pool import Pool, RetryDeadline
+
+#: Rows of HBase asked for at once, at most; and the bytes that they should not pass by much.
+_MAX_PAGE_ROWS = 1000
+_PAGE_BYTES = 2 << 20
+_GROWTH = 4
+#: Rows of a page of one of many ranges: most of them have none.
+_MERGED_PAGE_ROWS = 64
+
+
+class ScannedRow(NamedTuple):
+    """A row of HBase."""
+
+    key: bytes
+    columns: Mapping[bytes, bytes]
+    time_ms: int = 0
+    """HBase's, of its newest cell."""
+
+
+class ScanRange(NamedTuple):
+    """``[start, stop)`` in a table of HBase, or down from ``stop`` to ``start`` where ``reverse``."""
+
+    table: bytes
+    start: bytes
+    stop: bytes
+    reverse: bool = False
+
+    def behind(self, key: bytes) -> ScanRange:
+        """What is left of it when ``key`` has been seen."""
+        return self._replace(stop=key) if self.reverse else self._replace(start=key + b"\x00")
+
+
+async def scan(
+    pool: Pool,
+    wanted: ScanRange,
+    take: Callable[[list[ScannedRow]], Awaitable[bool]],
+    *,
+    first_page: int,
+    timeout_s: float,
+) -> None:
+    """Give the range's rows to ``take``, page by page, until it says False or there are no more.
+
+    Args:
+      take: may call the pool, but not scan.
+      timeout_s: for each page, with all attempts to get it.
+    Raises:
+      StoreError: a page did not come; those before it were good. Exceptions of ``take`` pass through.
+    """
+    left = wanted
+    patience = pool.patience("reading", timeout_s)
+    while True:
+        try:
+            async with pool.connection_to_scan(patience.left_s) as gateway:
+                scanner = await _within(patience, _Scanner.open(gateway, left, first_page))
+                while page := await _within(patience, scanner.page()):
+                    left = left.behind(page[-1].key)
+                    patience.went_on()
+                    if not await take(page):
+                        break
+                    patience.went_on()
+                scanner.close()
+                return
+        except BROKEN_CONNECTION as error:
+            await patience.after(error)
+
+
+async def _within(patience: RetryDeadline, call: Awaitable[Any]) -> Any:
+    """What ``call`` gives; OSError when it takes too long, so that the connection is thrown away."""
+    attempt_s = patience.attempt_s
+    try:
+        with trio.fail_after(attempt_s):
+            return await call
+    except trio.TooSlowError:
+        raise OSError(f"no answer in {attempt_s:g} s") from None
+
+
+class _Scanner:
+    """A scanner at a gateway."""
+
+    def __init__(self, gateway: Gateway, number: int, wanted: ScanRange, rows: int) -> None:
+        self._gateway = gateway
+        self._number = number
+        self._wanted = wanted
+        self._rows = max(1, min(rows, _MAX_PAGE_ROWS))
+        self._ended = False
+
+    @classmethod
+    async def open(cls, gateway: Gateway, wanted: ScanRange, rows: int) -> _Scanner:
+        start, stop = (wanted.stop, _below(wanted.start)) if wanted.reverse else (wanted.start, wanted.stop)
+        asked = thrift.TScan(startRow=start, stopRow=stop, caching=_MAX_PAGE_ROWS, reversed=wanted.reverse)
+        return cls(gateway, await gateway.call("scannerOpenWithScan", wanted.table, asked, {}), wanted, rows)
+
+    async def page(self) -> list[ScannedRow]:
+        """The next rows; none: that was all."""
+        page: list[ScannedRow] = []
+        while not page and not self._ended:
+            answer = await self._gateway.call("scannerGetList", self._number, self._rows)
+            self._ended = len(answer) < self._rows
+            page = [found for found in map(scanned_row, answer) if self._is_wanted(found.key)]
+        if page:
+            each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
+            self._rows = max(1, min(self._rows * _GROWTH, _PAGE_BYTES // each, _MAX_PAGE_ROWS))
+        return page
+
+    def _is_wanted(self, key: bytes) -> bool:
+        """On the way down HBase has the row it begins with, and not the one it ends at: not what a range has."""
+        return not self._wanted.reverse or self._wanted.start <= key < self._wanted.stop or not self._wanted.stop
+
+    def close(self) -> None:
+        """With the connection's next call: a scan at its end has closed itself at the region server."""
+        self._gateway.call_later("scannerClose", self._number)
+
+
+def _below(key: bytes) -> bytes:
+    """A key below ``key``, with few between the two."""
+    if not key or key.endswith(b"\x00"):
+        return key[:-1]
+    return key[:-1] + bytes([key[-1] - 1]) + b"\xff" * 32
+
+
+def scanned_row(row: Any) -> ScannedRow:
+    """A row as an answer has it."""
+    columns = {column: cell.value for column, cell in row.columns.items()}
+    return ScannedRow(row.row, columns, max((cell.timestamp for cell in row.columns.values()), default=0))
+
+
+async def first_rows(pool: Pool, wanted: ScanRange, limit: int, *, timeout_s: float) -> list[ScannedRow]:
+    """The first ``limit`` rows of a range. Raises StoreError."""
+    found: list[ScannedRow] = []
+
+    async def take(page: list[ScannedRow]) -> bool:
+        found.extend(page[: limit - len(found)])
+        return len(found) < limit
+
+    await scan(pool, wanted, take, first_page=limit, timeout_s=timeout_s)
+    return found
+
+
+async def merged_rows(
+    pool: Pool,
+    ranges: Sequence[ScanRange],
+    key_of: Callable[[bytes], bytes],
+    take: Callable[[list[ScannedRow]], Awaitable[bool]],
+    *,
+    timeout_s: float,
+) -> None:
+    """As ``scan``, for many ranges of one direction at a time: their rows in the order of ``key_of``, a page each.
+
+    For looking at everything: each range is asked for anew for each of its pages.
+    """
+    reverse = ranges[0].reverse
+    waiting: list[tuple[_Order, int]] = []
+    pages: list[list[ScannedRow]] = [[] for _ in ranges]
+    left = list(ranges)
+
+    async def refill(index: int) -> None:
+        page = await first_rows(pool, left[index], _MERGED_PAGE_ROWS, timeout_s=timeout_s)
+        if page:
+            left[index] = left[index].behind(page[-1].key)
+            pages[index] = page[::-1]
+            heapq.heappush(waiting, (_Order(key_of(page[0].key), reverse), index))
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(ranges)):
+            nursery.start_soon(refill, index)
+    while waiting:
+        _, index = heapq.heappop(waiting)
+        page = pages[index]
+        if not await take([page.pop()]):
+            return
+        if page:
+            heapq.heappush(waiting, (_Order(key_of(page[-1].key), reverse), index))
+        else:
+            await refill(index)
+
+
+class _Order(NamedTuple):
+    """A key as the heap orders it: the other way round on the way down."""
+
+    key: bytes
+    reverse: bool
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        assert isinstance(other, _Order)  # the heap has nothing else
+        return (self.key > other.key) if self.reverse else (self.key < other.key)

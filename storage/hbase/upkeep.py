@@ -1,0 +1,128 @@
+"""What HBase keeps of rows that are gone: cells that say so, and fences of owners of whom nothing is left.
+
+    row of the metadata table whose cell that counts says *gone*   removed whole
+    fence of an epoch, once a topic has more than a few            removed, when no row of the topic has that epoch
+
+Both only when they are older than a day by HBase's own clock, and as they were seen, by their time. Whatever was put
+before then and is still under way has a day to land; and a row may be put again though HBase's clock is set back by as
+much, since what removes a row hides what has its time or an earlier one. Rows that no head decides about stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.effects import Table
+from protocol.keys import HIGH_WATER, POINTER, PRODUCER, PRODUCERS, READER, SYSTEM, stop_after
+from storage.hbase.cells import SERVICE_PREFIX, SlotPair, governor
+from storage.hbase.layout import CELL, hashed, stamp_of
+from storage.hbase.owners import EPOCHS_COLUMN, EPOCHS_KEY, FENCE, encode_epoch
+from storage.hbase.scan import ScanRange, first_rows
+
+if TYPE_CHECKING:
+    from storage.hbase.layout import Head
+    from storage.hbase.owners import Owners
+    from storage.hbase.pool import Pool
+    from storage.hbase.scan import ScannedRow
+    from storage.hbase.tables import Tables
+
+#: Rows of the metadata table that a step looks at.
+STEP_ROWS = 1000
+#: Fences of a topic from which on a step looks whether some can go; and rows of it that it looks at for that.
+MANY_FENCES = 16
+_ROWS_FOR_FENCES = 10_000
+_KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
+
+
+class Upkeep:
+    """Removes such cells, a step at a time, from the first row to the last and again."""
+
+    def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float, kept_s: float) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._owners = owners
+        self._timeout_s = timeout_s
+        self._kept_ms = int(kept_s * 1000)
+        self._at = b""
+
+    async def step(self) -> int:
+        """One step; the number of rows and fences that were removed. Raises StoreError."""
+        table = self._tables[Table.METADATA]
+        found = await first_rows(self._pool, ScanRange(table, self._at, b""), STEP_ROWS, timeout_s=self._timeout_s)
+        self._at = found[-1].key + b"\x00" if len(found) == STEP_ROWS else b""
+        before_ms = await self._now_ms() - self._kept_ms
+        governors = {row.key: prefix for row in found if (prefix := governor(row.key)) is not None}
+        heads = await self._owners.heads_of(governors.values())
+        removed = 0
+        for row in found:
+            prefix = governors.get(row.key)
+            if prefix is not None and row.time_ms < before_ms and _is_gone(row, heads[prefix]):
+                await self._pool.call("deleteAllRowTs", table, row.key, row.time_ms, {})
+                removed += 1
+        for prefix, head in heads.items():
+            if len(head.fences) > MANY_FENCES:
+                removed += await self._remove_fences(prefix, before_ms)
+        return removed
+
+    async def _now_ms(self) -> int:
+        """HBase's clock: the time of a cell that is written now."""
+        table = self._tables[Table.METADATA]
+        await self._pool.call("atomicIncrement", table, EPOCHS_KEY, EPOCHS_COLUMN, 1)
+        (cell,) = await self._pool.call("get", table, EPOCHS_KEY, EPOCHS_COLUMN, {})
+        return int(cell.timestamp)
+
+    async def _remove_fences(self, prefix: bytes, before_ms: int) -> int:
+        """Remove fences of epochs that nothing of the topic has any more; none when that takes too long to see."""
+        table, row = self._tables[Table.MESSAGE], hashed(prefix)
+        head = await self._owners.read(prefix)
+        needed = await self._epochs(prefix)
+        if needed is None:
+            return 0
+        first, others = needed
+        gone = {epoch for epoch in head.fences if epoch < first and epoch not in others and epoch != head.before.epoch}
+        removed = 0
+        for cells in await self._pool.call("getRow", table, row, {}):
+            for epoch in gone:
+                column = FENCE + encode_epoch(epoch)
+                cell = cells.columns.get(column)
+                if cell is not None and cell.timestamp < before_ms:
+                    await self._pool.call("deleteAllTs", table, row, column, cell.timestamp, {})
+                    removed += 1
+        return removed
+
+    async def _epochs(self, prefix: bytes) -> tuple[int, set[int]] | None:
+        """The epoch from which on messages have any, and those of other rows; None: there are too many to look at."""
+        others: set[int] = set()
+        start = hashed(prefix)
+        payloads = ScanRange(self._tables[Table.PAYLOAD], start, stop_after(start))
+        if await first_rows(self._pool, payloads, 1, timeout_s=self._timeout_s):
+            return None  # in the order of their pointers: each would have to be read
+        for low, high in _governed(prefix):
+            wanted = ScanRange(self._tables[Table.METADATA], low, high)
+            found = await first_rows(self._pool, wanted, _ROWS_FOR_FENCES, timeout_s=self._timeout_s)
+            if len(found) == _ROWS_FOR_FENCES:
+                return None
+            others.update(stamp.epoch for row in found for stamp in SlotPair.of(row.columns).stamps())
+        # Messages are in the order of their epochs: each owner goes on behind the last position.
+        messages = ScanRange(self._tables[Table.MESSAGE], start + b"\x00", stop_after(start))
+        rows = await first_rows(self._pool, messages, 1, timeout_s=self._timeout_s)
+        if not rows:
+            return (await self._owners.read(prefix)).last.epoch, others
+        return (stamp_of(rows[0].columns[CELL]).epoch if CELL in rows[0].columns else 0), others
+
+
+def _governed(prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """Ranges of the metadata table that the head of ``ns:topic:`` governs."""
+    if prefix == SERVICE_PREFIX:
+        return [(SYSTEM + b"x", stop_after(SYSTEM + b"x"))]
+    starts = [SYSTEM + kind + prefix for kind in _KINDS]
+    return [(prefix, prefix + b"\x00"), *((start, stop_after(start)) for start in starts)]
+
+
+def _is_gone(row: ScannedRow, head: Head) -> bool:
+    """Whether nothing in the row counts but that it is gone, and nothing of it ever will."""
+    if CELL in row.columns:
+        return False
+    pair = SlotPair.of(row.columns)
+    settled = all(head.counts(stamp) or head.is_void(stamp) for stamp in pair.stamps())
+    return settled and bool(pair.stamps()) and pair.value(head) is None
