@@ -20,10 +20,9 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 
-from broker.http.bodies import BodyBudget
-from broker.http.exchange import HotRequest, HttpAnswer
-from broker.http.listen import serve_http
-from broker.http.settings import HttpSettings
+from broker.http.budgets import BodyBudget, HttpSettings
+from broker.http.messages import HotRequest, HttpAnswer
+from broker.http.server import serve_http
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

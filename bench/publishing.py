@@ -11,7 +11,7 @@ from bench.generator import run_load
 from bench.raw import TOPIC, RawStore, raw_store
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.servers import server
-from broker.config.core import CommitConfig
+from broker.config.sections import CommitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,3 @@
 """The daemon: configuration, wiring, HTTP front end, metrics and logs."""
+
+from __future__ import annotations

@@ -1,5 +1,7 @@
 """``python -m broker``: the same as ``plainsong serve``."""
 
+from __future__ import annotations
+
 import sys
 
 from broker.command.serve import serve

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.logs import counters as log_counters
+from protocol.errors import TransactionsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,10 +13,13 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
     from broker.cluster.membership import Membership
-    from broker.http.bodies import BodyBudget
+    from broker.http.budgets import BodyBudget
+    from broker.link.client import Links
     from broker.metrics import Metrics
-    from broker.peering.links import Links
+    from broker.service import Service
     from protocol.topic.producers.book import Book
+    from protocol.topic.state import TopicState
+    from protocol.transactions.manager.answers import ServiceFigures
     from storage.base import Store
 
 
@@ -139,3 +143,76 @@ def _oldest(directory: Directory, clock: Clock) -> float:
     cores = [entry.actor.core for entry in directory if entry.actor.core is not None]
     firsts = [core.state.usage.buckets[0].first_ms for core in cores if core.state.usage.buckets]
     return max(0, clock.now_ms() - min(firsts)) / 1000 if firsts else 0.0
+
+
+# --- decisions -------------------------------------------------------------------------------------
+
+
+def add_transaction_gauges(metrics: Metrics, service: Service) -> None:
+    """Register what is read off the service, the topics and the waiting polls at a scrape."""
+
+    def figure(read: Callable[[ServiceFigures], float | None]) -> Callable[[], float | None]:
+        def reading() -> float | None:
+            if service.embedded is None:
+                return None
+            try:
+                return read(service.embedded.figures())
+            except TransactionsUnavailable:
+                return None
+
+        return reading
+
+    def oldest_age_s(figures: ServiceFigures) -> float:
+        since_ms = figures.oldest_open_ms
+        return 0.0 if since_ms is None else max(0, service.clock.now_ms() - since_ms) / 1000
+
+    for name, text, read in (
+        ("plainsong_transactions_open", "Transactions in progress.", figure(lambda figures: figures.open)),
+        (
+            "plainsong_transaction_oldest_age_seconds",
+            "Age of the longest open transaction.",
+            figure(oldest_age_s),
+        ),
+        ("plainsong_transactions_invalid", "Pointers on the invalid list.", figure(lambda figures: figures.invalid)),
+        (
+            "plainsong_undecided_pointers",
+            "Write pointers that topics have messages of and have not seen decided.",
+            lambda: len(service.pointers),
+        ),
+        (
+            "plainsong_hidden_messages",
+            "Messages that undecided transactions keep from committed readers, over all open topics.",
+            lambda: _hidden(service),
+        ),
+        (
+            "plainsong_held_polls",
+            "Committed polls that wait for a transaction to be decided.",
+            lambda: service.pointers.waiters,
+        ),
+        (
+            "plainsong_tephra_state_age_seconds",
+            "Age of the last state learnt from the Tephra that decides; without any, seconds since it was first asked.",
+            lambda: None if service.decider.foreign is None else service.decider.foreign.silent_s,
+        ),
+    ):
+        metrics.reads(name, text, read)
+
+
+def _hidden(service: Service) -> int:
+    cores = [entry.actor.core for entry in service.directory if entry.actor.core is not None]
+    return sum(_hidden_in(service, core.state) for core in cores)
+
+
+def _hidden_in(service: Service, state: TopicState) -> int:
+    """What the first undecided transaction of a topic hides: nothing that others do is behind it alone."""
+    for pending in state.pending.values():
+        if pending.runs and not _is_over(service, pending.pointer):
+            return pending.hidden(state.appended)
+    return 0
+
+
+def _is_over(service: Service, pointer: int) -> bool:
+    try:
+        return service.transactions.standing(pointer) in ("committed", "aborted", "invalid")
+    except TransactionsUnavailable:
+        return False

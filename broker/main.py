@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -26,22 +27,26 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
-from broker.assembling import build_service
-from broker.authorities import told
-from broker.cluster.joining import enter, find_others, hand_over, move_in_portions, shown
-from broker.cluster.self_check import look_for_oneself
-from broker.decisions import add_transaction_gauges
-from broker.doors import serve, start_thrift
-from broker.gauges import add_cluster_gauges, add_gauges
-from broker.http.bodies import BodyBudget
+from broker.assemble import build_service, serve, start_thrift
+from broker.authority import describe_authority
+from broker.cluster.join import (
+    describe_membership,
+    enter,
+    find_others,
+    hand_over,
+    start_rebalance,
+    verify_advertised_address,
+)
+from broker.gauges import add_cluster_gauges, add_gauges, add_transaction_gauges
+from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
-from broker.notify import Notifier
-from broker.running import Running
 from broker.stores import fitted, open_store, place_of
+from broker.systemd import Notifier
 from storage.copy_parts import refuse_unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from broker.config import Config
     from broker.service import Service
@@ -74,7 +79,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         portions = None
         if membership is not None:
             service.membership = membership
-            portions = move_in_portions(service, membership, actors)
+            portions = start_rebalance(service, membership, actors)
             add_cluster_gauges(metrics, membership)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
@@ -83,7 +88,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
             if membership is not None:
                 address = config.cluster.advertise or addresses[0]
                 await enter(membership, address, stop)
-                servers.start_soon(look_for_oneself, membership.me.name, address)
+                servers.start_soon(verify_advertised_address, membership.me.name, address)
             announce(_running(service, addresses, thrift))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
@@ -110,9 +115,9 @@ def _running(service: Service, addresses: list[str], thrift: list[str]) -> Runni
         place=place_of(config),
         store_kind=traits.kind,
         durability=traits.durability,
-        decides=told(config.transactions),
+        decides=describe_authority(config.transactions),
         thrift=thrift,
-        cluster="" if membership is None else shown(membership),
+        cluster="" if membership is None else describe_membership(membership),
     )
 
 
@@ -132,3 +137,49 @@ async def _keep_alive(notifier: Notifier) -> None:
     while notifier.watchdog_interval_s is not None:
         notifier.alive()
         await trio.sleep(notifier.watchdog_interval_s)
+
+
+# --- running ---------------------------------------------------------------------------------------
+#
+# What the daemon says of itself once it accepts connections: the facts of the banner.
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that is up."""
+
+    version: str
+    addresses: list[str]
+    """URLs without a path, as ``http://127.0.0.1:7420``, with the port really bound; at least one."""
+    data_dir: Path | None
+    """Where the messages are; None where the store keeps no files of its own."""
+    store_kind: str
+    """``StoreTraits.kind``."""
+    durability: str
+    """``StoreTraits.durability``: what an acknowledged message survives, in one sentence."""
+    decides: str
+    """Which transactions it decides, in a few words."""
+    thrift: Sequence[str] = ()
+    """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
+    cluster: str = ""
+    """What it is called among others, and how many they are; empty: it is alone."""
+    place: str = "in memory"
+    """Where the messages are, for a person, when there is no ``data_dir``."""
+
+
+def banner(running: Running) -> str:
+    """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
+    first, *others = running.addresses
+    where = running.place if running.data_dir is None else str(running.data_dir.absolute())
+    thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
+    cluster = [f"  cluster     {running.cluster}"] if running.cluster else []
+    return "\n".join(
+        [
+            f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
+            *cluster,
+            f"  data        {where} ({running.store_kind})",
+            f"  durability  {running.durability}",
+            f"  decides     {running.decides}{thrift}",
+            "  try         curl -X PUT " + first + "/v1/namespaces/demo/topics/greetings",
+        ]
+    )

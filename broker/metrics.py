@@ -1,4 +1,6 @@
-"""The daemon's metrics, in Prometheus text with base units and bounded label sets.
+"""The daemon's metrics, in Prometheus text with base units and bounded label sets; and the rates of topics.
+
+The daemon's metrics, in Prometheus text with base units and bounded label sets.
 
 Counters and histograms are touched where things happen; everything that can be read off the actors, the
 store or the cache is read when somebody scrapes. No label is a topic, a client or a path: their number is
@@ -8,6 +10,8 @@ not ours to choose. What fails here is counted, and never fails a message.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -21,9 +25,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from protocol.names import TopicName
+    from protocol.transactions.manager.answers import State
 
 log = logging.getLogger(__name__)
-
 #: Seconds: from a cached answer to a disk that stalls.
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
@@ -183,7 +187,7 @@ class Metrics:
         """It was not found in time."""
         self._no_owner.inc()
 
-    # --- told of transactions (broker.decisions) -----------------------------------------------
+    # --- told of transactions (broker.metrics) -----------------------------------------------
 
     def transactions_decided(self, state: str, count: int) -> None:
         """So many became committed, aborted or invalid."""
@@ -288,3 +292,112 @@ class Readings(Collector):
 def _family(name: str, text: str, value: float | None) -> Metric:
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     return kind(name, text, value=value)
+
+
+# --- decisions -------------------------------------------------------------------------------------
+
+
+class Decisions:
+    """Implements ``actors.transactions.TransactionObserver``."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def decided(self, state: State, count: int) -> None:
+        """So many transactions became committed, aborted or invalid, durably."""
+        self._metrics.transactions_decided(state, count)
+
+    def conflicted(self) -> None:
+        """A change set met a committed one."""
+        self._metrics.transaction_conflicted()
+
+    def timed_out(self, count: int) -> None:
+        """So many of the invalid ones are so because their time was over."""
+        self._metrics.transactions_timed_out(count)
+
+    def fell(self, error: BaseException) -> None:
+        """The service fell and is loaded again."""
+        del error
+        self._metrics.transactions_fell()
+
+    def loaded(self, load_s: float) -> None:
+        """It was loaded from disk."""
+        del load_s
+
+
+# --- rates -----------------------------------------------------------------------------------------
+#
+# How many messages a topic takes and gives a second, over about the last minute, for a few words of memory.
+#
+# Two counters for each topic and direction: of the minute under way and of the one before it. The rate is the older
+# one, less the part of it that is more than a minute ago, and the newer one. Topics nobody touched for longest are
+# forgotten first.
+
+
+WINDOW_S = 60.0
+#: Topics whose rates are remembered, in each direction.
+MAX_TOPICS = 10_000
+
+
+@dataclass(slots=True)
+class _Window:
+    number: int
+    count: int = 0
+    before: int = 0
+
+    def move_to(self, number: int) -> None:
+        self.before = self.count if number == self.number + 1 else 0
+        self.count = 0
+        self.number = number
+
+
+class Rate:
+    """Things that happen to topics, a second."""
+
+    def __init__(self, max_topics: int = MAX_TOPICS) -> None:
+        self._max_topics = max_topics
+        self._windows: OrderedDict[TopicName, _Window] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def add(self, name: TopicName, count: int, now_s: float) -> None:
+        """``count`` more happened at ``now_s``, on any clock that goes forward."""
+        number = int(now_s // WINDOW_S)
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _Window(number)
+            if len(self._windows) > self._max_topics:
+                self._windows.popitem(last=False)
+        elif window.number != number:
+            window.move_to(number)
+            self._windows.move_to_end(name)
+        window.count += count
+
+    def per_second(self, name: TopicName, now_s: float) -> float:
+        """The rate over about the last minute; 0 for a topic nobody remembers."""
+        window = self._windows.get(name)
+        if window is None:
+            return 0.0
+        number = int(now_s // WINDOW_S)
+        if window.number != number:
+            window.move_to(number)
+        passed = now_s % WINDOW_S / WINDOW_S
+        return (window.count + window.before * (1 - passed)) / WINDOW_S
+
+
+class Rates:
+    """Both directions, for all topics of the daemon."""
+
+    def __init__(self) -> None:
+        self.publishing = Rate()
+        self.polling = Rate()
+
+    def published(self, name: TopicName, messages: int, now_s: float) -> None:
+        """Messages were made durable."""
+        self.publishing.add(name, messages, now_s)
+
+    def delivered(self, name: TopicName, messages: int, now_s: float) -> None:
+        """Messages were read for a client."""
+        if messages:
+            self.polling.add(name, messages, now_s)

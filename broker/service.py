@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.reading import read_page
-from broker.http.answers import AnswerBudget
-from broker.rates import Rates
+from broker.http.budgets import AnswerBudget
+from broker.metrics import Rates
 
 if TYPE_CHECKING:
     from actors.directory import Directory
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from actors.observe import Clock, SpaceGuard
     from actors.pointers import PointerIndex
     from actors.transactions import TransactionService
-    from broker.access import AccessLog
-    from broker.authorities import Authority, Transactions
-    from broker.cluster.cluster import Cluster
+    from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
+    from broker.cluster.serve import Cluster
     from broker.config import Config
+    from broker.logs import AccessLog
     from broker.metrics import Metrics
     from protocol.names import TopicName
     from protocol.page import Page

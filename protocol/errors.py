@@ -8,7 +8,7 @@
     ├── Gone                  it was here once                       └── Internal       a bug of ours
 
 An error knows its ``code`` (the words of docs/http.md, machine-readable, never changed) and its
-``outcome``; it knows nothing of HTTP. One table in ``broker/http/status.py`` turns classes into statuses.
+``outcome``; it knows nothing of HTTP. One table in ``broker/http/messages.py`` turns classes into statuses.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ import click
 import pytest
 
 import plainsong
+from broker.api.routes import NAMESPACE, ROUTES, TOPIC
 from broker.config import every_setting
 from broker.config.config import sections
-from broker.decisions import add_transaction_gauges
-from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges
-from broker.http.exchange import TOPIC_VERBS
+from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges, add_transaction_gauges
+from broker.http.messages import TOPIC_VERBS
 from broker.metrics import Metrics
-from broker.views.table import NAMESPACE, ROUTES, TOPIC
 from pipeline.metrics import METRICS, PREFIX
 from plainsong.cli.main import program
 from protocol.codec import codec_for

@@ -1,4 +1,6 @@
-"""This instance among the others: its node in ZooKeeper, its view of who is there, and from that who owns what.
+"""This instance among the others: its node in ZooKeeper, its view of the members, and from that who owns what.
+
+This instance among the others: its node in ZooKeeper, its view of who is there, and from that who owns what.
 
     noticed ──► our node is kept ──► all nodes are read ──► the view is another one ──► whoever asked for that is told
        ▲                                                                                              │
@@ -21,25 +23,20 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.ownership import Instance
-from broker.cluster.nodes import Nodes
-from broker.cluster.view import View
-from broker.cluster.zookeeper import Away, ZooKeeper
-from protocol.cluster.assignment import Member
-from protocol.cluster.placement import NameTaken
-from protocol.cluster.slices import first, wanted
+from broker.cluster.zookeeper import Disconnected, Nodes, ZooKeeper
+from protocol.cluster.assignment import Assignment, Member
+from protocol.cluster.placement import NameTaken, Placement
+from protocol.cluster.slices import SLICES, first, wanted
 from protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actors.observe import Clock
-    from broker.config.clustering import Ensemble
-    from protocol.cluster.assignment import Assignment
-    from protocol.cluster.placement import Placement
+    from broker.config.sections import Ensemble
     from protocol.names import TopicName
 
 log = logging.getLogger(__name__)
-
 #: How long nothing may be noticed before all is read again: a watch that was lost costs this much.
 REREAD_S = 30.0
 #: The same after a failure, or while another instance has our name.
@@ -59,7 +56,7 @@ class Membership:
         self._session_timeout_s = session_timeout_s
         self._clock = clock
         self._me = Member(name, "", weight)
-        self._view = View()
+        self._view = ClusterView()
         #: By what was the how manieth loss.
         self._lost: OrderedDict[TopicName, int] = OrderedDict()
         self._losses = 0
@@ -226,7 +223,7 @@ class Membership:
         """
         try:
             await self._nodes.change_placement(edit)
-        except Away as error:
+        except Disconnected as error:
             raise ClusterUnavailable(str(error), hint="ask again; topics are served meanwhile") from error
         await self._look()
 
@@ -253,7 +250,7 @@ class Membership:
                     self._me = replace(self._me, slices=first(others, self._me))
                 well = self._wanted is False or await self._keep()
                 members, placement = await self._nodes.members(), await self._nodes.placement()
-            except Away as error:
+            except Disconnected as error:
                 self._not_read(error)
                 well = False
             else:
@@ -265,7 +262,7 @@ class Membership:
         self._read = trio.Event()
         return well
 
-    def _not_read(self, error: Away) -> None:
+    def _not_read(self, error: Disconnected) -> None:
         """Tell, once, of a ZooKeeper that is connected and gives no answer, as where nobody may read or write there."""
         if self._zookeeper.connected and str(error) != self._said_why:
             self._said_why = str(error)
@@ -295,3 +292,84 @@ class Membership:
     def _mine(self) -> Member | None:
         """What we say of ourselves; None while the node of our name is another's."""
         return self._me if self.taken_by is None else None
+
+
+# --- view ------------------------------------------------------------------------------------------
+#
+# What one instance knows of all of them: the members and the placement as they were read, and from that who owns
+# what.
+
+
+class ClusterView:
+    """The latest one."""
+
+    def __init__(self) -> None:
+        self._members: Sequence[Member] = ()
+        self._by_name: dict[str, Instance] = {}
+        self.assignment = Assignment((), Placement())
+        self.told: list[Callable[[], None]] = []
+        #: How often it has changed, steps of a hand-over not counted.
+        self.changes = 0
+
+    def __contains__(self, instance: str) -> bool:
+        return instance in self._by_name
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """See ``Ownership.instances``."""
+        return [self._by_name[each.name] for each in self.assignment.members if each.slices or not each.leaving]
+
+    def instance(self, name: str) -> Instance:
+        """One that is there. Raises KeyError."""
+        return self._by_name[name]
+
+    def slices_of(self, instance: str) -> int:
+        """See ``Ownership.slices_of``."""
+        return next((each.slices for each in self.assignment.members if each.name == instance), 0)
+
+    def see(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:
+        """Members as their nodes say, but for ``me``: what we give away is given before anybody has read it.
+
+        Whoever asked for that is told when anything is another than before.
+        """
+        self._members = members
+        mine = (each if me is None or each.name != me.name else _as_said(each, me) for each in members)
+        before = self.assignment
+        seen = self.assignment = Assignment(mine, placement, before=before)
+        if seen == before:
+            return
+        self._by_name = {each.name: Instance(each.name, each.address) for each in seen.members}
+        if not _differs_by_a_step(before, seen):
+            self.changes += 1
+            _log(seen)
+        self.tell()
+
+    def see_again(self, me: Member | None) -> None:
+        """The same members, since ``me`` is another."""
+        self.see(self._members, self.assignment.placement, me)
+
+    def tell(self) -> None:
+        """That something is another, or may be."""
+        for told in self.told:
+            told()
+
+
+def _as_said(node: Member, me: Member) -> Member:
+    return replace(node, leaving=me.leaving, slices=min(node.slices, me.slices))
+
+
+def _differs_by_a_step(before: Assignment, after: Assignment) -> bool:
+    """Whether nothing is another but in how many slices somebody takes part."""
+    return before.placement == after.placement and (
+        [replace(each, slices=SLICES) for each in before.members]
+        == [replace(each, slices=SLICES) for each in after.members]
+    )
+
+
+def _log(seen: Assignment) -> None:
+    names = ", ".join(each.name + (" (leaving)" if each.leaving else "") for each in seen.members)
+    placement = seen.placement
+    log.info(
+        "the cluster changed",
+        extra={"instances": names, "pins": len(placement.pins), "drained": ", ".join(sorted(placement.drained))},
+    )

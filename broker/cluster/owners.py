@@ -1,33 +1,39 @@
-"""Has something done at a name's owner: here, or over a link; and again, as long as it is known not to have happened."""
+"""Finds a name's owner, here or over a link, and retries while it is certain that nothing happened.
+
+Has something done at a name's owner: here, or over a link; and again, as long as it is known not to have happened.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 import trio
 
-from broker.peering.answers import LinkBroken
+from actors.topic import TOPIC_READS
+from broker.link.flow import LinkBroken
 from protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
+from protocol.topic.asks import Look
+from protocol.topic.pointer_asks import ClosePointers, RollBackPointer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from actors.directory import Directory
     from actors.ownership import Instance, Ownership
-    from broker.peering.link import Link
-    from broker.peering.links import Links
+    from broker.link.client import Link, Links
     from protocol.errors import PlainsongError
     from protocol.names import TopicName
+    from protocol.topic.asks import Ask
 
 A = TypeVar("A")
-
 #: How long an owner is looked for, unless the request itself has longer to wait.
 PATIENCE_S = 2.0
 #: Between two looks, unless the view changes sooner; they double.
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 0.25
-
 Direction = Literal["in", "out"]
 
 
@@ -211,3 +217,57 @@ def _after_break(name: TopicName, broken: LinkBroken, *, only_looks: bool) -> No
     refusal = NoOwner(f"the owner of {name} cannot be reached")
     refusal.__cause__ = broken
     return refusal
+
+
+# --- asking ----------------------------------------------------------------------------------------
+#
+# Asking a topic's actor wherever it lives: here, or at the instance that owns the topic.
+
+
+#: What a decision waits for: done twice it changes nothing, so it is asked again like what only looks.
+SETTLES = (ClosePointers, RollBackPointer)
+
+
+class RoutedAsks:
+    """``Directory.ask`` for topics of all instances: what is not a client's request goes this way."""
+
+    def __init__(self, owners: Owners, directory: Directory) -> None:
+        self._owners = owners
+        self._directory = directory
+
+    async def ask(self, name: TopicName, ask: Ask[A], *, patience_s: float = PATIENCE_S) -> A:
+        """The actor's answer.
+
+        Args:
+          patience_s: how long an owner is looked for, at least ``owners.PATIENCE_S``.
+        Raises:
+          NoOwner: none was found in time; nothing happened.
+          OutcomeUnknown: the link broke before its answer came.
+          PlainsongError: whatever ``Directory.ask`` raises there.
+        """
+
+        async def here(waited_ms: int) -> A:
+            del waited_ms
+            return await self._directory.ask(name, ask)
+
+        async def there(link: Link, owner: Instance, waited_ms: int) -> A:
+            del owner, waited_ms
+            return cast("A", (await link.call("ask", encode_ask(name, ask))).value)
+
+        again = isinstance(ask, (*TOPIC_READS, *SETTLES))
+        return await self._owners.do(name, here, there, only_looks=again, patience_s=lambda: patience_s)
+
+
+def encode_ask(name: TopicName, ask: Ask[Any]) -> list[Any]:
+    """An ask as it travels: a deadline as what is left until it, since no two clocks are the same."""
+    if isinstance(ask, Look) and ask.deadline_s is not None:
+        return [name, replace(ask, deadline_s=None), max(0.0, ask.deadline_s - trio.current_time())]
+    return [name, ask, None]
+
+
+def decode_ask(value: list[Any]) -> tuple[TopicName, Ask[Any]]:
+    """The ask that ``told_ask`` told. Raises ValueError."""
+    name, ask, left_s = value
+    if isinstance(ask, Look) and left_s is not None:
+        ask.deadline_s = trio.current_time() + left_s
+    return name, ask

@@ -1,4 +1,6 @@
-"""ZooKeeper, spoken to from the event loop: one session after another, small nodes, and word when something changes.
+"""ZooKeeper from the event loop: sessions, small nodes and watches; and the nodes that a cluster keeps there.
+
+ZooKeeper, spoken to from the event loop: one session after another, small nodes, and word when something changes.
 
     away ──► connected ──► away …        the library connects again by itself, in threads of its own
                  │
@@ -13,7 +15,9 @@ by one call of ``on_notice``: whoever listens then reads again all there is to k
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -31,27 +35,29 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
+from protocol.cluster.assignment import Member
+from protocol.cluster.placement import NameTaken, Placement, UnreadablePlacement
+from protocol.cluster.slices import SLICES
+from protocol.errors import ClusterUnavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
-
 #: The library tells of every attempt to connect; what an operator needs to know is told by us.
 _quiet = logging.getLogger(f"{__name__}.library")
 _quiet.setLevel(logging.CRITICAL)
-
 #: How long a call may take; a node of ours is read in a millisecond.
 CALL_TIMEOUT_S = 5.0
 #: How long a session may take to say goodbye; then the ensemble finds out by itself.
 STOP_TIMEOUT_S = 2.0
 #: After so many times of a session without an answer the library's client is replaced.
 RENEW_SESSIONS = 2
-
 #: What the library says when there was no answer; all else is one.
 _NOT_ANSWERED = (ConnectionClosedError, ConnectionLoss, SessionExpiredError)
 
 
-class Away(Exception):
+class Disconnected(Exception):
     """There is no connection just now, or no answer in time; for a change: nobody knows whether it happened."""
 
 
@@ -176,14 +182,14 @@ class ZooKeeper:
             self._unanswered_since_s = trio.current_time()
         if not self.connected:
             await trio.lowlevel.checkpoint()
-            raise Away("ZooKeeper is not connected")
+            raise Disconnected("ZooKeeper is not connected")
         answered = trio.Event()
         result = begin()
         result.rawlink(lambda _: self._run(answered.set))
         with trio.move_on_after(CALL_TIMEOUT_S):
             await answered.wait()
         if not answered.is_set():
-            raise Away(f"ZooKeeper has not answered for {CALL_TIMEOUT_S:g} s")
+            raise Disconnected(f"ZooKeeper has not answered for {CALL_TIMEOUT_S:g} s")
         if not isinstance(result.exception, _NOT_ANSWERED):
             self._unanswered_since_s = None
         try:
@@ -191,7 +197,7 @@ class ZooKeeper:
         except (NoNodeError, NodeExistsError, BadVersionError):
             raise
         except KazooException as error:
-            raise Away(f"ZooKeeper: {str(error) or type(error).__name__}") from error
+            raise Disconnected(f"ZooKeeper: {str(error) or type(error).__name__}") from error
 
     # --- told by threads of the library -----------------------------------------------------------
 
@@ -222,3 +228,122 @@ def _stop(client: KazooClient) -> None:
     with suppress(Exception):  # it would only say that the ensemble was not there
         client.stop()
         client.close()
+
+
+# --- nodes -----------------------------------------------------------------------------------------
+#
+# What a cluster keeps in ZooKeeper: a node for each instance that is there, and one for what operators have said.
+#
+# <path>/instances/<name> ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64}
+# <path>/placement pins and drains, changed by compare-and-set
+
+
+#: Attempts at what somebody else changes at the same moment.
+ATTEMPTS = 20
+
+
+class Nodes:
+    """The nodes below one path; every call raises Away."""
+
+    def __init__(self, zookeeper: ZooKeeper, path: str) -> None:
+        self._zookeeper = zookeeper
+        self._instances = f"{path}/instances"
+        self._placement = f"{path}/placement"
+        #: Sessions of ours that may be over: a node of one of these is our own, and goes.
+        self._sessions: deque[int] = deque(maxlen=16)
+
+    async def members(self) -> list[Member]:
+        """All instances that are there."""
+        found: list[Member] = []
+        for name in await self._zookeeper.children(self._instances):
+            node = await self._zookeeper.get(f"{self._instances}/{name}")
+            member = None if node is None else decode_member(name, node.value)
+            if member is not None:
+                found.append(member)
+        return found
+
+    async def placement(self) -> Placement:
+        """What operators have said; nothing where it cannot be read."""
+        node = await self._zookeeper.get(self._placement)
+        return Placement() if node is None else _decoded(node.value)
+
+    async def change_placement(self, edit: Callable[[Placement], Placement]) -> Placement:
+        """Say something else; what holds now. Raises ClusterUnavailable, and whatever ``edit`` does."""
+        for _ in range(ATTEMPTS):
+            node = await self._zookeeper.get(self._placement)
+            before = Placement() if node is None else _decoded(node.value)
+            after = edit(before)
+            if after == before:
+                return after
+            write = (
+                partial(self._zookeeper.create, self._placement, after.encode())
+                if node is None
+                else partial(self._zookeeper.set, self._placement, after.encode(), node.version)
+            )
+            try:
+                await write()
+            except (Changed, Exists):
+                continue
+            return after
+        raise ClusterUnavailable("others change the placement all the time", hint="nothing happened; ask again")
+
+    async def keep(self, me: Member, *, first: bool) -> None:
+        """See that our node is there, in this session, and says what it should.
+
+        Args:
+          first: whether this process has had none yet: one with our address is of a process that is gone.
+        Raises:
+          NameTaken: it belongs to another instance.
+        """
+        path, value = f"{self._instances}/{me.name}", encode_member(me)
+        for _ in range(ATTEMPTS):
+            session = self._zookeeper.session
+            if session not in self._sessions:
+                self._sessions.append(session)
+            node = await self._zookeeper.get(path)
+            try:
+                if node is None:
+                    await self._zookeeper.create(path, value, ephemeral=True)
+                elif node.session == session:
+                    if node.value != value:
+                        await self._zookeeper.set(path, value, node.version)
+                    return
+                else:
+                    other = decode_member(me.name, node.value)
+                    address = "an unknown address" if other is None else other.address
+                    if node.session not in self._sessions and not (first and address == me.address):
+                        raise NameTaken(me.name, address)
+                    await self._zookeeper.delete(path, node.version)
+            except (Changed, Exists):
+                pass
+        raise Disconnected("the node of this instance changes all the time")
+
+
+def encode_member(member: Member) -> bytes:
+    """What an instance's node says."""
+    return json.dumps(
+        {"address": member.address, "weight": member.weight, "leaving": member.leaving, "slices": member.slices}
+    ).encode()
+
+
+def decode_member(name: str, value: bytes) -> Member | None:
+    """The reverse; None for what is none of ours, which is told."""
+    try:
+        said = json.loads(value)
+        address, weight, leaving = said["address"], said["weight"], bool(said["leaving"])
+        # Without it, it is all or nothing.
+        slices = said.get("slices", 0 if leaving else SLICES)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        address, weight, leaving, slices = None, 0, False, 0
+    if isinstance(address, str) and isinstance(weight, int) and weight >= 1 and slices in range(SLICES + 1):
+        return Member(name, address, weight, leaving, int(slices))
+    log.warning("node of an instance unreadable", extra={"instance": name, "value": repr(value[:80])})
+    return None
+
+
+def _decoded(value: bytes) -> Placement:
+    try:
+        return Placement.decode(value)
+    except UnreadablePlacement as error:
+        log.warning("placement unreadable: no pins, no drains", extra={"why": str(error)})
+        return Placement()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.command.settings import load_settings, setting_options
+from broker.command.options import load_settings, setting_options
 from broker.config import every_setting
-from broker.config.notes import notes
+from broker.config.config import notes
 from broker.config.values import show_value
 
 if TYPE_CHECKING:

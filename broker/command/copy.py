@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.interrupting import until_ctrl_c
-from broker.command.leaves import leaves
-from broker.command.settings import load_settings
-from broker.command.store_urls import StoreUrl, open_named, open_to_look
+from broker.command.options import leaves, load_settings, until_ctrl_c
+from broker.stores import StoreUrl, open_named, open_to_look
 from plainsong.cli import tables
 from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.say import echo_json
@@ -30,7 +28,7 @@ from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differenc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from broker.config.hbase import HBaseConfig
+    from broker.config.sections import HBaseConfig
     from storage.copy_parts import Figures, Part
     from storage.copying import PartComparison
 
@@ -82,7 +80,7 @@ def copy(
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if urls[0] == urls[1]:
         raise CommandFailed("source and target are the same store", code=Exit.USAGE)
-    told = Told(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
+    told = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
     try:
         instead = "dry-run" if dry_run else "verify" * verify_only
         trio.run(until_ctrl_c, partial(_copy, urls[0], urls[1], asked, settings, told, instead))
@@ -102,7 +100,12 @@ def _topic(text: str) -> TopicName:
 
 
 async def _copy(
-    source_url: StoreUrl, target_url: StoreUrl, asked: CopyRequest, settings: HBaseConfig, told: Told, instead: str
+    source_url: StoreUrl,
+    target_url: StoreUrl,
+    asked: CopyRequest,
+    settings: HBaseConfig,
+    told: CopyReport,
+    instead: str,
 ) -> None:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_named(source_url, settings, make=False))
@@ -135,7 +138,7 @@ def _failed(error: PlainsongError) -> CommandFailed:
     return failed
 
 
-class Told:
+class CopyReport:
     """What people and programs are told of a copy."""
 
     def __init__(self, *, as_json: bool, shown: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -11,12 +12,10 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.leaves import leaves
-from broker.command.openfiles import allow_open_files
-from broker.command.settings import load_settings, setting_options
+from broker.command.options import leaves, load_settings, setting_options
 from broker.front import FrontEndFailed
 from broker.logs import Logs, setup_logs
-from broker.running import Running, banner
+from broker.main import Running, banner
 from plainsong.cli.exits import CommandFailed, Exit
 from protocol.cluster.placement import NameTaken
 from storage.base import StoreError, StoreUnusable
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 logger = logging.getLogger(__name__)
-
 #: What the system says when an address cannot be listened on, and what that means.
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("is in use", "another daemon, or another program, listens there; choose a port with --bind"),
@@ -114,3 +112,25 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
 def _last_line(error: BaseException) -> str:
     leaf = next(leaves(error))
     return f"{type(leaf).__name__}: {leaf}".splitlines()[0]
+
+
+# --- openfiles -------------------------------------------------------------------------------------
+#
+# Asks the system for as many open files as the settings need.
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise this process's limit on open files to ``wanted``, as far as it may; returns what is allowed now.
+
+    A shell's limit is often 1024, for the sake of programs that ``select``; what a process may raise it
+    to by itself is usually far more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (OSError, ValueError):
+        return soft
+    return target

@@ -8,8 +8,9 @@ Read once, at the door, and checked together before anything is opened. After th
 or the environment: ``broker.main`` hands each section to the one who needs it.
 """
 
-from broker.config.config import Config, Setting, every_setting
+from __future__ import annotations
+
+from broker.config.config import Config, ConfigError, Problem, Setting, every_setting
 from broker.config.load import LoadedConfig, load_config
-from broker.config.problems import ConfigError, Problem
 
 __all__ = ["Config", "ConfigError", "LoadedConfig", "Problem", "Setting", "every_setting", "load_config"]

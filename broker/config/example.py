@@ -10,8 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from broker.config.config import every_setting, sections
-from broker.config.meaning import Kind
-from broker.config.values import show_value
+from broker.config.values import Kind, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,6 @@ _HEAD = """\
 # `plainsong config show --origin` where each value comes from. Sizes are bytes, or text
 # with a unit: "64 KiB", "64 MiB", "2 GiB".
 """
-
 _UNITS = {
     Kind.BYTES: "Bytes",
     Kind.SECONDS: "Seconds",

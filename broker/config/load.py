@@ -6,9 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.config.config import Config, config_of, every_setting, sections
-from broker.config.problems import ConfigError, Problem
-from broker.config.together import check_together
+from broker.config.config import Config, ConfigError, Problem, check_across, config_of, every_setting, sections
 from broker.config.values import parse_address, read_value
 from protocol.errors import nearest
 
@@ -46,7 +44,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
         loading.take(name, raw, "flag", text=True)
     config = config_of(loading.values)
     # Values that are wrong one by one say nothing about how they go together.
-    problems = loading.problems or check_together(config, loading.origins)
+    problems = loading.problems or check_across(config, loading.origins)
     if problems:
         raise ConfigError(problems)
     return LoadedConfig(config, loading.origins)

@@ -1,15 +1,135 @@
-"""From what was written to a value: one setting at a time, from TOML or from text, and back to text."""
+"""Kinds of settings with their units and bounds, and how a value is read from text and shown.
+
+What a setting means: its kind and unit, its bounds, and what happens at both ends of them.
+
+Each function below declares one field of a section's class. It returns the default as far as the type
+checker is concerned, and a dataclass field that carries a ``Meaning`` as far as the class is; so the
+sentence stands beside the value, and the example file, the checks and the command line all read it.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
-from broker.config.meaning import GIB, KIB, MIB, TIB, Kind
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+#: The key under which a field's metadata holds its ``Meaning``.
+MEANING = "meaning"
+T = TypeVar("T")
 
-if TYPE_CHECKING:
-    from broker.config.meaning import Meaning
+
+class Kind(StrEnum):
+    """What a setting holds; the value is what a person is told to write."""
+
+    SWITCH = "true or false"
+    COUNT = "a whole number"
+    BYTES = 'a number of bytes, or text like "64 MiB"'
+    SECONDS = "a number of seconds"
+    WHOLE_SECONDS = "a whole number of seconds"
+    MILLISECONDS = "a whole number of milliseconds"
+    CHOICE = "one of a few words"
+    ADDRESS = 'text like "127.0.0.1:7420" or "[::1]:7420"'
+    ADDRESSES = 'text like "127.0.0.1:9090", or several such, parted by commas'
+    PATH = "a path, as text"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A setting in words and bounds. ``low`` and ``high`` are both allowed values."""
+
+    kind: Kind
+    says: str
+    """What it sets, in one sentence."""
+    small: str = ""
+    """What happens when it is too small; empty where that means nothing."""
+    large: str = ""
+    """What happens when it is too large."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    """Whether an empty text, for none, is a value too."""
+    pattern: str = ""
+    """What all of a text must match; empty: any text without control characters."""
+    expected: str = ""
+    """That pattern in words."""
+
+
+def switch(default: bool, says: str) -> bool:
+    """A field that is true or false."""
+    return _declare(default, Meaning(Kind.SWITCH, says))
+
+
+def count(default: int, says: str, *, small: str, large: str, low: int = 1, high: int = 10_000_000) -> int:
+    """A field that counts things."""
+    return _declare(default, Meaning(Kind.COUNT, says, small, large, low, high))
+
+
+def size(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
+    """A field in bytes."""
+    return _declare(default, Meaning(Kind.BYTES, says, small, large, low, high))
+
+
+def seconds(default: float, says: str, *, small: str, large: str, low: float, high: float) -> float:
+    """A field in seconds, fractions allowed."""
+    return _declare(default, Meaning(Kind.SECONDS, says, small, large, low, high))
+
+
+def whole_seconds(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
+    """A field in whole seconds."""
+    return _declare(default, Meaning(Kind.WHOLE_SECONDS, says, small, large, low, high))
+
+
+def milliseconds(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
+    """A field in whole milliseconds."""
+    return _declare(default, Meaning(Kind.MILLISECONDS, says, small, large, low, high))
+
+
+def choice(default: str, says: str, *choices: str) -> str:
+    """A field that is one of a few words."""
+    return _declare(default, Meaning(Kind.CHOICE, says, choices=choices))
+
+
+def address(default: str, says: str) -> str:
+    """A field that is a host and a port."""
+    return _declare(default, Meaning(Kind.ADDRESS, says, low=0, high=65_535))
+
+
+def optional_address(says: str) -> str:
+    """A field that is a host and a port, or empty for none."""
+    return _declare("", Meaning(Kind.ADDRESS, says, optional=True))
+
+
+def addresses(default: str, says: str) -> str:
+    """A field that is one or more of a host and a port, parted by commas."""
+    return _declare(default, Meaning(Kind.ADDRESSES, says))
+
+
+def text(default: str, says: str, *, pattern: str = "", expected: str = "") -> str:
+    """A field that is text, empty only where ``pattern`` takes that."""
+    return _declare(default, Meaning(Kind.TEXT, says, pattern=pattern, expected=expected))
+
+
+def path(default: str, says: str) -> Path:
+    """A field that is a path; a relative one starts at the working directory."""
+    return _declare(Path(default), Meaning(Kind.PATH, says))
+
+
+def _declare(default: T, meaning: Meaning) -> T:
+    return cast("T", cast("Any", field(default=default, metadata={MEANING: meaning})))
+
+
+# --- values ----------------------------------------------------------------------------------------
+#
+# From what was written to a value: one setting at a time, from TOML or from text, and back to text.
+
 
 _UNITS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
 _SIZE = re.compile(r"(\d+(?:_\d+)*)\s*([A-Za-z]*)\Z")

@@ -15,40 +15,35 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from broker.access import AccessLog
 from broker.config.config import config_of
-from broker.front import descriptors
-from broker.front.passing_on import PassingOn
-from broker.http.answers import AnswerBudget
-from broker.http.application import build_application
-from broker.http.bodies import BodyBudget
-from broker.http.listen import serve_http
-from broker.http.settings import http_settings
-from broker.logs import setup_logs
-from broker.logs.context import process
-from broker.peering.answers import LinkBroken
-from broker.peering.bounds import WITHIN_DAEMON
-from broker.peering.link import Link
+from broker.front.forward import FrontForwarding
+from broker.http import sockets
+from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.quart_app import build_application
+from broker.http.server import serve_http
+from broker.link.client import Link
+from broker.link.flow import LinkBroken
+from broker.link.wire import WITHIN_DAEMON
+from broker.logs import AccessLog, process, setup_logs
 
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.service import Service
 
 log = logging.getLogger(__name__)
-
 #: How long answers may take to leave once the owning process has gone: they only say so.
 ORPHANED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Accounting:
     """What the application counts and logs with; the owning process keeps the numbers."""
 
-    passing_on: PassingOn
+    passing_on: FrontForwarding
     access: AccessLog
 
     @property
-    def metrics(self) -> _Told:
+    def metrics(self) -> _Accounting:
         """Itself: it counts."""
         return self
 
@@ -62,7 +57,7 @@ class FrontEnd:
     """The life of this process."""
 
     def __init__(self, link: socket.socket, door: socket.socket, listeners: list[socket.socket]) -> None:
-        self._link = Link(descriptors.stream_of(link), WITHIN_DAEMON, peer="the owning process")
+        self._link = Link(sockets.stream_of(link), WITHIN_DAEMON, peer="the owning process")
         self._door = door
         self._listeners = listeners
         self._stop = trio.Event()
@@ -97,9 +92,9 @@ class FrontEnd:
 
     async def _serve(self, config: Config, *, is_among_others: bool) -> None:
         settings = http_settings(config)
-        passing_on = PassingOn(self._link)
+        passing_on = FrontForwarding(self._link)
         handlers = passing_on.handlers()
-        told = cast("Service", _Told(passing_on, AccessLog(enabled=config.log.access)))
+        told = cast("Service", _Accounting(passing_on, AccessLog(enabled=config.log.access)))
         application = build_application(told, passing_on.routes(), handlers, settings)
         try:
             if not (await self._link.call("ready", None)).value:
@@ -125,7 +120,7 @@ class FrontEnd:
         del stop
         connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
         await stream.aclose()
-        await descriptors.give(self._door, connection, already_read)
+        await sockets.send_connection(self._door, connection, already_read)
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:

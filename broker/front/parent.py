@@ -1,4 +1,6 @@
-"""The owning process's part of front ends: their sockets, which it keeps, and their lives, which it begins and ends.
+"""The owning process's side of front ends: their sockets and lives, and answers to what they forward.
+
+The owning process's part of front ends: their sockets, which it keeps, and their lives, which it begins and ends.
 
 Each has sockets of its own on the common address, among which the system shares connections out. They listen once all
 front ends are there, so that nobody is let in who would have to wait; and they stay open here when a front end dies, so
@@ -9,30 +11,47 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from socket import socketpair
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
+from broker.api.publish import published
+from broker.api.route import off_loop
+from broker.cluster.remote_stream import converse
 from broker.config import every_setting
-from broker.front import FrontEndFailed, descriptors
-from broker.front.quick import QuickPublishes
+from broker.front import FrontEndFailed
+from broker.http import sockets
+from broker.http.messages import only_plain, status_of
 from broker.http.sockets import bind_together, let_in, shown
-from broker.peering.answers import Reply
-from broker.peering.bounds import WITHIN_DAEMON
-from broker.peering.serving import serve_link
+from broker.link.flow import Reply
+from broker.link.http_codec import decode_hot, decode_view, encode_admitted
+from broker.link.server import serve_link
+from broker.link.wire import WITHIN_DAEMON
+from protocol.codec import JSON
+from protocol.codec.stream import MAX_RUN
+from protocol.errors import BadRequest, NoOwner, PlainsongError
+from protocol.ids import consecutive_ids
+from protocol.names import TopicName
+from protocol.peering.vocabulary import VOCABULARY
+from protocol.requests import PublishRequest, Receipt
+from protocol.topic.asks import PublishEach
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
 
+    from broker.api.route import Route
     from broker.config import Config
-    from broker.front.answering import Answering
-    from broker.http.listen import PeerDoor
-    from broker.peering.serving import Call
+    from broker.http.budgets import BodyBudget
+    from broker.http.messages import Begin, Conversation, HotHandlers
+    from broker.http.server import PeerDoor
+    from broker.link.server import Answer, Call, ServedChannel
+    from broker.service import Service
 
 log = logging.getLogger(__name__)
-
 #: Seconds before a front end that ended is started again, growing while it does not live; the last one repeats.
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
 #: A front end that lived for so long has not failed to start.
@@ -67,8 +86,8 @@ async def serve_front_ends(
     together = await trio.to_thread.run_sync(bind_together, config.http.bind, config.http.processes)
     try:
         async with trio.open_nursery() as nursery:
-            parts = _Parts(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
-            front_ends = [_FrontEnd(f"front-{number}", row, parts) for number, row in enumerate(together, 1)]
+            parts = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
+            front_ends = [_FrontEndProcess(f"front-{number}", row, parts) for number, row in enumerate(together, 1)]
             for each in front_ends:
                 nursery.start_soon(each.keep)
             for each in front_ends:
@@ -101,7 +120,7 @@ def share_of(config: Config) -> dict[str, Any]:
     return {name: mine.value(name) for name, setting in every_setting().items() if setting.section in _SECTIONS}
 
 
-class _Parts:
+class _Shared:
     """What all front ends of a daemon share."""
 
     def __init__(
@@ -125,10 +144,10 @@ class _Parts:
         self.open_peers = 0
 
 
-class _FrontEnd:
+class _FrontEndProcess:
     """One front end: its sockets, and one process after the other."""
 
-    def __init__(self, name: str, listeners: list[socket.socket], parts: _Parts) -> None:
+    def __init__(self, name: str, listeners: list[socket.socket], parts: _Shared) -> None:
         self._name = name
         self._listeners = listeners
         self._parts = parts
@@ -161,7 +180,7 @@ class _FrontEnd:
         ours: list[socket.socket] = []
         theirs: list[socket.socket] = []
         try:
-            for pair in (socketpair, descriptors.pair):
+            for pair in (socketpair, sockets.handover_pair):
                 mine, its = pair()
                 ours.append(mine)
                 theirs.append(its)
@@ -178,7 +197,7 @@ class _FrontEnd:
         link, door = ours
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve, descriptors.stream_of(link), process)
+                nursery.start_soon(self._serve, sockets.stream_of(link), process)
                 nursery.start_soon(self._take_peers, door)
                 nursery.start_soon(self._tell_to_leave, process)
                 status = await process.wait()
@@ -216,7 +235,7 @@ class _FrontEnd:
 
     async def _take_peers(self, door: socket.socket) -> None:
         """Connections of other instances that came to this front end; they outlive it."""
-        while (taken := await descriptors.take(door)) is not None:
+        while (taken := await sockets.receive_connection(door)) is not None:
             self._parts.nursery.start_soon(self._serve_peer, *taken)
 
     async def _serve_peer(self, connection: socket.socket, already_read: bytes) -> None:
@@ -226,8 +245,214 @@ class _FrontEnd:
             return
         parts.open_peers += 1
         try:
-            await parts.peers(descriptors.stream_of(connection), already_read, parts.stop)
+            await parts.peers(sockets.stream_of(connection), already_read, parts.stop)
         except Exception:
             log.exception("a connection failed")
         finally:
             parts.open_peers -= 1
+
+
+# --- answering -------------------------------------------------------------------------------------
+#
+# The owning process's side of its front ends: what they pass on is answered by the very handlers of one process.
+#
+# What there is most of, small plain publishes, is answered in ``quick.py``, unless each is to have a line in the
+# log.
+
+
+class Answering:
+    """The ``Dispatch`` of the links to front ends.
+
+    Args:
+      handlers, routes, begin: what a door of this process would have, counted and forwarded as there.
+      budget: what the streams of all clients may hold.
+    """
+
+    def __init__(
+        self, service: Service, handlers: HotHandlers, routes: Iterable[Route], begin: Begin, budget: BodyBudget
+    ) -> None:
+        self.service = service
+        self._handlers = handlers
+        self._routes = {route.name: route for route in routes}
+        self._begin = begin
+        self._budget = budget
+        self._kinds = {
+            "hot": self._hot,
+            "view": self._view,
+            "publish": self._publish_one,
+            "publish_packed": self._publish_packed,
+            "stream": self._stream,
+            "counted": self._counted,
+        }
+
+    async def dispatch(self, call: Call) -> Reply:
+        """Answers one call of a front end."""
+        handler = self._kinds.get(call.kind)
+        if handler is None:
+            raise BadRequest(f"{call.kind[:80]!r} is nothing that front ends ask for")
+        return await handler(call)
+
+    # --- whole requests ------------------------------------------------------------------------
+
+    async def _hot(self, call: Call) -> Reply:
+        request, room = decode_hot(call.value, call.body), self.service.answers.room()
+        request.room = room
+        return await encode_admitted(self._handlers[request.verb](request), room, only_looks=request.verb == "poll")
+
+    async def _view(self, call: Call) -> Reply:
+        name, request = decode_view(call.value, call.body)
+        self.service.access.begin(request.request_id)
+        room = self.service.answers.room()
+        return await encode_admitted(
+            self._routes[name].view(self.service, replace(request, room=room)), room, only_looks=False
+        )
+
+    async def _stream(self, call: Call) -> Reply:
+        assert call.channel is not None  # streams are conversations
+        namespace, topic, request_id = call.value
+        with self._budget.hold() as held:
+            await serve_conversation(self._begin(namespace, topic, request_id, held), call.channel)
+        return Reply()
+
+    async def _counted(self, call: Call) -> Reply:
+        """A front end answered something itself."""
+        route, status, seconds = call.value
+        self.service.metrics.requested(route, status, seconds)
+        return Reply()
+
+    # --- publishes that a front end has read and checked -----------------------------------------
+
+    async def _publish_one(self, call: Call) -> Reply:
+        namespace, topic, messages, size, request_id = call.value
+        return await self._published(TopicName(namespace, topic), PublishRequest(messages), size, request_id)
+
+    async def _publish_packed(self, call: Call) -> Reply:
+        def unpacked() -> Any:
+            return VOCABULARY.unpack(call.body)
+
+        namespace, topic, body, size, request_id = await off_loop(len(call.body), JSON, unpacked)
+        return await self._published(TopicName(namespace, topic), body, size, request_id)
+
+    async def _published(self, name: TopicName, body: PublishRequest, size: int, request_id: str) -> Reply:
+        begun_s = perf_counter()
+        self.service.access.begin(request_id)
+        try:
+            told = await published(self.service, name, body, size)
+        except NoOwner:
+            raise
+        except Exception as error:
+            plain = only_plain(error)
+            self._account(name, 500 if plain is None else status_of(plain), begun_s)
+            raise
+        self._account(name, 200, begun_s)
+        return Reply(told)
+
+    def _account(self, name: TopicName, status: int, begun_s: float) -> None:
+        seconds = perf_counter() - begun_s
+        self.service.metrics.requested("publish", status, seconds)
+        self.service.access.answered("publish", str(name), status, seconds)
+
+
+# --- quick -----------------------------------------------------------------------------------------
+#
+# Small plain publishes without a task each: those that a front end sends in one go are one ask of each topic.
+#
+# As with the requests of a stream, a run of singles is stored as one and answered one by one: neither their order
+# nor their answers can tell. So what a publish costs the owning process is reading its frame and writing its
+# answer.
+
+
+#: What the topic says of a run: the receipt of all of it, or of each, or why there is none.
+PublishOutcome: TypeAlias = "Receipt | list[Receipt | PlainsongError] | PlainsongError"
+
+
+@dataclass(slots=True)
+class _Run:
+    """Singles for one topic."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    size: int = 0
+
+
+class QuickPublishes:
+    """The ``Quick`` of one link to a front end."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._runs: dict[tuple[str, str], _Run] = {}
+        self._begun_s = 0.0
+
+    def take(self, call: Call, answer: Answer) -> bool:
+        """As ``Quick.take`` says."""
+        if call.kind != "publish" or self._service.access.enabled:  # a line names its request, and so needs its task
+            return False
+        namespace, topic, messages, size, _ = call.value
+        if len(messages) != 1:
+            return False
+        run = self._runs.get((namespace, topic))
+        if run is None:
+            if not self._runs:
+                self._begun_s = perf_counter()
+            run = self._runs[namespace, topic] = _Run()
+        run.payloads.append(messages[0])
+        run.answers.append(answer)
+        run.size += size
+        if len(run.payloads) >= MAX_RUN:
+            self.taken()
+        return True
+
+    def taken(self) -> None:
+        """Puts what was gathered into the mailboxes of its topics."""
+        if not self._runs:
+            return
+        runs, self._runs = self._runs, {}
+        for name, run in runs.items():
+            self._put(TopicName(*name), run, self._begun_s)
+
+    def _put(self, name: TopicName, run: _Run, begun_s: float) -> None:
+        def settled(told: PublishOutcome) -> None:
+            self._answer(name, run, told, perf_counter() - begun_s)
+
+        try:
+            ticket = self._service.directory.put(name, PublishEach(run.payloads, run.size))
+        except PlainsongError as error:
+            settled(error)
+        else:
+            ticket.on_settled(settled)
+
+    def _answer(self, name: TopicName, run: _Run, told: PublishOutcome, seconds: float) -> None:
+        service, answers = self._service, run.answers
+        if isinstance(told, Receipt):
+            assert told.first_id is not None  # singles are nobody's duplicates
+            generation = told.generation
+            for answer, first_id in zip(answers, consecutive_ids(told.first_id, len(answers)), strict=True):
+                answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
+            _account(service, name, told, len(answers), seconds)
+            return
+        each = told if isinstance(told, list) else [told] * len(answers)
+        for answer, one in zip(answers, each, strict=True):
+            answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
+            _account(service, name, one, 1, seconds)
+
+
+def _account(service: Service, name: TopicName, told: Receipt | PlainsongError, requests: int, seconds: float) -> None:
+    """Counts publishes of one message that are answered; one that finds its way to another owner is counted there."""
+    if isinstance(told, Receipt):
+        service.metrics.requested("publish", 200, seconds, requests)
+        service.rates.published(name, requests, trio.current_time())
+    elif not isinstance(told, NoOwner):
+        service.metrics.requested("publish", status_of(told), seconds, requests)
+
+
+# --- streams ---------------------------------------------------------------------------------------
+
+
+async def serve_conversation(conversation: Conversation, channel: ServedChannel) -> None:
+    """The owning process's end: ``conversation`` is what a WebSocket of its own would have behind it."""
+
+    try:
+        await channel.send(VOCABULARY.pack([list(each) for each in conversation.headers]))
+        await converse(conversation, channel)
+    finally:
+        conversation.close()

@@ -6,3 +6,5 @@
 
 quart, hypercorn and httptools are imported below this directory and nowhere else.
 """
+
+from __future__ import annotations

@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from urllib.parse import unquote
 
+import httptools
 import trio
+from trio.lowlevel import wait_readable, wait_writable
 
 from broker.http import wire
-from broker.http.answers import FREE_BYTES, admitted
-from broker.http.bodies import BodyBudget, Holding, decoded_body, needs_decoding
-from broker.http.connection import BRIEF_LINGER_S, LINGER_S, Connection, PeerLeft
-from broker.http.exchange import HotHandlers, HotRequest, HttpAnswer
-from broker.http.head import MAX_HEAD_BYTES, PREFIXES, Head, parse_head
-from broker.http.intake import read_body
-from broker.http.request_ids import new_request_id
-from broker.http.respond import respond
-from broker.http.status import answer_for, only_plain
+from broker.http.budgets import (
+    FREE_BYTES,
+    BodyBudget,
+    Holding,
+    body_deadline,
+    broke_off,
+    decoded_body,
+    needs_decoding,
+    too_large,
+    too_slow,
+)
+from broker.http.messages import (
+    TOPIC_VERBS,
+    TRANSACTION_VERBS,
+    HotHandlers,
+    HotRequest,
+    HttpAnswer,
+    Verb,
+    answer_for,
+    new_request_id,
+    only_plain,
+    sane_request_id,
+)
+from broker.http.wire import ChunkedBody, admitted, respond
 from protocol.errors import PlainsongError
 from protocol.peering.frames import PREFACE
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Mapping
+    from typing import NoReturn
 
-    from broker.http.exchange import BodyStream
-    from broker.http.settings import HttpSettings
-    from broker.http.watch import Watch
+    from broker.http.budgets import HttpSettings
+    from broker.http.messages import BodyStream
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
-
 log = logging.getLogger("plainsong.http")
 
 
@@ -240,3 +259,395 @@ def _is_foreign(data: bytes) -> bool:
     if not any(data.startswith(prefix[: len(data)]) for prefix in (*PREFIXES, PREFACE)):
         return True
     return len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data
+
+
+# --- head ------------------------------------------------------------------------------------------
+#
+# The head of a request: whether it belongs to the lane, and how its body is framed.
+
+
+#: Every hot request starts with one of these; what does not is handed over at once.
+PREFIXES = (b"POST /v1/namespaces/", b"POST /v1/transactions")
+#: Larger heads are hypercorn's to refuse (its own bound is the same).
+MAX_HEAD_BYTES = 16 << 10
+MAX_LENGTH_DIGITS = 18
+#: ``Head.length`` of a chunked body.
+CHUNKED = -1
+
+
+class HotPath(NamedTuple):
+    """The path of a hot request, taken apart and percent-decoded."""
+
+    verb: Verb
+    namespace: str = ""
+    topic: str = ""
+    transaction: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Head:
+    """The head of a hot request."""
+
+    path: HotPath
+    query: str
+    headers: Mapping[str, str]
+    #: Bytes of the body, or ``CHUNKED``.
+    length: int
+    #: Whether the client wants the connection kept.
+    keep_alive: bool
+    #: Whether the answer may be chunked (HTTP/1.0 knows no chunks).
+    chunks: bool
+    expects_continue: bool
+    #: The client's own request id, if it sent a sane one.
+    request_id: str | None
+
+
+class _HeadParts:
+    """What httptools calls back with."""
+
+    __slots__ = ("complete", "headers", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[str, str]] = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def parse_head(data: bytes) -> Head | None:
+    """The head in ``data``, which ends with its empty line; None when the request is not for the lane.
+
+    The lane takes what every reader of HTTP understands alike. Anything that two readers could take differently
+    (two lengths, a length beside chunks, folded lines, no host or two) is left to hypercorn, whose answer is then
+    the only one.
+    """
+    parts = _HeadParts()
+    parser = httptools.HttpRequestParser(parts)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserError:  # also an upgrade
+        return None
+    route = _route(parts.url)
+    if route is None or not parts.complete or b"\r\n " in data or b"\r\n\t" in data:
+        return None
+    version = parser.get_http_version()
+    headers = _joined(parts.headers)
+    if headers is None or "upgrade" in headers or version not in ("1.0", "1.1"):
+        return None
+    length = _framing(headers, version)
+    if length is None:
+        return None
+    tokens = [token.strip() for token in headers.get("connection", "").lower().split(",")]
+    path, query = route
+    return Head(
+        path,
+        query,
+        headers,
+        length,
+        keep_alive=version == "1.1" and "close" not in tokens,
+        chunks=version == "1.1",
+        expects_continue=version == "1.1" and headers.get("expect", "").lower() == "100-continue",
+        request_id=sane_request_id(headers.get("x-request-id")),
+    )
+
+
+def _route(url: bytes) -> tuple[HotPath, str] | None:
+    """Path and query of a hot route (``exchange.HOT_PATHS``); None for any other path."""
+    if not url.isascii():
+        return None
+    path, _, query = url.decode("ascii").partition("?")
+    if "%" in path:
+        path = unquote(path)
+        if not path.isascii() or not path.isprintable():
+            return None
+    match path.split("/"):
+        case ["", "v1", "namespaces", namespace, "topics", topic, verb] if verb in TOPIC_VERBS and namespace and topic:
+            return HotPath(cast("Verb", verb), namespace, topic), query
+        case ["", "v1", "transactions"]:
+            return HotPath("begin"), query
+        case ["", "v1", "transactions", transaction, verb] if verb in TRANSACTION_VERBS and transaction:
+            return HotPath(cast("Verb", verb), transaction=transaction), query
+    return None
+
+
+def _joined(pairs: list[tuple[str, str]]) -> dict[str, str] | None:
+    """The headers by name, repeated ones joined; None when one is repeated that must not be."""
+    headers: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in headers:
+            headers[name] = value
+        elif name in ("content-length", "transfer-encoding", "host", "expect"):
+            return None
+        else:
+            headers[name] = f"{headers[name]}, {value}"
+    return headers
+
+
+def _framing(headers: Mapping[str, str], version: str) -> int | None:
+    """The length of the body, or ``CHUNKED``; None where readers could differ."""
+    if version == "1.1" and "host" not in headers:
+        return None
+    length = headers.get("content-length")
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        return CHUNKED if coding.lower() == "chunked" and length is None and version == "1.1" else None
+    if length is None:
+        return 0
+    return int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else None
+
+
+# --- intake ----------------------------------------------------------------------------------------
+#
+# Reading the body of a lane request: bounded before it is read, counted and timed while it is.
+
+
+#: A large body is read in pieces of this size.
+BODY_RECEIVE_BYTES = 256 << 10
+
+
+async def read_body(connection: Connection, head: Head, held: Holding, settings: HttpSettings) -> bytes:
+    """The body as sent, taken off ``connection`` after its head. After an error what follows is not a request.
+
+    Raises:
+      BodyTooLarge, Overloaded: before a byte of it was read, where its length was told.
+      MalformedBody: it breaks off, is too slow, or is not chunked as it says.
+    """
+    length = head.length
+    if length > settings.max_body_bytes:
+        raise too_large(settings.max_body_bytes)
+    held.grow(max(length, 0))
+    if head.expects_continue and not connection.pending:
+        await connection.send_all(wire.CONTINUE)
+    intake = _Intake(connection, settings.body_timeout_s)
+    if length == CHUNKED:
+        return await _read_chunks(connection, intake, held, settings.max_body_bytes)
+    parts = [connection.pending]
+    intake.received_bytes = len(connection.pending)
+    connection.pending = b""
+    while intake.received_bytes < length:
+        parts.append(await intake.receive(min(length - intake.received_bytes, BODY_RECEIVE_BYTES)))
+    return b"".join(parts)
+
+
+async def _read_chunks(connection: Connection, intake: _Intake, held: Holding, max_body_bytes: int) -> bytes:
+    chunked = ChunkedBody()
+    data, connection.pending = connection.pending, b""
+    intake.received_bytes = len(data)
+    while True:
+        rest = chunked.feed(data)
+        if len(chunked.body) > max_body_bytes:
+            raise too_large(max_body_bytes)
+        held.grow(len(chunked.body) - held.held_bytes)
+        if rest is not None:
+            connection.pending = rest
+            return bytes(chunked.body)
+        data = await intake.receive(BODY_RECEIVE_BYTES)
+
+
+class _Intake:
+    """Receives a body in time."""
+
+    def __init__(self, connection: Connection, body_timeout_s: float) -> None:
+        self._connection = connection
+        self._body_timeout_s = body_timeout_s
+        self._started = trio.current_time()
+        self.received_bytes = 0
+        connection.scope.deadline = inf  # the deadline here is for the body, and has an answer
+
+    async def receive(self, max_bytes: int) -> bytes:
+        with trio.move_on_at(body_deadline(self._started, self.received_bytes, self._body_timeout_s)):
+            try:
+                data = await self._connection.receive(max_bytes)
+            except PeerLeft:
+                raise broke_off(self.received_bytes) from None
+            self.received_bytes += len(data)
+            return data
+        raise too_slow(self.received_bytes)
+
+
+# --- connection ------------------------------------------------------------------------------------
+#
+# A connection of the lane: its socket, what was received ahead, and the one time-out that is moved along.
+#
+# The socket is read and written directly, since a publish costs little more than its system calls: what a stream
+# object or a time-out scope per request would add is a good part of it. One cancel scope lasts as long as the
+# connection; its deadline is that of the present phase: resting, reading a head, handling (none), sending.
+
+
+RECEIVE_BYTES = 64 << 10
+#: What a client may send ahead while its answer is awaited.
+MAX_PIPELINED_BYTES = 64 << 10
+#: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
+LINGER_S = 2.0
+#: The same for a client that may have sent ahead what nobody will answer.
+BRIEF_LINGER_S = 0.1
+_RESET = struct.pack("ii", 1, 0)
+
+
+class PeerLeft(Exception):
+    """The client has closed the connection."""
+
+
+class Connection:
+    """One accepted socket, not blocking."""
+
+    __slots__ = ("_send_timeout_s", "_sock", "_watching", "pending", "scope")
+
+    def __init__(self, sock: socket.socket, send_timeout_s: float) -> None:
+        self._sock = sock
+        self._send_timeout_s = send_timeout_s
+        self._watching: trio.CancelScope | None = None
+        #: Around everything; its end is the connection's.
+        self.scope = trio.CancelScope()
+        #: Received, and not yet part of a request.
+        self.pending = b""
+
+    async def receive(self, max_bytes: int = RECEIVE_BYTES) -> bytes:
+        """At least one byte.
+
+        Raises:
+          PeerLeft: there will be no more.
+          OSError: the connection is broken.
+        """
+        while True:
+            await wait_readable(self._sock)
+            try:
+                data = self._sock.recv(max_bytes)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise PeerLeft
+            return data
+
+    async def send_all(self, data: bytes, body: bytes = b"") -> None:
+        """Sends ``data``, and ``body`` behind it, at once if the socket takes it; each wait for the reader has its time-out.
+
+        Raises:
+          OSError: the connection is broken.
+        """
+        try:
+            sent = self._sock.sendmsg((data, body)) if body else self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data) + len(body):
+            return
+        if sent < len(data):
+            await self._send_rest(memoryview(data)[sent:])
+        await self._send_rest(memoryview(body)[max(0, sent - len(data)) :])
+        self.scope.deadline = inf
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        while rest:
+            self.scope.deadline = trio.current_time() + self._send_timeout_s
+            await wait_writable(self._sock)
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except BlockingIOError:
+                continue
+
+    async def watch(self) -> None:
+        """Keeps what the client sends ahead, and ends the connection when it leaves; until ``unwatch``."""
+        if self._watching is not None:
+            return
+        with trio.CancelScope() as watching:
+            self._watching = watching
+            while len(self.pending) < MAX_PIPELINED_BYTES:
+                await wait_readable(self._sock)
+                if watching.cancel_called:
+                    return  # the owner reads again; to wait here once more would be in its way
+                try:
+                    data = self._sock.recv(RECEIVE_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                if not data:
+                    self.scope.cancel()
+                    return
+                self.pending += data
+
+    def unwatch(self) -> None:
+        """Ends ``watch``; the socket is free for our own reading at once, before its task has ended."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def linger(self, linger_s: float) -> None:
+        """Says that nothing more will be sent, and drops what still comes, until the client leaves or time is over.
+
+        Raises:
+          PeerLeft: the client has seen it all.
+        """
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(linger_s):
+            while True:
+                await self.receive()
+
+    def reset_on_close(self) -> None:
+        """Lets closing break the connection at once, and free what the kernel holds for a reader that fell asleep."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+# --- watch -----------------------------------------------------------------------------------------
+#
+# The watch over requests that take long: a client that goes away while its answer is awaited is noticed at once.
+
+
+#: Requests answered sooner than this are never watched: a task for each would cost more than they do.
+PATIENCE_S = 0.01
+
+
+class Watched(Protocol):
+    """A connection whose request is being answered."""
+
+    async def watch(self) -> None:
+        """Waits for the client to go away, and cancels the request when it does; ends with the answer at the latest."""
+
+
+class Watch:
+    """Starts a watcher for each request that is still there after one to two rounds of ``PATIENCE_S``.
+
+    It rests while no request is young: a thousand parked polls cost it nothing.
+    """
+
+    __slots__ = ("_grown", "_wake", "_young")
+
+    def __init__(self) -> None:
+        self._young: dict[Watched, None] = {}
+        self._grown: dict[Watched, None] = {}
+        self._wake = trio.Event()
+
+    def begin(self, connection: Watched) -> None:
+        """The connection's request is handed to its handler."""
+        self._young[connection] = None
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def end(self, connection: Watched) -> None:
+        """The handler has answered, or failed."""
+        if connection in self._young:
+            del self._young[connection]
+        elif connection in self._grown:
+            del self._grown[connection]
+
+    async def run(self) -> NoReturn:
+        """Watches until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                if not self._young and not self._grown:
+                    self._wake = trio.Event()
+                    await self._wake.wait()
+                await trio.sleep(PATIENCE_S)
+                for connection in self._grown:
+                    nursery.start_soon(connection.watch)
+                self._grown = self._young
+                self._young = {}
+        raise AssertionError("the loop ends by cancellation only")

@@ -19,9 +19,8 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
-from broker.http.bodies import body_deadline
-from broker.http.request_ids import new_request_id, sane_request_id
-from broker.http.status import answer_for
+from broker.http.budgets import body_deadline
+from broker.http.messages import answer_for, new_request_id, sane_request_id
 from protocol.errors import BadRequest, Forbidden, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import TaskGroup, WorkerContext
 
-    from broker.http.conversation import Conversation, Conversations
+    from broker.http.messages import Conversation, Conversations
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
 _VERSION = b"13"

@@ -1,18 +1,32 @@
-"""Answers as bytes of HTTP/1.1: the head of an answer, and the chunks of a stream."""
+"""Bodies and answers as bytes of HTTP/1.1: heads, chunks, gzip; and a handler's answer made ready to send.
+
+Answers as bytes of HTTP/1.1: the head of an answer, and the chunks of a stream.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import time
+import zlib
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import trio
+
+from broker.http.budgets import FREE_BYTES, AnswerRoom
+from broker.http.messages import answer_for, only_plain
+from protocol.errors import Internal, MalformedBody, Overloaded
+
 if TYPE_CHECKING:
-    from broker.http.exchange import HttpAnswer
+    from collections.abc import AsyncIterator
+
+    from broker.http.messages import BodyStream, HotHandler, HotRequest, HttpAnswer
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -57,3 +71,290 @@ def answer_head(answer: HttpAnswer, request_id: str, *, chunks: bool, close: boo
 def chunk(data: bytes) -> bytes:
     """``data``, not empty, as one chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+# --- respond ---------------------------------------------------------------------------------------
+#
+# A handler's answer made ready to send: errors told as problems, bodies compressed. Both doors answer through it.
+
+
+log = logging.getLogger("plainsong.http")
+
+
+async def respond(handler: HotHandler, request: HotRequest, gzip_min_bytes: int) -> HttpAnswer:
+    """What ``handler`` answers to ``request``, or the problem it raised; never raises but for cancellation.
+
+    A stream is begun here, so that what fails before its first byte is still an answer of its own.
+    """
+    try:
+        answer = await handler(request)
+        if answer.headers:
+            _check_headers(answer.headers)
+        if not isinstance(answer.body, bytes):
+            answer.body = await begun(answer.body)
+        elif len(answer.body) < gzip_min_bytes:
+            return answer
+    except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
+        answer = answer_to(error, request.request_id)
+    await compress(answer, request.headers.get("accept-encoding"), gzip_min_bytes)
+    return answer
+
+
+def _check_headers(headers: list[tuple[str, str]]) -> None:
+    """Refuses header values that would be more than one line, or no line at all: a value a client had its hand in."""
+    for name, value in headers:
+        if not value.isprintable():
+            raise ValueError(f"the header {name} of an answer has the value {value!r}")
+
+
+def answer_to(error: Exception, request_id: str) -> HttpAnswer:
+    """``error`` as an answer; what is no ``PlainsongError`` goes to the log, and nothing of it into the answer."""
+    plain = only_plain(error)
+    if plain is None:
+        log.error("a request failed", exc_info=error, extra={"request_id": request_id})
+        plain = Internal(hint="the log has more under this answer's X-Request-Id")
+    return answer_for(plain)
+
+
+class _Begun:
+    """A stream whose first chunk is already made. (A generator here would not close ``rest`` if it never ran.)"""
+
+    def __init__(self, first: bytes | None, rest: BodyStream) -> None:
+        self._first = first
+        self._rest = rest
+        self._chunks = aiter(rest)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+async def begun(chunks: BodyStream) -> BodyStream:
+    """``chunks`` with the first one already made; closed if that fails, or whoever waits for it leaves."""
+    try:
+        return _Begun(await anext(aiter(chunks), None), chunks)
+    except BaseException:
+        await chunks.aclose()
+        raise
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+#: What an answer that is passed on piece by piece may hold: the window of a link, and the piece at hand.
+PASSED_BYTES = 768 << 10
+
+
+async def admitted(answer: HttpAnswer, room: AnswerRoom, *, only_looks: bool) -> HttpAnswer:
+    """``answer``, with what its body takes held in ``room``; or the refusal instead of it, if there is no room.
+
+    Args:
+      only_looks: nothing was done by the request, so that it may be refused.
+    """
+    body = answer.body
+    if isinstance(body, bytes):
+        size = len(body)
+        if size <= FREE_BYTES:
+            room.release()
+            return answer
+    elif room.held_bytes:
+        return answer  # its pages are counted as they are made
+    else:
+        size = PASSED_BYTES if answer.length is None else min(answer.length, PASSED_BYTES)
+    if room.has(size):
+        return answer
+    if not only_looks:
+        room.must_have(size)
+        return answer
+    try:
+        await room.take(size, size)
+    except Overloaded as error:
+        if not isinstance(body, bytes):
+            await body.aclose()
+        return answer_for(error)
+    except BaseException:
+        if not isinstance(body, bytes):
+            with trio.CancelScope(shield=True):
+                await body.aclose()
+        raise
+    return answer
+
+
+# --- compression -----------------------------------------------------------------------------------
+#
+# Compressed answers: whether a client takes gzip, and bodies and streams in it.
+
+
+#: Poll answers are made once and thrown away: the fastest level.
+LEVEL = 1
+#: zlib's window bits that mean "with gzip's header and trailer".
+GZIP_WINDOW = 31
+#: From here on a worker thread compresses, so that nobody else waits.
+INLINE_BYTES = 64 << 10
+
+
+@lru_cache(maxsize=64)
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether a client that sent this ``Accept-Encoding`` takes gzip; weights of zero refuse it."""
+    weights: dict[str, float] = {}
+    for offer in accept_encoding.lower().split(","):
+        coding, _, parameters = offer.partition(";")
+        weights[coding.strip()] = _weight(parameters)
+    for name in ("gzip", "x-gzip", "*"):
+        if name in weights:
+            return weights[name] > 0
+    return False
+
+
+def _weight(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+async def compress(answer: HttpAnswer, accept_encoding: str | None, min_bytes: int) -> None:
+    """Turns the body of ``answer`` into gzip if it is worth it and the client takes it; tells caches either way."""
+    body = answer.body
+    if isinstance(body, bytes) and len(body) < min_bytes:
+        return
+    answer.headers = [*answer.headers, ("Vary", "Accept-Encoding")]
+    if accept_encoding is None or not accepts_gzip(accept_encoding):
+        return
+    answer.headers.append(("Content-Encoding", "gzip"))
+    answer.length = None
+    answer.body = await gzipped(body) if isinstance(body, bytes) else GzippedStream(body)
+
+
+async def gzipped(body: bytes) -> bytes:
+    """``body`` in gzip."""
+    packer = zlib.compressobj(LEVEL, wbits=GZIP_WINDOW)
+    if len(body) <= INLINE_BYTES:
+        return packer.compress(body) + packer.flush()
+    return await trio.to_thread.run_sync(packer.compress, body) + packer.flush()
+
+
+class GzippedStream:
+    """A stream in gzip. (A generator here would not close what it compresses if it never ran.)"""
+
+    def __init__(self, chunks: BodyStream) -> None:
+        self._plain = chunks
+        self._chunks = aiter(chunks)
+        self._packer = zlib.compressobj(LEVEL, wbits=GZIP_WINDOW)
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ended:
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                self._ended = True
+                return self._packer.flush()
+            if len(chunk) <= INLINE_BYTES:
+                packed = self._packer.compress(chunk)
+            else:
+                packed = await trio.to_thread.run_sync(self._packer.compress, chunk)
+            if packed:
+                return packed
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Closes what is compressed."""
+        await self._plain.aclose()
+
+
+# --- chunked ---------------------------------------------------------------------------------------
+#
+# Chunked request bodies, bytes in and body out: the transfer coding of RFC 9112, section 7.1, read strictly.
+
+
+#: A chunk's size line, with extensions that nobody uses, and the trailer section.
+MAX_LINE_BYTES = 4 << 10
+MAX_TRAILER_BYTES = 16 << 10
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?[ \t]*")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00\r\n]*")
+
+
+class ChunkedBody:
+    """Collects one body; ``body`` holds what has arrived of it."""
+
+    __slots__ = ("_left", "_rest", "_trailer_bytes", "body")
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self._rest = b""
+        #: Bytes left of the chunk and its line end; None between chunks, negative in the trailers.
+        self._left: int | None = None
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Takes what was read. Returns None until the body has ended, then the bytes that follow it.
+
+        Raises:
+          MalformedBody: this is no chunked body.
+        """
+        data = self._rest + data
+        at = 0
+        while True:
+            if self._left is not None and self._left >= 2:
+                at = self._take_chunk(data, at)
+            if self._left is not None and self._left >= 0:
+                line_end = data[at : at + 2]
+                if not b"\r\n".startswith(line_end):
+                    raise MalformedBody("a chunk is longer than its size says")
+                if len(line_end) < 2 or self._left > 2:
+                    break
+                at += 2
+                self._left = None
+            line = self._line(data, at)
+            if line is None:
+                break
+            at += len(line) + 2
+            if self._left is None:
+                self._left = self._size(line)
+            elif not line:
+                return data[at:]
+            elif not _TRAILER_LINE.fullmatch(line):
+                raise MalformedBody("the trailers of the chunked body are no headers")
+        self._rest = data[at:]
+        return None
+
+    def _take_chunk(self, data: bytes, at: int) -> int:
+        assert self._left is not None
+        part = data[at : at + self._left - 2]
+        self.body += part
+        self._left -= len(part)
+        return at + len(part)
+
+    def _line(self, data: bytes, at: int) -> bytes | None:
+        end = data.find(b"\r\n", at)
+        length = (len(data) if end < 0 else end) - at
+        bare = data.find(b"\n", at, at + length)
+        if length > MAX_LINE_BYTES or bare >= 0:
+            raise MalformedBody("a line of the chunked body does not end")
+        if self._left is not None and end >= 0:
+            self._trailer_bytes += length
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise MalformedBody(f"the trailers of the chunked body are over {MAX_TRAILER_BYTES} bytes")
+        return None if end < 0 else data[at:end]
+
+    @staticmethod
+    def _size(line: bytes) -> int:
+        """What is left of the chunk with its line end; -1 for the last, empty chunk."""
+        matched = _SIZE_LINE.fullmatch(line)
+        if matched is None:
+            raise MalformedBody(f"{line[:40]!r} is not the size of a chunk")
+        size = int(matched[1], 16)
+        return size + 2 if size else -1

@@ -16,19 +16,17 @@ from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard
 from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
-from broker.access import AccessLog
-from broker.app import create_app
-from broker.assembling import topic_limits
-from broker.authorities import build_authority
+from broker.api.routes import hot_handlers
+from broker.api.stream import PublishStream
+from broker.assemble import create_app, topic_limits
+from broker.authority import build_authority
 from broker.config.config import config_of
-from broker.decisions import Decisions, add_transaction_gauges
-from broker.handlers.stream import PublishStream
-from broker.handlers.table import hot_handlers
-from broker.http.bodies import BodyBudget
-from broker.http.gate import Gate
-from broker.http.listen import serve_http
-from broker.http.settings import http_settings
-from broker.metrics import Metrics
+from broker.gauges import add_transaction_gauges
+from broker.http.budgets import BodyBudget, http_settings
+from broker.http.hypercorn_patches import Gate
+from broker.http.server import serve_http
+from broker.logs import AccessLog
+from broker.metrics import Decisions, Metrics
 from broker.service import Service
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 import trio
 from quart_trio import QuartTrio
 
-from broker.http.answers import AnswerBudget
-from broker.http.bodies import BodyBudget
-from broker.http.exchange import HotHandler, HotRequest, HttpAnswer, Verb
-from broker.http.listen import serve_http
-from broker.http.quart_door import hot_rule, hot_view, install_errors
-from broker.http.settings import HttpSettings
+from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
+from broker.http.messages import HotHandler, HotRequest, HttpAnswer, Verb
+from broker.http.quart_app import hot_rule, hot_view, install_errors
+from broker.http.server import serve_http
 from protocol.errors import Overloaded, TopicNotFound
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from broker.http.conversation import Begin
+    from broker.http.messages import Begin
 
 SETTINGS = HttpSettings(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5

@@ -6,8 +6,7 @@ import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
-from broker.access import AccessLog
-from broker.logs import request_id
+from broker.logs import AccessLog, request_id
 
 if TYPE_CHECKING:
     import pytest

@@ -11,7 +11,7 @@ import h2.connection
 import pytest
 import trio
 
-from broker.http.answers import SMALL_BYTES
+from broker.http.budgets import SMALL_BYTES
 from tests.broker.broker_in_process import InProcess, in_process
 from tests.broker.doors import Reader, post, running
 

@@ -6,9 +6,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from broker.handlers.paged import FIRST_BYTES, TIMES, bytes_within, gathered, read_within
-from broker.http.answers import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget, admitted
-from broker.http.exchange import HttpAnswer
+from broker.api.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
+from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget
+from broker.http.messages import HttpAnswer
+from broker.http.wire import admitted
 from protocol.errors import Overloaded
 from protocol.page import Page
 
@@ -209,10 +210,10 @@ async def test_what_is_gathered_is_bounded_too() -> None:
     room = budget.room()
     most = await bytes_within(room, 16 * MIB)
     assert TIMES * most == room.held_bytes <= 6 * MIB // SHARE
-    gathered(room, 100)
+    hold_gathered(room, 100)
     assert room.held_bytes == TIMES * 100
     with pytest.raises(Overloaded):
-        gathered(room, 8 * MIB)
+        hold_gathered(room, 8 * MIB)
 
 
 async def test_an_answer_for_which_there_is_no_room_is_refused_only_if_nothing_was_done() -> None:

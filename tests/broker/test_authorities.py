@@ -6,9 +6,8 @@ import pytest
 from broker_in_process import START_MS, TOPICS, in_process
 
 from actors.authority import AuthorityChanged, keep_authority
-from broker.authorities import build_authority, service_settings, told
-from broker.config.clustering import ClusterConfig
-from broker.config.transacting import TransactionsConfig
+from broker.authority import build_authority, describe_authority, service_settings
+from broker.config.sections import ClusterConfig, TransactionsConfig
 from protocol.errors import TransactionsUnavailable
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
@@ -122,6 +121,6 @@ def test_the_list_is_not_pruned_by_itself_while_others_may_rely_on_it():
 
 
 def test_the_banner_says_who_decides():
-    assert told(TransactionsConfig()) == "transactions itself"
-    assert told(TransactionsConfig(service="off")) == "no transactions"
-    assert "the Tephra at t:1 does" in told(TransactionsConfig(service="tephra", tephra="t:1"))
+    assert describe_authority(TransactionsConfig()) == "transactions itself"
+    assert describe_authority(TransactionsConfig(service="off")) == "no transactions"
+    assert "the Tephra at t:1 does" in describe_authority(TransactionsConfig(service="tephra", tephra="t:1"))

@@ -17,11 +17,10 @@ from types import ModuleType
 import pytest
 import trio
 
-from broker.command.openfiles import allow_open_files
-from broker.command.serve import failure_of, serve
+from broker.command.serve import allow_open_files, failure_of, serve
 from broker.config import Config
-from broker.config.transacting import TransactionsConfig
-from broker.running import Running, banner
+from broker.config.sections import TransactionsConfig
+from broker.main import Running, banner
 from plainsong.cli.exits import Exit
 from plainsong.cli.main import run
 from storage.base import StoreDamaged, StoreInUse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.config import ConfigError, load_config
-from broker.config.clustering import parse_ensemble
-from broker.config.notes import notes
+from broker.config.config import notes
+from broker.config.sections import parse_ensemble
 
 HBASE = {"storage.kind": "hbase", "cluster.zookeeper": "zk1:2181,zk2:2181/prod"}
 

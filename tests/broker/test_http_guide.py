@@ -9,8 +9,8 @@ import pytest
 import trio
 from broker_in_process import in_process
 
-from broker.openapi.errors import status_of_code
-from broker.openapi.operations import OPERATIONS
+from broker.api.operations import OPERATIONS
+from broker.api.schemas import status_of_code
 from protocol.errors import BY_CODE, Internal
 from tests.documents import DOCUMENTS, shell_lines
 

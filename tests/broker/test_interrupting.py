@@ -8,7 +8,7 @@ import signal
 import pytest
 import trio
 
-from broker.command.interrupting import until_ctrl_c
+from broker.command.options import until_ctrl_c
 
 
 def ctrl_c() -> None:

@@ -15,10 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config.front import LogConfig
-from broker.logs import LogCounters, counters, request_id, setup_logs
-from broker.logs.lines import JsonLines, TextLines
-from broker.logs.writer import LineWriter
+from broker.config.sections import LogConfig
+from broker.logs import JsonLines, LineWriter, LogCounters, TextLines, counters, request_id, setup_logs
 
 logger = logging.getLogger("actors.topic")
 
@@ -210,7 +208,7 @@ def test_a_line_after_the_end_is_dropped_and_counted(tmp_path):
 
 SPEAKER = """
 import logging, sys
-from broker.config.front import LogConfig
+from broker.config.sections import LogConfig
 from broker.logs import setup_logs
 logs = setup_logs(LogConfig(queue_lines=16), sys.stdout)
 for _ in range(1000):

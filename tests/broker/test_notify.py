@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from broker.notify import Notifier
+from broker.systemd import Notifier
 
 
 @pytest.fixture(params=["file", "abstract"])

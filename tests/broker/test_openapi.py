@@ -7,12 +7,11 @@ import re
 
 import pytest
 
-from broker.http.exchange import HOT_PATHS
-from broker.http.status import STATUS_OF
-from broker.openapi import description
-from broker.openapi.errors import by_status, status_of_code
-from broker.openapi.operations import OPERATIONS
-from broker.views.table import ROUTES
+from broker.api.openapi import description
+from broker.api.operations import OPERATIONS
+from broker.api.routes import ROUTES
+from broker.api.schemas import by_status, status_of_code
+from broker.http.messages import HOT_PATHS, STATUS_OF
 from protocol.errors import BY_CODE
 
 DOCUMENT = description("1.2.3")

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import trio
 
-from broker.http.compression import accepts_gzip
 from broker.http.sockets import listen_on, shown, split_bind
+from broker.http.wire import accepts_gzip
 from tests.broker.doors import Reader, ask, post, running
 
 if TYPE_CHECKING:

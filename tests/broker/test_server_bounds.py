@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from broker.http.settings import HttpSettings
+from broker.http.budgets import HttpSettings
 from tests.broker.doors import Door, Reader, ask, post, running
 
 BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])

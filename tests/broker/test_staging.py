@@ -9,7 +9,7 @@ import pytest
 import trio
 from broker_in_process import TOPICS, in_process
 
-from broker.handlers.stream import ask_of
+from broker.api.stream import ask_of
 from protocol.codec import AVRO, AVRO_2, JSON
 from protocol.frames import decode_frames
 from protocol.ids import unpack_id

@@ -14,8 +14,8 @@ from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
 
-from broker.handlers.stream import REQUEST_BYTES, PublishStream, StreamBounds
-from broker.http.bodies import BodyBudget
+from broker.api.stream import REQUEST_BYTES, PublishStream, StreamBounds
+from broker.http.budgets import BodyBudget
 from protocol.codec import stream as codec
 
 

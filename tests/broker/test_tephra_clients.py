@@ -13,9 +13,8 @@ from thriftpy2.transport import TCyFramedTransportFactory
 from actors.pointers import PointerIndex
 from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
-from broker.http.bodies import BodyBudget
-from broker.thrift.listen import serve_thrift
-from broker.thrift.methods import TephraMethods
+from broker.http.budgets import BodyBudget
+from broker.thrift import TephraMethods, serve_thrift
 from protocol.transactions.codec import decode_transaction
 from protocol.transactions.manager.settings import TransactionSettings
 from protocol.transactions.tephra_idl import ILLEGAL_ARGUMENT, TOO_LARGE

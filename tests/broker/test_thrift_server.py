@@ -8,10 +8,8 @@ import trio
 import trio.testing
 from tephra_thrift import TEPHRA, struct_bytes
 
-from broker.http.bodies import BodyBudget
-from broker.thrift.connection import FRAME_TIMEOUT_S, SEND_TIMEOUT_S
-from broker.thrift.listen import serve_thrift
-from broker.thrift.methods import TephraMethods
+from broker.http.budgets import BodyBudget
+from broker.thrift import FRAME_TIMEOUT_S, SEND_TIMEOUT_S, TephraMethods, serve_thrift
 from protocol.errors import Overloaded, TransactionsUnavailable
 from protocol.transactions.manager.answers import ServiceFigures
 from protocol.transactions.tephra_rpc import (

@@ -7,7 +7,7 @@ import re
 import pytest
 from broker_in_process import TOPICS, in_process
 
-from broker.openapi.operations import OPERATIONS
+from broker.api.operations import OPERATIONS
 
 
 def filled(path):

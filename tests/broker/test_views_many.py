@@ -8,7 +8,7 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from broker.http.compression import accepts_gzip
+from broker.http.wire import accepts_gzip
 
 MANY = "/v1/namespaces/ns/poll"
 

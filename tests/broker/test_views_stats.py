@@ -8,8 +8,8 @@ from broker_in_process import START_MS, TOPICS, in_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.rates import WINDOW_S, Rate, Rates
-from broker.views import counting
+from broker.api import topic_stats
+from broker.metrics import WINDOW_S, Rate, Rates
 from protocol.names import TopicName
 
 STATS = f"{TOPICS}/t/stats"
@@ -116,7 +116,7 @@ def _times(publishes):
 
 
 async def test_what_would_take_too_long_to_count_is_estimated_and_says_so(daemon, monkeypatch):
-    monkeypatch.setattr(counting, "MAX_LOOKS", 10)
+    monkeypatch.setattr(topic_stats, "MAX_LOOKS", 10)
     await daemon.create(ttl=128)
     await daemon.publish(*(["x"] * 20))
     await daemon.publish("y", ms=START_MS + 500)

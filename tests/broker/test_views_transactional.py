@@ -10,7 +10,7 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from broker.views import counting
+from broker.api import topic_stats
 from protocol.ids import after
 from protocol.transactions.codec import encode_transaction
 from protocol.transactions.transaction import Transaction
@@ -171,7 +171,7 @@ async def test_counts_of_a_topic_are_of_messages_stored_ones_included():
 
 
 async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(monkeypatch):
-    monkeypatch.setattr(counting, "MAX_LOOKS", 5)
+    monkeypatch.setattr(topic_stats, "MAX_LOOKS", 5)
     async with transacting() as world:
         await everything(world)
         found = await world.reader()

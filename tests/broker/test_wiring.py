@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from broker.assembling import build_service
+from broker.assemble import build_service
 from broker.config.config import config_of
 from broker.metrics import Metrics
 from protocol.names import TopicName

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import trio
 from trio.testing import memory_stream_pair
 
-from broker.peering.answers import Reply
-from broker.peering.bounds import BETWEEN_INSTANCES, LinkBounds
-from broker.peering.link import Link
-from broker.peering.serving import Call, serve_link
+from broker.link.client import Link
+from broker.link.flow import Reply
+from broker.link.server import Call, serve_link
+from broker.link.wire import BETWEEN_INSTANCES, LinkBounds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,11 +17,12 @@ import trio
 from linked import echo
 
 from broker.config.config import config_of
-from broker.front import descriptors, parent
+from broker.front import parent
 from broker.http import sockets
-from broker.peering.bounds import LinkBounds
-from broker.peering.door import peer_door
-from broker.peering.links import Links
+from broker.http import sockets as descriptors
+from broker.link.client import Links
+from broker.link.server import peer_door
+from broker.link.wire import LinkBounds
 
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
@@ -125,14 +126,14 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 async def test_a_connection_arrives_with_what_was_read_of_it():
-    door, other = descriptors.pair()
+    door, other = descriptors.handover_pair()
     listener = trio.socket.socket()
     await listener.bind(("127.0.0.1", 0))
     listener.listen()
     client = await trio.open_tcp_stream(*listener.getsockname())
     accepted, _ = await listener.accept()
-    await descriptors.give(door, socket.socket(fileno=accepted.detach()), b"read ahead")
-    taken = await descriptors.take(other)
+    await descriptors.send_connection(door, socket.socket(fileno=accepted.detach()), b"read ahead")
+    taken = await descriptors.receive_connection(other)
     assert taken is not None
     connection, already_read = taken
     assert already_read == b"read ahead"
@@ -140,7 +141,7 @@ async def test_a_connection_arrives_with_what_was_read_of_it():
         await stream.send_all(b"hello")
         assert await client.receive_some() == b"hello"
     door.close()
-    assert await descriptors.take(other) is None
+    assert await descriptors.receive_connection(other) is None
     other.close()
     listener.close()
     await client.aclose()

@@ -7,8 +7,8 @@ import trio
 from linked import Caught, echo, linked
 from trio.testing import wait_all_tasks_blocked
 
-from broker.peering.answers import LinkBroken, Reply
-from broker.peering.bounds import INLINE_BYTES, LinkBounds
+from broker.link.flow import LinkBroken, Reply
+from broker.link.wire import INLINE_BYTES, LinkBounds
 from protocol.errors import Internal, MessageTooLarge, NoOwner, Overloaded
 from protocol.names import TopicName
 

@@ -7,8 +7,8 @@ import trio
 from linked import Caught, echo, linked
 from trio.testing import wait_all_tasks_blocked
 
-from broker.peering.answers import LinkBroken, Reply
-from broker.peering.bounds import LinkBounds
+from broker.link.flow import LinkBroken, Reply
+from broker.link.wire import LinkBounds
 from protocol.errors import Internal, RequestTooLarge, TopicNotFound
 
 SMALL = LinkBounds(window_bytes=10_000)

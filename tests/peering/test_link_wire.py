@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from linked import Caught, echo, linked
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from broker.peering.answers import LinkBroken, Reply
-from broker.peering.bounds import LinkBounds
-from broker.peering.link import Link
-from broker.peering.serving import serve_link
+from broker.link.client import Link
+from broker.link.flow import LinkBroken, Reply
+from broker.link.server import serve_link
+from broker.link.wire import LinkBounds
 from protocol.peering.frames import PREFACE, Frame, FrameWriter
 from protocol.peering.vocabulary import VOCABULARY
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 import trio
 from trio.testing import memory_stream_pair
 
-from broker.peering.answers import LinkBroken
-from broker.peering.bounds import BETWEEN_INSTANCES
-from broker.peering.links import Links
-from broker.peering.serving import serve_link
+from broker.link.client import Links
+from broker.link.flow import LinkBroken
+from broker.link.server import serve_link
+from broker.link.wire import BETWEEN_INSTANCES
 from tests.peering.linked import echo
 
 

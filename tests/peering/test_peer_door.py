@@ -13,12 +13,12 @@ import trio
 import trio.lowlevel
 from linked import Caught, echo
 
-from broker.http.bodies import BodyBudget
-from broker.http.listen import serve_http
-from broker.peering.answers import LinkBroken, Reply
-from broker.peering.bounds import LinkBounds
-from broker.peering.door import peer_door
-from broker.peering.links import PAUSES_S, Links
+from broker.http.budgets import BodyBudget
+from broker.http.server import serve_http
+from broker.link.client import PAUSES_S, Links
+from broker.link.flow import LinkBroken, Reply
+from broker.link.server import peer_door
+from broker.link.wire import LinkBounds
 from protocol.peering.frames import PREFACE
 from tests.broker.doors import SETTINGS, Toys, toy_app
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from test_peer_door import serving
 
-from broker.cluster.self_check import WHO, look_for_oneself, tells
+from broker.cluster.join import WHO, verify_advertised_address, who_handler
 from protocol.errors import BadRequest
 
 SAYS = "this instance is not found at its own address"
@@ -21,7 +21,7 @@ async def an_older_version(call):
 
 
 def as_instance(name):
-    answer = tells(name)
+    answer = who_handler(name)
 
     async def dispatch(call):
         assert call.kind == WHO
@@ -33,14 +33,14 @@ def as_instance(name):
 @pytest.mark.parametrize("dispatch", [as_instance("a"), an_older_version])
 async def test_an_instance_that_finds_itself_says_nothing(caplog, dispatch):
     async with serving(dispatch) as server:
-        assert await look_for_oneself("a", server.address) == ""
+        assert await verify_advertised_address("a", server.address) == ""
     assert SAYS not in caplog.messages
 
 
 async def test_another_instance_at_its_address_is_named(caplog):
     with caplog.at_level(logging.WARNING):
         async with serving(as_instance("b")) as server:
-            assert await look_for_oneself("a", server.address) == "the instance 'b' is there"
+            assert await verify_advertised_address("a", server.address) == "the instance 'b' is there"
     (said,) = [record for record in caplog.records if record.getMessage() == SAYS]
     assert (said.instance, said.address) == ("a", server.address)
     assert "cluster.advertise" in said.hint
@@ -50,7 +50,7 @@ async def test_nobody_at_its_address_is_told_with_why(caplog):
     with caplog.at_level(logging.WARNING):
         async with serving(as_instance("a")) as server:
             address = server.address
-        assert "failed" in await look_for_oneself("a", address)
+        assert "failed" in await verify_advertised_address("a", address)
     assert SAYS in caplog.messages
 
 
@@ -61,12 +61,12 @@ async def test_whoever_is_no_instance_and_whoever_is_silent_is_told(caplog):
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, other, 0, host="127.0.0.1"))
         address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-        assert "no instance of ours" in await look_for_oneself("a", address)
+        assert "no instance of ours" in await verify_advertised_address("a", address)
         nursery.cancel_scope.cancel()
     ours, theirs = trio.testing.memory_stream_pair()
 
     async def dial(address):
         return ours
 
-    assert await look_for_oneself("a", "far:7420", dial, within_s=0.05) == "nobody answers"
+    assert await verify_advertised_address("a", "far:7420", dial, within_s=0.05) == "nobody answers"
     await theirs.aclose()

@@ -8,12 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from broker.front.descriptors import stream_of
-from broker.peering.answers import Reply
-from broker.peering.bounds import INLINE_BYTES, WITHIN_DAEMON
-from broker.peering.link import Link
-from broker.peering.serving import Call, serve_link
-from broker.peering.wire import Wire
+from broker.http.sockets import stream_of
+from broker.link.client import Link
+from broker.link.flow import Reply
+from broker.link.server import Call, serve_link
+from broker.link.wire import INLINE_BYTES, WITHIN_DAEMON, Wire
 from protocol.peering.frames import PREFACE, Frame, FrameReader
 from protocol.peering.vocabulary import VOCABULARY
 

@@ -20,7 +20,7 @@ from rows_of_all_kinds import (
     rows_that_do_not_parse,
 )
 
-from broker.command.store_text import summary_json, summary_text
+from broker.command.store import summary_json, summary_text
 from protocol.effects import Table
 from protocol.ids import pack_position
 from storage.inspect.describe import DescribedRow, describe

@@ -9,7 +9,7 @@ import httpx
 import trio
 
 import broker.main
-from broker.cluster.joining import find_others
+from broker.cluster.join import find_others
 from broker.config.config import config_of
 from storage.memory import SharedMemory
 

@@ -17,10 +17,9 @@ import trio
 
 from actors.authority import keep_authority
 from actors.ownership import Instance
-from broker.assembling import build_service
+from broker.assemble import build_service, serve
 from broker.config.config import config_of
-from broker.doors import serve
-from broker.http.bodies import BodyBudget
+from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
 from protocol.cluster.slices import SLICES
 from protocol.errors import TransactionsUnavailable

@@ -8,8 +8,8 @@ import pytest
 import trio
 from in_process import TOPICS, cluster, until
 
-from broker.http.answers import PASSED_BYTES
 from broker.http.sockets import split_bind
+from broker.http.wire import PASSED_BYTES
 
 POLL = f"{TOPICS}/t/poll"
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import trio
 
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 from plainsong.cli.cluster import _row
 from plainsong.cli.exits import Exit
 from plainsong.cli.main import program, run
@@ -101,7 +101,7 @@ async def test_a_topic_moved_to_a_drained_instance_is_said_to_be_where_it_is(thr
 
 
 async def test_drain_of_one_that_does_not_answer_does_not_say_that_its_topics_have_moved(three, cli, monkeypatch):
-    monkeypatch.setattr("broker.views.cluster.TOPICS_OPEN", "a call that nobody answers")
+    monkeypatch.setattr("broker.api.cluster.TOPICS_OPEN", "a call that nobody answers")
     err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
     assert "b is drained, and does not say" in err
 

@@ -9,7 +9,7 @@ import trio
 
 from actors.observe import SystemClock
 from broker.cluster.membership import Membership
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 from protocol.cluster.placement import NameTaken
 from tests.broker.cluster.daemons import TOPICS, daemons
 

@@ -10,10 +10,9 @@ import trio
 from actors.observe import SystemClock
 from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
-from broker.cluster.routing import TRANSACTIONS
-from broker.http.bodies import BodyBudget
-from broker.thrift.listen import serve_thrift
-from broker.thrift.methods import TephraMethods
+from broker.api.route import TRANSACTIONS
+from broker.http.budgets import BodyBudget
+from broker.thrift import TephraMethods, serve_thrift
 from protocol.transactions.manager.settings import TransactionSettings
 from storage.memory import MemoryStore
 from tests.broker.cluster.in_process import TOPICS, cluster, until

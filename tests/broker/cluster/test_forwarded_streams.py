@@ -223,7 +223,7 @@ async def test_a_stream_whose_link_breaks_says_what_nobody_knows_and_goes_on(nod
 
 
 async def test_a_stream_without_an_owner_is_told_so_request_by_request(nodes, monkeypatch):
-    monkeypatch.setattr("broker.cluster.streaming.PATIENCE_S", 0.2)
+    monkeypatch.setattr("broker.cluster.remote_stream.PATIENCE_S", 0.2)
     async with open_stream(nodes["a"]) as stream:
         nodes.move("ns:t", None)
         await stream.send(request(1, b"one"), request(2, b"two"))

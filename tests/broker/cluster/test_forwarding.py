@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+import broker.cluster.forward
 import broker.cluster.owners
-import broker.cluster.spreading
-import broker.cluster.streaming
+import broker.cluster.remote_stream
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 
 PUBLISH = f"{TOPICS}/t/publish"
@@ -29,7 +29,7 @@ async def nodes():
 @pytest.fixture
 def briefly(monkeypatch):
     """Owners are looked for no longer than this many seconds."""
-    for module in (broker.cluster.owners, broker.cluster.spreading, broker.cluster.streaming):
+    for module in (broker.cluster.owners, broker.cluster.forward, broker.cluster.remote_stream):
         monkeypatch.setattr(module, "PATIENCE_S", 0.3)
     return 0.3
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cluster.routing import place_of
-from broker.http.exchange import HOT_PATHS, TOPIC_VERBS
-from broker.views.table import ROUTES
+from broker.api.route import place_of
+from broker.api.routes import ROUTES
+from broker.http.messages import HOT_PATHS, TOPIC_VERBS
 from protocol.codec import AVRO, AVRO_2
 from protocol.requests import PollRequest, PublishRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until

@@ -9,13 +9,13 @@ from socket import socketpair
 import pytest
 import trio
 
-from broker.front.answering import Answering
-from broker.front.descriptors import stream_of
-from broker.front.passing_on import PassingOn
-from broker.http.bodies import BodyBudget
-from broker.peering.bounds import WITHIN_DAEMON
-from broker.peering.link import Link
-from broker.peering.serving import serve_link
+from broker.front.forward import FrontForwarding
+from broker.front.parent import Answering
+from broker.http.budgets import BodyBudget
+from broker.http.sockets import stream_of
+from broker.link.client import Link
+from broker.link.server import serve_link
+from broker.link.wire import WITHIN_DAEMON
 from protocol.errors import ShuttingDown
 from tests.broker.cluster.in_process import cluster
 from tests.broker.stream_talk import request
@@ -33,7 +33,7 @@ async def front_end_of(node):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON)
         nursery.start_soon(link.run)
-        yield PassingOn(link), link
+        yield FrontForwarding(link), link
         nursery.cancel_scope.cancel()
 
 

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import trio
 
-import broker.cluster.cluster
+import broker.cluster.serve
 from broker.cluster.owners import PATIENCE_S
-from broker.peering.answers import LinkBroken
-from broker.peering.bounds import LinkBounds
-from broker.peering.link import Link
+from broker.link.client import Link
+from broker.link.flow import LinkBroken
+from broker.link.wire import LinkBounds
 from tests.broker.cluster.in_process import TOPICS, cluster, named, until
 from tests.broker.cluster.relay import ways
 
@@ -25,7 +25,7 @@ MANY = "/v1/namespaces/ns/poll"
 async def frozen(request, monkeypatch):
     """Three instances, of which b owns ns:t and ns:u, has published one to each, and can be frozen."""
     bounds = partial(LinkBounds, silence_s=SILENCE_S, parting_s=request.param)
-    monkeypatch.setattr(broker.cluster.cluster, "LinkBounds", bounds)
+    monkeypatch.setattr(broker.cluster.serve, "LinkBounds", bounds)
     async with cluster("a", "b", "c") as nodes, ways(nodes, "b") as way:
         for topic in "tu":
             nodes.move(f"ns:{topic}", "b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from broker.cluster import handing
+from broker.cluster import handover
 from protocol.errors import BadRequest
 from protocol.names import TopicName
 from tests.broker.cluster.in_process import cluster, named, until
@@ -62,7 +62,7 @@ async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
 
 
 async def test_what_is_another_s_is_not_claimed_and_not_waited_for_for_ever(nodes, monkeypatch):
-    monkeypatch.setattr(handing, "VIEW_S", 0.05)
+    monkeypatch.setattr(handover, "VIEW_S", 0.05)
     with trio.fail_after(10):
         await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
     assert opened(nodes["c"]) == set()
@@ -97,7 +97,7 @@ async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
 
 
 async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_several(nodes, monkeypatch):
-    monkeypatch.setattr(handing, "MAX_NAMES", 2)
+    monkeypatch.setattr(handover, "MAX_NAMES", 2)
     with pytest.raises(BadRequest):
         await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
     for name in NAMES:

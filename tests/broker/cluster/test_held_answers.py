@@ -6,11 +6,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from broker.cluster.held_answers import HeldBody, collected, held
-from broker.cluster.passing import answered
-from broker.http.answers import AnswerBudget
-from broker.http.exchange import HttpAnswer
-from broker.peering.bounds import INLINE_BYTES, PIECE_BYTES
+from broker.http.budgets import AnswerBudget
+from broker.http.messages import HttpAnswer
+from broker.link.http_codec import BudgetedBody, budgeted, collect, encode_admitted
+from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from protocol.errors import TopicNotFound
 
 BLOCKS = [b"a", b"", b"b" * (3 * PIECE_BYTES + 1), b"c" * PIECE_BYTES, b""]
@@ -23,7 +22,7 @@ async def blocks() -> AsyncGenerator[bytes, None]:
 
 @pytest.mark.parametrize("whole", [True, False])
 async def test_an_answer_leaves_in_pieces_however_large_its_blocks(whole: bool) -> None:
-    pieces = [piece async for piece in HeldBody(b"".join(BLOCKS) if whole else blocks(), None)]
+    pieces = [piece async for piece in BudgetedBody(b"".join(BLOCKS) if whole else blocks(), None)]
     assert b"".join(pieces) == b"".join(BLOCKS)
     assert max(map(len, pieces)) == PIECE_BYTES
 
@@ -34,11 +33,11 @@ async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(wh
     for is_read in (True, False):
         room = budget.room()
         assert room.has(INLINE_BYTES + 1)
-        body = held(bytes(INLINE_BYTES + 1) if whole else blocks(), room)
+        body = budgeted(bytes(INLINE_BYTES + 1) if whole else blocks(), room)
         assert not isinstance(body, bytes)
         assert budget.held_bytes == INLINE_BYTES + 1
         if is_read:
-            await collected(body)
+            await collect(body)
         await body.aclose()
         assert budget.held_bytes == 0
 
@@ -52,5 +51,5 @@ async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() 
         raise TopicNotFound("there is none")
 
     with pytest.raises(TopicNotFound):
-        await answered(fails(), room, only_looks=True)
+        await encode_admitted(fails(), room, only_looks=True)
     assert budget.held_bytes == 0

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import trio
 
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 from protocol.cluster.slices import SLICES
 from tests.broker.cluster.test_membership import TOPICS, member, owned, running, until
 from tests.broker.cluster.test_portions import two
@@ -76,7 +76,7 @@ async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_aga
 
 
 async def test_while_zookeeper_is_away_nothing_is_let_go_and_taken_back(ensemble, monkeypatch):
-    monkeypatch.setattr("broker.cluster.portions.RETRY_S", 0.01)
+    monkeypatch.setattr("broker.cluster.handover.RETRY_S", 0.01)
     async with two(ensemble) as (a, b):
         a.may_go_on = trio.Event()
         await b.view.change_placement(lambda placement: placement.with_drained("a", drained=True))

@@ -130,7 +130,7 @@ async def test_a_wait_at_one_owner_survives_its_death(nodes):
 
 
 async def test_a_topic_without_an_owner_is_told_in_its_place_and_the_others_are_read(nodes, monkeypatch):
-    monkeypatch.setattr("broker.cluster.spreading.PATIENCE_S", 0.2)
+    monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     nodes.move("ns:u-b", None)
     await nodes["a"].publish("t-b", "one")
     told, _ = await poll(nodes["a"], "t-b", "u-b")
@@ -140,7 +140,7 @@ async def test_a_topic_without_an_owner_is_told_in_its_place_and_the_others_are_
 
 
 async def test_instances_that_see_different_owners_send_a_poll_no_further_than_one_hop(nodes, monkeypatch):
-    monkeypatch.setattr("broker.cluster.spreading.PATIENCE_S", 0.2)
+    monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     for topic in ("t-b", "u-b"):
         nodes.move(f"ns:{topic}", "c", seen_by="b")  # c does not know yet
     told, _ = await poll(nodes["a"], "t-b", "u-b")

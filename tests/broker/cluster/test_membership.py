@@ -19,9 +19,9 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from actors.observe import SystemClock
 from broker.cluster import membership as membership_module
+from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
-from broker.cluster.portions import Portions
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 from protocol.cluster.placement import NameTaken
 from protocol.cluster.slices import SLICES
 from protocol.errors import ClusterUnavailable
@@ -58,7 +58,7 @@ async def running(ensemble, name, *, address=None, enter=True, **options):
     me = member(ensemble, name, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(me.run)
-        nursery.start_soon(Portions(me, NothingOpen()).run)
+        nursery.start_soon(Rebalance(me, NothingOpen()).run)
         if enter:
             await me.enter(address or f"{name}:7420")
         yield me
@@ -392,7 +392,7 @@ FROZEN = """
 import sys, trio
 from actors.observe import SystemClock
 from broker.cluster.membership import Membership
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 from protocol.names import TopicName
 async def main():
     a = Membership(Ensemble(sys.argv[1], sys.argv[2]), "frozen", weight=100, session_timeout_s=1.0, clock=SystemClock())

@@ -8,7 +8,7 @@ import socket
 import trio
 from daemons import PATIENCE_S, daemons
 
-from broker.config.clustering import Ensemble
+from broker.config.sections import Ensemble
 
 SAYS = "this instance is not found at its own address"
 

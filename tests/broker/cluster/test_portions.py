@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from actors.observe import SystemClock
-from broker.cluster import portions as portions_module
+from broker.cluster import handover as portions_module
+from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
-from broker.cluster.portions import Portions
-from broker.cluster.zookeeper import Away
-from broker.config.clustering import Ensemble
+from broker.cluster.zookeeper import Disconnected
+from broker.config.sections import Ensemble
 from protocol.cluster.slices import PORTION, SLICES, slice_of
 from protocol.names import TopicName
 from tests.broker.cluster.test_membership import expire
@@ -35,7 +35,7 @@ class Instance:
 
     def __init__(self, ensemble, name):
         self.view = Membership(ensemble, name, weight=100, session_timeout_s=10.0, clock=SystemClock())
-        self.portions = Portions(self.view, self)
+        self.portions = Rebalance(self.view, self)
         #: What was to be waited for, in order: ("given" or "taken", the figure).
         self.steps = []
         self.may_go_on = trio.Event()
@@ -198,7 +198,7 @@ async def test_a_step_of_which_nobody_could_be_told_is_taken_back_and_made_later
         async def unanswered(me, *, first):
             if me.slices < SLICES and len(tried) < 3:
                 tried.append(a.owned)
-                raise Away("not just now")
+                raise Disconnected("not just now")
             await keep(me, first=first)
 
         monkeypatch.setattr(a.view._nodes, "keep", unanswered)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.cluster.routing import NAMESPACES, TRANSACTIONS, only_looks, owned_name, owned_name_of_hot, place_of
-from broker.http.exchange import HOT_PATHS, TOPIC_VERBS, HotRequest
-from broker.views.table import ROUTES
+from broker.api.route import NAMESPACES, TRANSACTIONS, only_looks, owned_name, owned_name_of_hot, place_of
+from broker.api.routes import ROUTES
+from broker.http.messages import HOT_PATHS, TOPIC_VERBS, HotRequest
 from protocol.names import TopicName
 
 HERE = {

@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 import actors.replica
-import broker.cluster.thrift
-from broker.cluster.routing import NAMESPACES, TRANSACTIONS
-from broker.cluster.thrift import ThriftAnywhere
+import broker.cluster.transactions
+from broker.api.route import NAMESPACES, TRANSACTIONS
+from broker.cluster.transactions import RoutedTephraMethods
 from protocol.transactions.tephra_rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 
@@ -254,16 +254,16 @@ async def test_what_a_namespace_says_is_in_force_at_every_instance_when_it_is_an
 async def test_tephras_clients_are_answered_at_any_instance(nodes):
     begun = []
     for number, node in enumerate(nodes.values()):
-        answer = await ThriftAnywhere(node.service).answer(encode_call("startShort", number))
+        answer = await RoutedTephraMethods(node.service).answer(encode_call("startShort", number))
         begun.append(decode_reply(answer, "startShort", number).transaction_id)
     assert begun == sorted(set(begun))
     assert nodes["a"].service.embedded.figures().open == 3
 
 
 async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
-    monkeypatch.setattr(broker.cluster.thrift, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(broker.cluster.transactions, "PATIENCE_S", 0.1)
     nodes.move(TRANSACTIONS, None)
     await until(lambda: nodes["a"].service.embedded is None)
-    answer = await ThriftAnywhere(nodes["b"].service).answer(encode_call("startShort", 1))
+    answer = await RoutedTephraMethods(nodes["b"].service).answer(encode_call("startShort", 1))
     with pytest.raises(ApplicationError, match="another instance owns"):
         decode_reply(answer, "startShort", 1)

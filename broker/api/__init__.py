@@ -1,0 +1,1 @@
+"""The routes of the HTTP API: their declarations, and the handlers that answer them."""

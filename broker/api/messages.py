@@ -1,0 +1,361 @@
+"""Shows messages without consuming them, damaged ones included, and the request each came with.
+
+Looking at messages without consuming them, damaged ones included.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from actors.reading import walk_rows
+from broker.api.poll import bytes_within, hold_gathered
+from broker.api.route import json_answer, off_loop
+from broker.http.messages import one_of, whole_number
+from protocol.codec import JSON
+from protocol.codec.positions import parse_query_position
+from protocol.effects import Table
+from protocol.errors import InvalidParameter, TransactionsUnavailable
+from protocol.ids import FIRST_BOUND, bound_at, unpack_position
+from protocol.keys import DamagedRow
+from protocol.page import items_in
+from protocol.rows import BATCH, INDEX, Stamp, decode_row
+from protocol.topic.asks import Describe, Look
+from protocol.topic.walk import Walk
+from protocol.transactions.view import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from broker.http.messages import HttpAnswer, ViewRequest
+    from broker.service import Service
+    from protocol.names import TopicName
+    from protocol.rows import MessageRow
+    from protocol.topic.asks import Span
+    from storage.base import Row, Store
+
+if TYPE_CHECKING:
+    Rows = Sequence[Row]
+
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+#: An aborted transaction's rows hold readers until they have been rolled back.
+_STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
+_SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
+
+
+async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The messages with ``from <= id < to``, oldest first, each with all that is known of it.
+
+    Raises:
+      TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: nothing happens by looking.
+    """
+    name = request.name
+    parameters = request.parameters("from", "to", "limit", "payload", "longs")
+    since = _bound(parameters, "from") or FIRST_BOUND
+    limit = whole_number(parameters, "limit")
+    if limit is not None and not 1 <= limit <= MAX_LIMIT:
+        raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
+    as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
+    as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
+    ttl_ms, span = await _look(service, name, Look(since, _bound(parameters, "to")))
+    shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, service.config.poll.max_bytes))
+    await walk_rows(service.store, shown)
+    hold_gathered(request.room, shown.bytes)
+    if any(each.pointer > 0 for each in shown.messages):
+        await _learn(service)
+    states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}
+    origins = await shown.origins.find(service.store, span.prefix)
+    form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
+    return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+
+
+def _bound(parameters: dict[str, str], key: str) -> bytes | None:
+    if key not in parameters:
+        return None
+    position = parse_query_position(parameters[key], key)
+    return bound_at(position) if isinstance(position, int) else position
+
+
+async def _look(service: Service, name: TopicName, look: Look) -> tuple[int, Span]:
+    """The topic's time to live and its span, of one and the same generation."""
+    while True:
+        metadata = (await service.directory.ask(name, Describe())).metadata
+        span = await service.directory.ask(name, look)
+        if span.generation == metadata.generation:
+            return metadata.properties.ttl_ms, span
+
+
+class _Message(NamedTuple):
+    """One message, or what is wrong with it."""
+
+    message_id: bytes
+    payload: bytes = b""
+    pointer: int = 0
+    """0: it has none; negative: rolled back."""
+    expires_ms: int = 0
+    """When its own time to live ends; 0: it has none."""
+    attributes: Mapping[str, str] = {}
+    damage: str | None = None
+
+
+class _Shown(Walk):
+    """The messages of an answer while they are gathered: row by row, since what is shown is checked."""
+
+    with_attributes = True
+
+    def __init__(self, span: Span, limit: int, max_bytes: int) -> None:
+        super().__init__(span, with_pointers=True)
+        self.messages: list[_Message] = []
+        self.bytes = 0
+        self.cut = False
+        self.origins = Origins()
+        self._limit = limit
+        self._max_bytes = max_bytes
+
+    @property
+    def wanted(self) -> int:
+        """One row more than are shown tells whether there are more."""
+        return self._limit + 1
+
+    def feed_payloads(self, rows: Rows) -> bool:
+        """See ``StoredDelivery``."""
+        self.attributes = {}
+        return self._feed_stored_one_by_one(rows)
+
+    def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
+        self.attributes = {}
+        return self._feed_one_by_one(rows)
+
+    def _meet(self, message_id: bytes, row: MessageRow) -> None:
+        super()._meet(message_id, row)
+        self.origins.meet(message_id, row, None if self.reference is None else self.reference.row)
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        assert pointers is not None  # both are there
+        assert expiries is not None  # row by row
+        for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
+            ((message_id, payload),) = items_in(item)
+            message = _Message(message_id, payload, pointer, expires_ms, self.attributes.get(message_id, {}))
+            if not self._add(message, len(payload)):
+                return False
+        return True
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        return self._add(_Message(message_id, damage=damage.detail), 0)
+
+    def _add(self, message: _Message, size: int) -> bool:
+        if len(self.messages) == self._limit or (self.messages and self.bytes + size > self._max_bytes):
+            self.cut = True
+            return False
+        self.messages.append(message)
+        self.bytes += size
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How messages are written."""
+
+    ttl_ms: int
+    states: Mapping[int, str]
+    origins: Mapping[bytes, Origin]
+    as_base64: bool
+    as_strings: bool
+
+    def written(self, message: _Message) -> dict[str, Any]:
+        """One message as JSON has it."""
+        if message.damage is not None:
+            return {"id": message.message_id.hex(), "state": "damaged", "detail": message.damage}
+        published_ms = unpack_position(message.message_id[:10])[0]
+        expires_ms = published_ms + self.ttl_ms
+        pointer = abs(message.pointer) or None
+        origin = self.origins.get(message.message_id, NO_ORIGIN)
+        return {
+            "id": message.message_id.hex(),
+            "publishTimeMs": published_ms,
+            "expiresMs": min(expires_ms, message.expires_ms or expires_ms),
+            "state": self.states[message.pointer],
+            "writePointer": str(pointer) if self.as_strings and pointer is not None else pointer,
+            "size": len(message.payload),
+            "payload": _payload(message.payload, as_base64=self.as_base64),
+            "attributes": message.attributes,
+            "producer": origin.producer,
+            "sequenceId": origin.sequence_id,
+            "batch": None if origin.batch is None else dict(zip(("index", "count"), origin.batch, strict=True)),
+        }
+
+
+def _answer(shown: _Shown, form: _Form) -> HttpAnswer:
+    """What was gathered, with the headers a poll has."""
+    headers = [("Plainsong-End", "more" if shown.cut else "end")]
+    last_id = shown.messages[-1].message_id if shown.cut else shown.span.resume
+    if last_id is not None:
+        headers.append(("Plainsong-Last-Id", last_id.hex()))
+    return json_answer([form.written(each) for each in shown.messages], headers=headers)
+
+
+async def _learn(service: Service) -> None:
+    """What was decided before this is known here afterwards, unless nobody can be asked."""
+    try:
+        await service.transactions.fresh()
+    except TransactionsUnavailable:
+        return
+
+
+def _state(service: Service, pointer: int) -> str:
+    """What became of the transaction a row belongs to, as far as this daemon knows."""
+    if pointer == 0:
+        return "plain"
+    if pointer < 0:
+        return "rolled-back"
+    try:
+        standing = service.transactions.standing(pointer)
+        if standing != "unknown":
+            return _STATES[standing]
+        # Nobody here remembers it: what a committed reader makes of it now.
+        return _SEEN[service.transactions.view().verdict(pointer)]
+    except TransactionsUnavailable:
+        return "open"
+
+
+def _payload(payload: bytes, *, as_base64: bool) -> str | dict[str, str]:
+    if not as_base64:
+        try:
+            return payload.decode()
+        except UnicodeDecodeError:
+            pass
+    return {"base64": b2a_base64(payload, newline=False).decode()}
+
+
+# --- origins ---------------------------------------------------------------------------------------
+#
+# Which request a message came with: its producer, its sequence id, its place in a batch.
+#
+# Only the first row of a request says so; the others have their index in it, which leads back to the first. That
+# one is nearly always among the messages shown; if not, it is one look at the store, for each request once.
+
+
+_POSITION_BYTES = 10
+
+
+class Origin(NamedTuple):
+    """What is known of a message's request; None where there was none of it, or the first row is gone."""
+
+    producer: str | None = None
+    sequence_id: int | None = None
+    """None too for a stored message: the ids of its stores are not kept."""
+    batch: tuple[int, int] | None = None
+    """Of an atomic batch: the message's index, and how many there are."""
+
+
+#: Of messages without any.
+NO_ORIGIN = Origin()
+
+
+class _First(NamedTuple):
+    """The first row of a request."""
+
+    stamp: Stamp | None = None
+    batch: int | None = None
+    is_reference: bool = False
+    """It stands for stored messages; the request's own follow, and theirs are the sequence ids."""
+
+    def origin(self, index: int) -> Origin:
+        """Of the message in the row ``index``."""
+        number = index - self.is_reference
+        stamp = self.stamp if self.stamp is not None and number < len(self.stamp.ids) else None
+        batch = (number, self.batch) if self.batch is not None and number < self.batch else None
+        if stamp is None:
+            return Origin(batch=batch)
+        return Origin(stamp.producer, stamp.ids[number], batch)
+
+
+@dataclass(slots=True)
+class Origins:
+    """What the rows of some messages say of their requests."""
+
+    #: Message id → the row's index in its request; 0 for first rows.
+    _indexes: dict[bytes, int] = field(default_factory=dict)
+    #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
+    _firsts: dict[bytes, _First | None] = field(default_factory=dict)
+
+    def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
+        """A message is shown; ``reference``: the row that refers to it, when it was stored."""
+        row = row if reference is None else reference
+        if not row.extras:
+            return
+        position = message_id[:_POSITION_BYTES]
+        try:
+            index = _number_in(row, INDEX) or 0
+            if not index and position not in self._firsts:
+                self._firsts[position] = _first(row)
+        except DamagedRow:
+            return  # the message itself is whole
+        if index or self._firsts[position] is not None:
+            self._indexes[message_id] = index
+
+    async def find(self, store: Store, prefix: bytes) -> dict[bytes, Origin]:
+        """Message id → origin, of all that have one.
+
+        Raises:
+          StoreError: a first row could not be read.
+        """
+        found = {}
+        for message_id, index in self._indexes.items():
+            position = _position_before(message_id[:_POSITION_BYTES], index)
+            if position is None:
+                continue
+            if position not in self._firsts:
+                self._firsts[position] = await _looked_up(store, prefix + position)
+            first = self._firsts[position]
+            if first is None:
+                continue
+            if first.is_reference and index == 0:
+                found[message_id] = Origin(None if first.stamp is None else first.stamp.producer)
+            else:
+                found[message_id] = first.origin(index)
+        return found
+
+
+async def _looked_up(store: Store, key: bytes) -> _First | None:
+    value = await store.get(Table.MESSAGE, key)
+    # A list of ids may be long: as many as one request may have messages.
+    return None if value is None else await off_loop(len(value), JSON, partial(_read, value))
+
+
+def _read(value: bytes) -> _First | None:
+    try:
+        return _first(decode_row(value))
+    except DamagedRow:
+        return None
+
+
+def _first(row: MessageRow) -> _First | None:
+    """What a row says, if it is a first one. Raises DamagedRow."""
+    is_reference = row.payload is None
+    # On a reference the same letter counts bytes.
+    first = _First(Stamp.of(row), None if is_reference else _number_in(row, BATCH), is_reference)
+    return None if first.stamp is None and first.batch is None else first
+
+
+def _number_in(row: MessageRow, key: str) -> int | None:
+    """A number from 1 on among a row's extras; None where there is none. Raises DamagedRow."""
+    number = row.extras.get(key)
+    if number is None:
+        return None
+    if type(number) is not int or number < 1:
+        raise DamagedRow(f"a row's {key!r} is no number from 1 on")
+    return number
+
+
+def _position_before(position: bytes, count: int) -> bytes | None:
+    """So many positions before; None: there are not so many.
+
+    Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
+    """
+    at = int.from_bytes(position, "big") - count
+    return None if at < 0 else at.to_bytes(_POSITION_BYTES, "big")

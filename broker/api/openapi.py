@@ -1,0 +1,170 @@
+"""The description of the HTTP API in OpenAPI 3.1, and the route that serves it.
+
+The description put together: paths from operations, answers from codes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from broker.api.operations import OPERATIONS
+from broker.api.route import json_answer
+from broker.api.schemas import (
+    CLUSTER_SCHEMAS,
+    ISOLATION,
+    POSITIVE,
+    PRODUCER_SCHEMAS,
+    SCHEMAS,
+    STRING,
+    TRANSACTION_SCHEMAS,
+    WAIT_MS,
+    Schema,
+    by_status,
+    ref,
+)
+
+if TYPE_CHECKING:
+    from broker.api.operations import Operation
+    from broker.http.messages import HttpAnswer, ViewRequest
+    from broker.service import Service
+
+_NAMES = {
+    "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
+    "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+    "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
+    "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
+    "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
+    "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
+}
+_POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
+_QUERY: dict[str, tuple[str, Schema]] = {
+    "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
+    "ttl": ("seconds, for all messages of the request", POSITIVE),
+    "wait_ms": ("how long to wait for a message", WAIT_MS),
+    "max_bytes": ("end the page before it has more bytes", POSITIVE),
+    "isolation": ("committed: nothing undecided, nothing rolled back", ISOLATION),
+    "payload": ("base64: never text", {"enum": ["text", "base64"], "default": "text"}),
+    "longs": ("string: write pointers in quotes", {"enum": ["number", "string"], "default": "number"}),
+    "from": ("the first id or time in milliseconds", _POSITION),
+    "to": ("the id or time before which to end", _POSITION),
+    "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "reader": ("the id last read", ref("MessageId")),
+    "after": ("the name behind which to go on", STRING),
+    "generation": ("of the topic; left out: the living one", POSITIVE),
+    "topic": ("whose owner to name, as namespace:topic", STRING),
+    "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
+}
+_HEADERS = {
+    "Plainsong-Last-Id": "the position to resume from, exclusively",
+    "Plainsong-End": "end, more or held: why there is no more",
+    "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
+    "Plainsong-Held-Since": "when that message was published, in milliseconds",
+    "Plainsong-Hidden-Messages": "messages from there on, 1000+ when there are more than a thousand",
+    "Plainsong-Duplicate": "true: nothing new was stored; partial: a part of it; only for a producer's publish",
+    "Plainsong-Last-Sequence-Id": "the producer's highest sequence id that is stored",
+    "Allow": "the methods that are allowed",
+    "Retry-After": "seconds after which a retry makes sense",
+    "X-Request-Id": "the client's own, or one made here; the log has it too",
+}
+#: Statuses whose answers have a header more.
+_STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
+
+
+def description(version: str) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        path = paths.setdefault(operation.path, _path(operation.path))
+        path[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Plainsong",
+            "version": version,
+            "description": "Topics of messages in one durable order. The guide is docs/http.md.",
+        },
+        "paths": paths,
+        "components": {"schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS},
+    }
+
+
+def _path(path: str) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", path)
+    if not names:
+        return {}
+    return {"parameters": [{"name": n, "in": "path", "required": True, "schema": _NAMES[n]} for n in names]}
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": _responses(operation),
+    }
+    if operation.parameters:
+        made["parameters"] = [_query(name) for name in operation.parameters]
+    if operation.body is not None:
+        made["requestBody"] = {"content": {kind: _content(operation, kind) for kind in operation.body_types}}
+    return made
+
+
+def _query(name: str) -> dict[str, Any]:
+    text, schema = _QUERY[name]
+    return {"name": name, "in": "query", "description": text, "schema": schema}
+
+
+def _content(operation: Operation, kind: str) -> dict[str, Any]:
+    if kind != "application/json" or not operation.body:
+        return {}  # Avro has schemas of its own, in the guide
+    content: dict[str, Any] = {"schema": operation.body}
+    return {**content, "example": operation.example} if operation.example is not None else content
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    answered: dict[str, Any] = {"description": "done", "headers": _headers(("X-Request-Id", *operation.headers))}
+    if operation.answer is not None:
+        answered["content"] = {
+            kind: {"schema": operation.answer} if kind in ("application/json", "text/plain") else {}
+            for kind in operation.answer_types
+        }
+    responses = {"200": answered}
+    for status, codes in by_status(operation.codes).items():
+        responses[str(status)] = _problem(status, codes)
+    return responses
+
+
+def _problem(status: int, codes: list[str]) -> dict[str, Any]:
+    schema = {"allOf": [ref("Problem"), {"type": "object", "properties": {"code": {"enum": codes}}}]}
+    more = (_STATUS_HEADERS[status],) if status in _STATUS_HEADERS else ()
+    return {
+        "description": ", ".join(codes),
+        "headers": _headers(("X-Request-Id", *more)),
+        "content": {"application/problem+json": {"schema": schema}},
+    }
+
+
+def _headers(names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: {"description": _HEADERS[name], "schema": STRING} for name in names}
+
+
+# --- description -----------------------------------------------------------------------------------
+#
+# The description of the API, served by the API.
+
+
+async def describe_api(service: Service, request: ViewRequest) -> HttpAnswer:
+    """OpenAPI, of this very version."""
+    return json_answer(description(service.version))
+
+
+# --- openapi ---------------------------------------------------------------------------------------
+#
+# The description of the HTTP API in OpenAPI 3.1: what routes there are, what they take, what they may answer.
+#
+# operations one entry for each route, in words and schemas schemas the JSON forms errors which codes a route may
+# answer, with their status build all of it put together
+
+
+__all__ = ["description"]

@@ -1,0 +1,379 @@
+"""Polling: isolation, looking and waiting for messages, pages within the room of their answer, undecided transactions.
+
+Polling: find what there is, wait for it if asked to, read a page, and say where to go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+import trio
+
+from broker.api.route import off_loop
+from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
+from protocol.checks import check_poll
+from protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
+from protocol.errors import InvalidParameter, RequestTooLarge, TopicNotFound
+from protocol.ids import after
+from protocol.names import topic_name
+from protocol.page import HIDDEN_COUNTED, Page
+from protocol.topic.asks import Describe, Look
+from protocol.transactions.codec import decode_transaction
+from protocol.transactions.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from broker.http.budgets import AnswerRoom
+    from broker.http.messages import HotRequest
+    from broker.service import Service
+    from protocol.codec import Codec
+    from protocol.names import TopicName
+    from protocol.page import Held
+    from protocol.requests import Isolation, PollRequest
+    from protocol.topic.asks import Span
+
+#: Bytes of a streamed answer held in memory at a time.
+STREAM_PAGE_BYTES = 1 << 20
+_PARAMETERS = ("wait_ms", "max_bytes", "isolation", "payload", "longs")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How much a poll may have, and how it reads."""
+
+    limit: int
+    max_bytes: int
+    with_pointers: bool
+    room: AnswerRoom | None
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a poll found: a page of a span, and the view it was read with."""
+
+    span: Span
+    view: View | None
+    page: Page
+
+
+async def poll(service: Service, request: HotRequest) -> HttpAnswer:
+    """The messages from a position on, oldest first.
+
+    Raises:
+      PlainsongError: nothing happened, as nothing ever does by reading.
+    """
+    name = topic_name(request.namespace, request.topic)
+    codec = codec_for(request.headers.get("content-type"))
+    body = codec.decode_poll(request.body)
+    options = apply_query(body, request.query)
+    check_poll(body)
+    frames = accept_frames(request.headers.get("accept"))
+    reading = _reading(service, body, request.room, with_pointers=frames is not None and frames.pointers)
+    found = await _look(service, name, body, reading, request.waited_ms)
+    page = found.page
+    if frames is not None:
+        service.rates.delivered(name, page.count, trio.current_time())
+        content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
+        return HttpAnswer(200, content, frames.content_type, position_headers(page))
+    if not codec.bounded and page.end == "more" and page.count != body.limit:
+        service.rates.delivered(name, page.count, trio.current_time())
+        return HttpAnswer(200, _stream(service, name, found, body.limit, request.room), codec.content_type)
+    content = await _written(service, name, found, reading, codec, options)
+    service.rates.delivered(name, found.page.count, trio.current_time())
+    return HttpAnswer(200, content, codec.content_type, position_headers(found.page))
+
+
+async def _written(
+    service: Service, name: TopicName, found: _Found, reading: _Reading, codec: Codec, options: PageOptions | None
+) -> bytes:
+    """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
+    room = reading.room
+    while True:
+        page = found.page
+        content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
+        if room is None or page.count <= 1 or len(content) <= room.held_bytes or room.has(len(content)):
+            return content
+        del content  # while a shorter one is made it must not be held
+        read = partial(service.read, name, found.span, limit=reading.limit, view=found.view)
+        found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
+        room.has(TIMES * found.page.payload_bytes)  # which is less than it was
+
+
+def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:
+    return codec.encode_page(page) if options is None else codec.encode_page(page, options)
+
+
+def apply_query(body: PollRequest, query: str) -> PageOptions | None:
+    """Put what the query says into the request; how its page is to be written. Raises InvalidParameter."""
+    if not query:
+        return None
+    parameters = parse_query(query, _PARAMETERS)
+    wait_ms, max_bytes = whole_number(parameters, "wait_ms"), whole_number(parameters, "max_bytes")
+    body.wait_ms = _once("wait_ms", wait_ms, body.wait_ms)
+    body.max_bytes = _once("max_bytes", max_bytes, body.max_bytes)
+    if "isolation" in parameters:
+        isolation = one_of(parameters, "isolation", ("uncommitted", "committed"), "")
+        body.isolation = "committed" if isolation == "committed" else "uncommitted"
+    return PageOptions(
+        payload_base64=one_of(parameters, "payload", ("text", "base64"), "text") == "base64",
+        longs_as_strings=one_of(parameters, "longs", ("number", "string"), "number") == "string",
+    )
+
+
+def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
+    if in_query is not None and in_body not in (None, in_query):
+        raise InvalidParameter(f"{name} is {in_query} in the query and {in_body} in the body", hint="give it once")
+    return in_body if in_query is None else in_query
+
+
+def _reading(service: Service, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> _Reading:
+    poll_config = service.config.poll
+    limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
+    max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
+    return _Reading(limit, max_bytes, with_pointers, room)
+
+
+async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
+    """A page with messages, or one without when the time to wait is over or waiting is of no use."""
+    await fresh_for(service, body.isolation, body.transaction)
+    # What is refused is refused before anything is waited for; a large snapshot is many numbers.
+    ask_view = partial(view_for, service, body.isolation, body.transaction)
+    view = await off_loop(len(body.transaction or b""), JSON, ask_view)
+    brought = view if body.transaction is not None else None
+    since = body.since
+    deadline_s = None
+    if body.wait_ms:
+        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        deadline_s = trio.current_time() + wait_ms / 1000
+    was_held = False
+    while True:
+        # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
+        look = Look(since, body.end_before, deadline_s if body.isolation != "committed" else None)
+        found, mark = await _read(service, name, look, brought, body.isolation, reading)
+        span, page = found.span, found.page
+        if page.held is not None and not was_held:
+            service.metrics.held()
+            was_held = True
+        if page.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
+            return found
+        if page.held is not None:
+            if brought is not None:
+                return found  # the snapshot never learns what becomes of the pointer
+            await wait_for_decision(service, page.held, mark, deadline_s)
+            if service.stopping:
+                return found
+            since = _behind(found)
+            continue
+        if look.deadline_s is not None and span.since >= span.until:
+            return found  # the topic had nothing for as long
+        since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+        if look.deadline_s is None and not await _comes(service, name, Look(since, body.end_before, deadline_s)):
+            return found
+
+
+async def _comes(service: Service, name: TopicName, look: Look) -> bool:
+    """Park until there is something; False when the time is over, or there can be nothing."""
+    span = await service.directory.ask(name, look)
+    return span.since < span.until
+
+
+def _behind(found: _Found) -> bytes:
+    """Where to look on after a page without messages."""
+    last_id = found.page.last_id
+    return found.span.since if last_id is None else max(found.span.since, after(last_id))
+
+
+async def _read(
+    service: Service, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
+) -> tuple[_Found, int]:
+    """View, span and page, in this order: of what the view shows nothing stands behind the span.
+
+    The other way round, a transaction whose last rows came between the two, and that was committed there, would be
+    shown in part. What began after the view holds the page at worst, and the next one knows better. The mark stands
+    before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
+    """
+    mark = service.pointers.mark
+    view = view_for(service, isolation, None) if brought is None else brought
+    span = await service.directory.ask(name, look)
+    return _Found(span, view, await _page_of(service, name, span, view, reading)), mark
+
+
+async def _page_of(service: Service, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
+    def read(max_bytes: int) -> Awaitable[Page]:
+        most, pointers = reading.limit, reading.with_pointers
+        return service.read(name, span, limit=most, max_bytes=max_bytes, view=view, with_pointers=pointers)
+
+    return await read_within(reading.room, reading.limit, reading.max_bytes, read)
+
+
+async def _stream(
+    service: Service, name: TopicName, found: _Found, limit: int | None, room: AnswerRoom | None
+) -> AsyncGenerator[bytes, None]:
+    """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
+
+    It goes on while the topic changes hands. When something fails, or no room is left for its next block, it breaks
+    off without its end, which the client takes for an error, never for the end of the topic.
+    """
+    span, page = found.span, found.page
+    found.page = Page()  # nobody needs it behind its block
+    sent = page.count
+    yield avro_block(page)
+    while page.end == "more" and sent != limit and page.last_id is not None:
+        if (await service.ask(name, Describe())).metadata.generation != span.generation:
+            raise TopicNotFound(f"topic {name} has been re-created meanwhile")
+        span = replace(span, since=after(page.last_id))
+        left = service.config.poll.max_messages if limit is None else limit - sent
+        block = _Reading(min(left, service.config.poll.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
+        page = await _page_of(service, name, span, found.view, block)
+        sent += page.count
+        service.rates.delivered(name, page.count, trio.current_time())
+        if page.count:
+            yield avro_block(page)
+    yield AVRO_END
+
+
+# --- views of readers ------------------------------------------------------------------------------
+#
+# With which eyes a request reads: everything, the snapshot it brought, or what is committed as of now.
+
+
+#: A snapshot of two million pointers: what a Tephra could send its own clients.
+MAX_SNAPSHOT_BYTES = 16 << 20
+
+
+async def fresh_for(service: Service, isolation: Isolation | None, transaction: bytes | None = None) -> None:
+    """Before ``view_for``: whatever was committed before the request came is in the view of one who asks for it.
+
+    Raises:
+      TransactionsUnavailable: as ``view_for``.
+    """
+    if isolation == "committed" and transaction is None:
+        await service.transactions.fresh()
+
+
+def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
+    """What the reader may see; None: everything, undecided and rolled back.
+
+    A committed reader's view has to be taken *before* its span: then of a transaction that it shows nothing can stand
+    behind the span's end. One from ``transaction`` bytes may be made at any time.
+
+    Raises:
+      InvalidParameter: both are given.
+      RequestTooLarge: the transaction has more than ``MAX_SNAPSHOT_BYTES``.
+      MalformedTransaction: the bytes are no transaction's.
+      TransactionsUnavailable: isolation is ``committed``, and there is no transaction service, or it is down.
+    """
+    if transaction is not None and isolation is not None:
+        raise InvalidParameter(
+            "transaction and isolation exclude each other",
+            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+        )
+    if transaction is not None:
+        if len(transaction) > MAX_SNAPSHOT_BYTES:
+            raise RequestTooLarge(f"a transaction of {len(transaction)} bytes", hint=f"at most {MAX_SNAPSHOT_BYTES}")
+        return View.of(decode_transaction(transaction))
+    return service.transactions.view() if isolation == "committed" else None
+
+
+# --- held ------------------------------------------------------------------------------------------
+#
+# Polls that an undecided transaction holds up: what their answers say, and how they wait for the decision.
+
+
+#: A pointer our authority does not know is nobody's to wake: it becomes visible once the read pointer has passed it.
+UNKNOWN_PATIENCE_S = 1.0
+
+
+def position_headers(page: Page) -> list[tuple[str, str]]:
+    """Where the page ends, why there, and where to go on."""
+    headers: list[tuple[str, str]] = [("Plainsong-End", page.end)]
+    if page.last_id is not None:
+        headers.append(("Plainsong-Last-Id", page.last_id.hex()))
+    if page.held is not None:
+        headers.append(("Plainsong-Held-By", str(page.held.pointer)))
+        headers.append(("Plainsong-Held-Since", str(page.held.since_ms)))
+        headers.append(("Plainsong-Hidden-Messages", hidden_messages(page.held)))
+    return headers
+
+
+def hidden_messages(held: Held) -> str:
+    """How many messages wait behind the undecided one; more than a thousand are not counted."""
+    return f"{HIDDEN_COUNTED - 1}+" if held.hidden >= HIDDEN_COUNTED else str(held.hidden)
+
+
+async def wait_for_decision(service: Service, held: Held, mark: int, deadline_s: float) -> None:
+    """Wait until something may have become of what holds the page, or the deadline has come; then look again.
+
+    Args:
+      mark: ``service.pointers.mark``, taken before the view and the page.
+      deadline_s: on trio's clock.
+    Raises:
+      Overloaded: too many wait already.
+    """
+    unknown = service.transactions.standing(held.pointer) == "unknown"
+    patience_s = trio.current_time() + UNKNOWN_PATIENCE_S if unknown else inf
+    with trio.move_on_at(min(deadline_s, patience_s)):
+        await service.pointers.wait(held.pointer, mark)
+
+
+# --- paged -----------------------------------------------------------------------------------------
+#
+# Reading a page within what answers may hold: whole while there is plenty, shorter while there is not.
+
+
+#: What a page is counted for, as a multiple of its payload: itself, and what it is encoded to.
+TIMES = 2
+#: What is read before anything is asked for: most pages have no more, and need not wait for what they do not use.
+FIRST_BYTES = 256 << 10
+
+
+async def read_within(
+    room: AnswerRoom | None, limit: int, max_bytes: int, read: Callable[[int], Awaitable[Page]]
+) -> Page:
+    """A page of at most ``max_bytes``, which ``room`` holds; it may be shorter than what there is, as any may be.
+
+    Args:
+      room: None: nobody counts.
+      limit: messages that ``read`` reads at most.
+      read: a page of at most so many bytes, but with one message at least.
+    Raises:
+      Overloaded: there was no room for even a short one in time; nothing is held.
+    """
+    if room is None:
+        return await read(max_bytes)
+    is_first = not room.takes_now(TIMES * max_bytes)
+    size = min(max_bytes, FIRST_BYTES) if is_first else max_bytes
+    while True:
+        page = await read(size)
+        needs = TIMES * page.payload_bytes
+        if is_first and size < max_bytes and page.end == "more" and page.count < limit:
+            most = max(needs, TIMES * max_bytes)
+        elif room.has(needs):
+            return page
+        else:
+            most = needs  # more than was thought, since a page has one message at least
+        is_first = False
+        del page  # while it waits it must not be held
+        size = await room.take(max(needs, TIMES), max(most, TIMES)) // TIMES
+
+
+async def bytes_within(room: AnswerRoom | None, max_bytes: int) -> int:
+    """How many bytes of payload an answer that is no one page may gather, which ``room`` holds; ``max_bytes`` at most.
+
+    Raises:
+      Overloaded: there was no room in time; nothing is held.
+    """
+    if room is None or room.takes_now(TIMES * max_bytes):
+        return max_bytes
+    least = min(max_bytes, FIRST_BYTES)
+    return await room.take(TIMES * least, TIMES * max_bytes) // TIMES
+
+
+def hold_gathered(room: AnswerRoom | None, payload_bytes: int) -> None:
+    """Says how much it was. Raises Overloaded: more than was held, by a message that is larger, and there is no room."""
+    if room is not None and not room.has(TIMES * payload_bytes):
+        raise room.refusal()

@@ -1,0 +1,180 @@
+"""Producers: sessions opened, what a topic knows of one and of all, and forgetting one."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from actors.reading import producer_of
+from broker.api.publish import ask_to_open
+from broker.api.route import json_answer
+from broker.api.topics import shown_policy
+from broker.api.transactions import longs
+from broker.http.messages import HttpAnswer, whole_number
+from protocol.checks import check_producer_name
+from protocol.codec import json_values as values
+from protocol.errors import InvalidParameter
+from protocol.ids import ID_BYTES, after
+from protocol.topic.asks import Describe
+from protocol.topic.producers.asks import ListProducers, OpenProducer, RemoveProducer
+
+if TYPE_CHECKING:
+    from broker.api.transactions import Numbers
+    from broker.http.messages import ViewRequest
+    from broker.service import Service
+    from protocol.requests import PublishResponse
+    from protocol.topic.producers.asks import ProducerView, ResultView, SnapshotView
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+_SESSION = {
+    "retentionSeconds": ("retention_s", values.nullable(values.int64)),
+    "generation": ("generation", values.nullable(values.int32)),
+    "discardStaged": ("discard_staged", values.nullable(values.boolean)),
+}
+
+
+async def open_new(service: Service, request: ViewRequest) -> HttpAnswer:
+    """A session under a name made here, that nobody ever had. Raises as ``open_named``."""
+    return await _open(service, request, secrets.token_hex(16), must_be_new=True)
+
+
+async def open_named(service: Service, request: ViewRequest) -> HttpAnswer:
+    """A session of a name; older ones of it are over, durably, before this is answered.
+
+    Raises:
+      TopicNotFound, GenerationChanged, DeduplicationDisabled, TooManyProducers: nothing happened.
+    """
+    return await _open(service, request, _producer(request))
+
+
+async def _open(service: Service, request: ViewRequest, producer: str, *, must_be_new: bool = False) -> HttpAnswer:
+    name = request.name
+    as_number = longs(request.parameters("longs"))
+    given = request.fields(_SESSION)
+    for key in ("retention_s", "generation"):
+        if given.get(key) is not None and given[key] <= 0:
+            raise InvalidParameter(f"{key.removesuffix('_s')} is {given[key]}", hint="use a number above 0")
+    retention_s = given.get("retention_s")
+    ask = OpenProducer(
+        producer,
+        None if retention_s is None else retention_s * 1000,
+        must_be_new=must_be_new,
+        generation=given.get("generation"),
+        discard_staged=given.get("discard_staged") is True,
+    )
+    return json_answer(_shown(await ask_to_open(service, name, ask), as_number))
+
+
+async def show(service: Service, request: ViewRequest) -> HttpAnswer:
+    """One producer; with ``generation`` also of one that is deleted and not cleaned yet.
+
+    Raises:
+      TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: nothing happens by looking.
+    """
+    name, producer = request.name, _producer(request)
+    parameters = request.parameters("generation", "longs")
+    generation, as_number = whole_number(parameters, "generation"), longs(parameters)
+    if generation is not None and generation <= 0:
+        raise InvalidParameter(f"generation is {generation}", hint="generations are counted from 1")
+    found = await producer_of(service.directory, service.store, name, producer, generation)
+    return json_answer(_shown(found, as_number))
+
+
+async def list_page(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Producers by name, and how the topic keeps what it knows of them. Raises TopicNotFound."""
+    name = request.name
+    parameters = request.parameters("after", "limit")
+    limit = whole_number(parameters, "limit")
+    if limit is not None and not 0 < limit <= MAX_LIMIT:
+        raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
+    described = await service.directory.ask(name, Describe())
+    ask = ListProducers(parameters.get("after", ""), DEFAULT_LIMIT if limit is None else limit)
+    page = await service.directory.ask(name, ask)
+    return json_answer(
+        {
+            "deduplication": shown_policy(service, name, described.metadata.properties.deduplication),
+            "enabledFrom": bound(page.enabled_from),
+            "generation": described.metadata.generation,
+            "count": page.total,
+            "snapshot": _snapshot(page.snapshot, service.clock.now_ms()),
+            "lastReplay": {"entries": page.snapshot.replayed_entries, "ms": page.snapshot.replay_ms},
+            "producers": [_listed(view) for view in page.producers],
+            "next": page.producers[-1].name if page.more else None,
+        }
+    )
+
+
+async def remove(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Forget a producer: what it sends again is stored again. Raises TopicNotFound, ProducerNotFound."""
+    name, producer = request.name, _producer(request)
+    request.parameters()
+    await service.directory.ask(name, RemoveProducer(producer))
+    return HttpAnswer(200)
+
+
+def bound(position: bytes | None) -> str | None:
+    """The first id behind a position of 10 bytes, in hex: where to start reading what came after it."""
+    return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()
+
+
+def _producer(request: ViewRequest) -> str:
+    """The name in the path. Raises InvalidParameter."""
+    producer = request.path["producer"]
+    check_producer_name(producer)
+    return producer
+
+
+def _shown(view: ProducerView, as_number: Numbers) -> dict[str, Any]:
+    return {
+        "producer": view.name,
+        "epoch": view.epoch,
+        "lastSequenceId": view.last_sequence_id,
+        "generation": view.generation,
+        "enabledFrom": bound(view.enabled_from),
+        "activeMs": view.active_ms,
+        "expiresMs": view.expires_ms,
+        "recent": [_recent(each, as_number) for each in view.recent],
+    }
+
+
+def _recent(result: ResultView, as_number: Numbers) -> dict[str, Any]:
+    return {
+        "first": result.first,
+        "last": result.last,
+        "firstId": result.first_id.hex(),
+        "lastId": result.last_id.hex(),
+        "response": None if result.response is None else _response(result.response, as_number),
+    }
+
+
+def _response(response: PublishResponse, as_number: Numbers) -> dict[str, Any]:
+    """As a publish answers it in JSON, without ``duplicate``."""
+    pointer = response.write_pointer
+    return {
+        "transactionWritePointer": None if pointer is None else as_number(pointer),
+        "startTimestamp": response.start_timestamp_ms,
+        "startSequenceId": response.start_sequence_id,
+        "endTimestamp": response.end_timestamp_ms,
+        "endSequenceId": response.end_sequence_id,
+    }
+
+
+def _listed(view: ProducerView) -> dict[str, Any]:
+    return {
+        "producer": view.name,
+        "epoch": view.epoch,
+        "pushed": view.pushed,
+        "persisted": view.last_sequence_id,
+        "activeMs": view.active_ms,
+        "expiresMs": view.expires_ms,
+        "damaged": view.damaged,
+    }
+
+
+def _snapshot(snapshot: SnapshotView, now_ms: int) -> dict[str, Any]:
+    return {
+        "position": bound(snapshot.position),
+        "ageMs": max(0, now_ms - snapshot.at_ms) if snapshot.at_ms else None,
+        "entriesSince": snapshot.entries_since,
+    }

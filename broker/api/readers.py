@@ -1,0 +1,89 @@
+"""Readers: positions that the daemon keeps for those who would otherwise need a place of their own for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.api.route import json_answer
+from broker.http.messages import HttpAnswer
+from protocol.codec import json_values as values
+from protocol.errors import InvalidParameter, MalformedBody, NotFound
+from protocol.ids import parse_id
+from protocol.names import reader_name
+from protocol.topic.asks import ListReaders, RemoveReader, SetReader
+
+if TYPE_CHECKING:
+    from broker.http.messages import ViewRequest
+    from broker.service import Service
+    from protocol.topic.asks import ReaderView
+
+
+def message_id(value: Any, name: str) -> bytes:
+    """An id in JSON: 40 hex digits, nothing else. Raises InvalidMessageId, MalformedBody."""
+    return parse_id(value) if isinstance(value, str) else values.refuse(name, value, "40 hex digits")
+
+
+_READER = {
+    "position": ("position", message_id),
+    "generation": ("generation", values.nullable(values.int32, "int")),
+    "expected": ("expected", values.nullable(message_id)),
+}
+
+
+async def list_all(service: Service, request: ViewRequest) -> HttpAnswer:
+    """All readers of the topic, by name. Raises TopicNotFound."""
+    request.parameters()
+    found = await service.directory.ask(request.name, ListReaders())
+    return json_answer([_shown(service, view) for view in found])
+
+
+async def show(service: Service, request: ViewRequest) -> HttpAnswer:
+    """One reader. Raises TopicNotFound, NotFound."""
+    name, reader = request.name, reader_name(request.path["reader"])
+    request.parameters()
+    for view in await service.directory.ask(name, ListReaders()):
+        if view.name == reader:
+            return json_answer(_shown(service, view))
+    raise NotFound(f"topic {name} keeps no reader {reader}", hint="PUT its position first")
+
+
+async def put(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Keep a position; with ``expected``, only if it is there now (null: only if there is none).
+
+    Raises:
+      TopicNotFound, PositionChanged, GenerationChanged, QuotaExceeded: nothing happened.
+    """
+    name, reader = request.name, reader_name(request.path["reader"])
+    request.parameters()
+    given = request.fields(_READER)
+    if "position" not in given:
+        raise MalformedBody("position is missing", hint='send {"position": "<40 hex digits>"}')
+    generation = given.get("generation")
+    if generation is not None and generation <= 0:
+        raise InvalidParameter(f"generation is {generation}", hint="generations are counted from 1")
+    ask = SetReader(
+        reader,
+        given["position"],
+        generation=generation,
+        expected=given.get("expected"),
+        compare="expected" in given,
+    )
+    return json_answer(_shown(service, await service.directory.ask(name, ask)))
+
+
+async def remove(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Forget a position. Raises TopicNotFound, NotFound."""
+    name, reader = request.name, reader_name(request.path["reader"])
+    request.parameters()
+    await service.directory.ask(name, RemoveReader(reader))
+    return HttpAnswer(200)
+
+
+def _shown(service: Service, view: ReaderView) -> dict[str, object]:
+    return {
+        "name": view.name,
+        "position": view.reader.position.hex(),
+        "generation": view.generation,
+        "changedMs": view.reader.changed_ms,
+        "expiresMs": view.reader.changed_ms + service.config.readers.retention_s * 1000,
+    }

@@ -1,0 +1,466 @@
+"""The JSON forms of requests and answers as schemas, and the families of error codes that routes share.
+
+Which codes a route may answer: a few families, and the status of each code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.http.messages import STATUS_OF
+from protocol.errors import BY_CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Whatever route it is.
+ANY = ("invalid_parameter", "overloaded", "internal")
+#: Reading a topic, which may have no owner just now.
+READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "no_owner", "shutting_down", "storage_failed")
+#: Changing a topic: it may not be known whether it happened.
+WRITES = (*READS, "outcome_unknown")
+#: A body is read.
+BODY = ("malformed_body", "body_too_large", "unsupported_media_type")
+
+
+def by_status(codes: Iterable[str]) -> dict[int, list[str]]:
+    """Codes by the status they are answered with, both ascending."""
+    found: dict[int, list[str]] = {}
+    for code in sorted(set(codes)):
+        found.setdefault(status_of_code(code), []).append(code)
+    return dict(sorted(found.items()))
+
+
+def status_of_code(code: str) -> int:
+    """The status that ``code`` is answered with."""
+    return next(STATUS_OF[cls] for cls in BY_CODE[code].__mro__ if cls in STATUS_OF)
+
+
+# --- schemas ---------------------------------------------------------------------------------------
+#
+# The JSON forms of requests and answers, as schemas.
+
+
+Schema = dict[str, Any]
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+STRING: Schema = {"type": "string"}
+POSITIVE: Schema = {"type": "integer", "minimum": 1}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+MILLISECONDS: Schema = {"type": "integer", "minimum": 0, "description": "milliseconds since 1970"}
+WAIT_MS: Schema = {"type": "integer", "minimum": 0, "maximum": 60_000}
+ISOLATION: Schema = {"type": "string", "enum": ["uncommitted", "committed"]}
+
+
+def ref(name: str) -> Schema:
+    """A schema by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """``schema``, or null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def record(required: str = "", /, **fields: Schema) -> Schema:
+    """An object of exactly these fields; ``required`` lists names with blanks between."""
+    made: Schema = {"type": "object", "properties": fields, "additionalProperties": False}
+    return {**made, "required": required.split()} if required else made
+
+
+def array(items: Schema, **more: Any) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items, **more}
+
+
+_POSITION = ref("Position")
+_ID = ref("MessageId")
+_ATTRIBUTES: Schema = {"type": "object", "additionalProperties": STRING}
+_PAYLOAD = ref("Payload")
+WRITE_POINTER: Schema = {
+    "description": "passes 2^53: digits in quotes are read too, and written with longs=string",
+    "type": ["integer", "string", "null"],
+}
+_TRANSACTION: Schema = nullable({"type": "string", "contentEncoding": "base64", "description": "a snapshot"})
+_WRITES: dict[str, Schema] = {
+    "transactionWritePointer": WRITE_POINTER,
+    "ttlSeconds": nullable(POSITIVE),
+    "messageTtlsSeconds": nullable(array(nullable(POSITIVE))),
+    "generation": nullable(POSITIVE),
+    "producer": nullable({**STRING, "minLength": 1, "description": "at most 255 bytes"}),
+    "producerEpoch": nullable(COUNT),
+    "sequenceIds": nullable(array(COUNT, description="one for each message, ascending; one without messages")),
+    "routingKey": nullable(STRING),
+    "attributes": nullable(array(_ATTRIBUTES, description="one map for each message")),
+}
+_RANGE: dict[str, Schema] = {
+    "transactionWritePointer": WRITE_POINTER,
+    "startTimestamp": MILLISECONDS,
+    "startSequenceId": COUNT,
+    "endTimestamp": MILLISECONDS,
+    "endSequenceId": COUNT,
+}
+_RANGE_NAMES = "startTimestamp startSequenceId endTimestamp endSequenceId"
+SCHEMAS: dict[str, Schema] = {
+    "MessageId": {"type": "string", "pattern": "^[0-9a-f]{40}$", "description": "20 bytes in hex; sorts as the topic"},
+    "Position": {
+        "description": "an id, or a time in milliseconds: the first message published then or later",
+        "anyOf": [{"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}, {"type": "integer", "minimum": 0}],
+    },
+    "Payload": {
+        "description": "text, or any bytes in base64; base64 in answers wherever the bytes are no UTF-8",
+        "anyOf": [STRING, record("base64", base64={"type": "string", "contentEncoding": "base64"})],
+    },
+    "Properties": {
+        "type": "object",
+        "description": "an absent one has its default; generation is accepted when it is the topic's own",
+        "properties": {
+            "ttl": {"description": "seconds", "anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
+            "transactional": {"enum": ["optional", "required", "disabled"], "default": "optional"},
+            "deduplication": {"enum": ["inherit", "enabled", "disabled"], "default": "inherit"},
+            "max_bytes": {"anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
+            "generation": {"anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
+        },
+        "additionalProperties": False,
+    },
+    "Topic": {
+        "type": "object",
+        "description": "with http.flat_topic_properties the properties alone",
+        "properties": {
+            "name": STRING,
+            "properties": {"type": "object", "additionalProperties": STRING},
+            "deduplication": ref("Deduplication"),
+        },
+    },
+    "PublishItem": {
+        "anyOf": [
+            _PAYLOAD,
+            record(
+                "payload",
+                payload=_PAYLOAD,
+                ttlSeconds=nullable(POSITIVE),
+                sequenceId=nullable(COUNT),
+                attributes=nullable(_ATTRIBUTES),
+            ),
+        ]
+    },
+    "PublishRequest": record(
+        messages=array(ref("PublishItem")),
+        **_WRITES,
+        atomic={**BOOLEAN, "description": "all of them contiguous, visible together or not at all"},
+        segments=nullable(
+            array(
+                {**STRING, "minLength": 1, "maxLength": 64},
+                description="with a write pointer: of what was stored only these segments, for ever; with a producer, "
+                "one sequence id and no messages: what it staged under these, as one batch",
+            )
+        ),
+    ),
+    "StoreRequest": {
+        **record(
+            "messages",
+            messages=array(ref("PublishItem"), minItems=1),
+            **_WRITES,
+            segment=nullable({**STRING, "minLength": 1, "maxLength": 64}),
+        ),
+        "description": "under a write pointer, or staged by a producer in a segment",
+        "anyOf": [{"required": ["transactionWritePointer"]}, {"required": ["producer", "segment"]}],
+    },
+    "PublishResponse": record(f"transactionWritePointer {_RANGE_NAMES}", **_RANGE, duplicate=BOOLEAN),
+    "RollbackRequest": record("transactionWritePointer", **_RANGE, duplicate=BOOLEAN),
+    "Receipt": record(
+        "firstId lastId generation",
+        firstId=nullable(_ID),
+        lastId=nullable(_ID),
+        generation=POSITIVE,
+        duplicate=BOOLEAN,
+        deduplicated=BOOLEAN,
+        lastSequenceId=nullable(INTEGER),
+        stored=nullable(array(COUNT, description="only where a part was stored before")),
+        dropped=nullable(array(COUNT)),
+    ),
+    "PollRequest": record(
+        startFrom=nullable(_POSITION),
+        inclusive={**BOOLEAN, "default": True},
+        limit=nullable(POSITIVE),
+        endBefore=nullable(_ID),
+        waitMs=nullable(WAIT_MS),
+        maxBytes=nullable(POSITIVE),
+        isolation=nullable(ISOLATION),
+        transaction=_TRANSACTION,
+    ),
+    "Message": record("id payload", id=_ID, payload=_PAYLOAD, attributes=_ATTRIBUTES),
+    "ShownMessage": {
+        "type": "object",
+        "required": ["id", "state"],
+        "properties": {
+            "id": _ID,
+            "state": {"enum": ["plain", "committed", "open", "rolled-back", "invalid", "damaged"]},
+            "detail": {**STRING, "description": "what is wrong with a damaged one, which has nothing else"},
+            "publishTimeMs": MILLISECONDS,
+            "expiresMs": MILLISECONDS,
+            "writePointer": nullable({"type": ["integer", "string"]}),
+            "size": COUNT,
+            "payload": _PAYLOAD,
+            "attributes": _ATTRIBUTES,
+            "producer": nullable(STRING),
+            "sequenceId": nullable(INTEGER),
+            "batch": nullable(record("index count", index=COUNT, count=COUNT)),
+        },
+    },
+    "Stats": {
+        "type": "object",
+        "properties": {
+            "messages": COUNT,
+            "bytes": COUNT,
+            "estimated": {**BOOLEAN, "description": "messages and bytes are upper bounds"},
+            "oldestId": nullable(_ID),
+            "newestId": nullable(_ID),
+            "end": {**_ID, "description": "the position behind all that has been published, read by anybody or not"},
+            "oldestAgeMs": nullable(COUNT),
+            "publishPerSecond": {"type": "number"},
+            "pollPerSecond": {"type": "number"},
+            "openTransactions": COUNT,
+            "producers": COUNT,
+            "enabledFrom": nullable(_ID),
+            "owner": nullable(STRING),
+            "parkedPolls": COUNT,
+            "generation": POSITIVE,
+            "createdMs": MILLISECONDS,
+            "reader": record(
+                "visible hidden expiredUnread", visible=COUNT, hidden=COUNT, expiredUnread=COUNT, estimated=BOOLEAN
+            ),
+        },
+    },
+    "OffsetsRequest": record(
+        start=nullable(_POSITION),
+        end=nullable(_POSITION),
+        maxMessages=nullable(POSITIVE),
+        maxBytes=nullable(POSITIVE),
+        splits=nullable({"type": "integer", "minimum": 1, "maximum": 1000}),
+        waitMs=nullable(WAIT_MS),
+        isolation=nullable(ISOLATION),
+        transaction=_TRANSACTION,
+    ),
+    "Offsets": record(
+        "end count bytes splits earliest expired generation",
+        end=_ID,
+        count=COUNT,
+        bytes=COUNT,
+        splits=array(_ID),
+        earliest=_ID,
+        expired=BOOLEAN,
+        generation=POSITIVE,
+    ),
+    "ReaderPosition": record("position", position=_ID, generation=nullable(POSITIVE), expected=nullable(_ID)),
+    "Reader": record(
+        "name position generation changedMs expiresMs",
+        name=STRING,
+        position=_ID,
+        generation=POSITIVE,
+        changedMs=MILLISECONDS,
+        expiresMs=MILLISECONDS,
+    ),
+    "ManyRequest": record(
+        "topics",
+        topics={
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1000,
+            "additionalProperties": record(startFrom=nullable(_POSITION), inclusive=BOOLEAN, limit=nullable(POSITIVE)),
+        },
+        waitMs=nullable(WAIT_MS),
+        isolation=nullable(ISOLATION),
+        limit=nullable(POSITIVE),
+        maxBytes=nullable(POSITIVE),
+    ),
+    "ManyAnswer": record(
+        "topics",
+        topics={
+            "type": "object",
+            "additionalProperties": {
+                "oneOf": [
+                    record(
+                        "messages lastId end",
+                        messages=array(ref("Message")),
+                        lastId=nullable(_ID),
+                        end={"enum": ["end", "more", "held"]},
+                        heldBy={"type": ["integer", "string"]},
+                        heldSince=MILLISECONDS,
+                        hiddenMessages=STRING,
+                    ),
+                    record("error", error=ref("Problem")),
+                ]
+            },
+        },
+    ),
+    "Problem": {
+        "type": "object",
+        "description": "what went wrong, and whether the request happened all the same",
+        "required": ["type", "title", "status", "detail", "code", "hint", "outcome"],
+        "properties": {
+            "type": STRING,
+            "title": STRING,
+            "status": INTEGER,
+            "detail": STRING,
+            "code": {"enum": sorted(BY_CODE), "description": "stable, for programs"},
+            "hint": STRING,
+            "outcome": {"enum": ["not-applied", "applied", "unknown"]},
+        },
+    },
+}
+
+
+# --- producers -------------------------------------------------------------------------------------
+
+
+_SEQUENCE_ID: Schema = {**INTEGER, "minimum": -1, "description": "-1: none yet"}
+_BOUND: Schema = nullable({**ref("MessageId"), "description": "what stands before it is not meant; null: nothing does"})
+PRODUCER_SCHEMAS: dict[str, Schema] = {
+    "Deduplication": record(
+        "enabled level",
+        enabled={**BOOLEAN, "description": "whether sequence ids of producers are remembered"},
+        level={"enum": ["topic", "namespace", "service"], "description": "who says so"},
+    ),
+    "SessionRequest": record(
+        retentionSeconds=nullable({**POSITIVE, "description": "how long to be remembered when idle"}),
+        generation=nullable(POSITIVE),
+        discardStaged=nullable({**BOOLEAN, "description": "never publish what is staged under the name"}),
+    ),
+    "Producer": record(
+        "producer epoch lastSequenceId generation enabledFrom recent",
+        producer=STRING,
+        epoch=COUNT,
+        lastSequenceId=_SEQUENCE_ID,
+        generation=POSITIVE,
+        enabledFrom=_BOUND,
+        activeMs=MILLISECONDS,
+        expiresMs=MILLISECONDS,
+        recent=array(
+            record(
+                "first last firstId lastId response",
+                first=COUNT,
+                last=COUNT,
+                firstId=ref("MessageId"),
+                lastId=ref("MessageId"),
+                response=nullable(ref("PublishResponse")),
+            )
+        ),
+    ),
+    "Producers": record(
+        "deduplication enabledFrom generation count snapshot lastReplay producers next",
+        deduplication=ref("Deduplication"),
+        enabledFrom=_BOUND,
+        generation=POSITIVE,
+        count=COUNT,
+        snapshot=record("position ageMs entriesSince", position=_BOUND, ageMs=nullable(COUNT), entriesSince=COUNT),
+        lastReplay=record("entries ms", entries=COUNT, ms=COUNT),
+        producers=array(
+            record(
+                "producer epoch pushed persisted activeMs expiresMs damaged",
+                producer=STRING,
+                epoch=COUNT,
+                pushed=_SEQUENCE_ID,
+                persisted=_SEQUENCE_ID,
+                activeMs=MILLISECONDS,
+                expiresMs=MILLISECONDS,
+                damaged=BOOLEAN,
+            )
+        ),
+        next=nullable({**STRING, "description": "the name to go on after; null: there are no more"}),
+    ),
+    "Maintenance": record(
+        "generation expiredBefore invalid snapshotPosition",
+        generation=POSITIVE,
+        expiredBefore=MILLISECONDS,
+        invalid=nullable(array({"type": ["integer", "string"]}, description="write pointers; null: nobody can say")),
+        snapshotPosition=_BOUND,
+    ),
+    "NamespaceProperties": record(
+        deduplication={"enum": ["inherit", "enabled", "disabled"], "default": "inherit"},
+    ),
+    "Namespace": record(
+        "name properties deduplication",
+        name=STRING,
+        properties=ref("NamespaceProperties"),
+        deduplication=ref("Deduplication"),
+    ),
+}
+
+
+# --- transactions ----------------------------------------------------------------------------------
+
+
+_POINTER_VALUE: Schema = {"type": ["integer", "string"]}
+_BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
+_STATE: Schema = {"enum": ["in_progress", "committed", "aborted", "invalid", "unknown"]}
+_STATUS: dict[str, Schema] = {
+    "id": _POINTER_VALUE,
+    "writePointer": _POINTER_VALUE,
+    "type": nullable({"enum": ["short", "long"]}),
+    "clientId": nullable(STRING),
+    "state": _STATE,
+    "startedMs": nullable(MILLISECONDS),
+    "expiresMs": nullable(MILLISECONDS),
+    "decidedMs": nullable(MILLISECONDS),
+    "topics": array(STRING),
+    "hiddenMessages": nullable(COUNT),
+}
+TRANSACTION_SCHEMAS: dict[str, Schema] = {
+    "BeginRequest": record(
+        type={"enum": ["short", "long"], "default": "short"}, timeoutSeconds=nullable(POSITIVE), clientId=STRING
+    ),
+    "BegunTransaction": record(
+        "id writePointer readPointer snapshot expires",
+        id=_POINTER_VALUE,
+        writePointer=_POINTER_VALUE,
+        readPointer=_POINTER_VALUE,
+        snapshot={**_BASE64, "description": "what a poll takes as transaction"},
+        expires=MILLISECONDS,
+    ),
+    "ChangeSet": record(changes=array(_BASE64)),
+    "DecidedTransaction": record("id state", id=_POINTER_VALUE, state=_STATE),
+    "Transaction": record("id state", **_STATUS),
+    "TransactionOutcome": record("id state keptUntilMs", **_STATUS, keptUntilMs=nullable(MILLISECONDS)),
+    "Truncation": record(ids=array(_POINTER_VALUE), beforeMs=MILLISECONDS),
+    "Pruning": record(
+        "invalid topics oldestByTopic",
+        invalid=COUNT,
+        oldestInvalid=nullable(_POINTER_VALUE),
+        safeBound=nullable(_POINTER_VALUE),
+        lastPassMs=nullable(MILLISECONDS),
+        maxLifetimeMs=COUNT,
+        keptBecause=nullable(STRING),
+        topics=COUNT,
+        oldestByTopic=array(record("topic oldestPointer", topic=STRING, oldestPointer=_POINTER_VALUE)),
+    ),
+}
+
+
+# --- cluster ---------------------------------------------------------------------------------------
+
+
+CLUSTER_SCHEMAS: dict[str, Schema] = {
+    "Cluster": record(
+        "instance address zookeeper instances pins transactions topic",
+        instance=STRING,
+        address=STRING,
+        zookeeper=nullable(record("connected since", connected=BOOLEAN, since=MILLISECONDS)),
+        instances=array(ref("Instance")),
+        pins={"type": "object", "additionalProperties": STRING},
+        transactions=nullable(STRING),
+        topic=nullable(record("name owner pinned", name=STRING, owner=nullable(STRING), pinned=nullable(STRING))),
+    ),
+    "Instance": record(
+        "name address weight leaving drained slices topicsOpen",
+        name=STRING,
+        address=STRING,
+        weight=POSITIVE,
+        leaving=BOOLEAN,
+        drained=BOOLEAN,
+        slices=COUNT,
+        topicsOpen=nullable(COUNT),
+    ),
+    "Drained": record("instance drained", instance=STRING, drained=BOOLEAN),
+    "Pinned": record("topic instance", topic=STRING, instance=nullable(STRING)),
+}

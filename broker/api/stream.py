@@ -1,0 +1,307 @@
+"""A stream of publishes: requests are sent ahead of their answers, and small ones are stored together.
+
+A stream of publishes: requests are sent ahead of their answers, and small ones are stored together.
+
+Each request has the verdict, the bounds and the errors of ``POST …/publish``. They are put into the topic's mailbox
+in the order in which they came and answered in the same order. A run of singles is put as one ask.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.api.publish import enlist_first, within_answer_timeout
+from broker.api.route import LOOP_BYTES
+from broker.http.messages import only_plain, problem_of, status_of
+from protocol.checks import check_publish
+from protocol.codec import stream as codec
+from protocol.errors import Internal, InvalidParameter, PlainsongError
+from protocol.names import topic_name
+from protocol.requests import PublishResponse, Receipt
+from protocol.topic.asks import Publish, PublishEach
+from protocol.topic.pointer_asks import PublishUnder
+from protocol.topic.staging_asks import PublishStaged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actors.mailbox import Ticket
+    from broker.http.budgets import Holding
+    from broker.http.messages import HttpAnswer, ViewRequest
+    from broker.service import Service
+    from protocol.requests import PublishRequest
+    from protocol.topic.asks import Ask
+
+log = logging.getLogger("plainsong.http")
+#: What a request counts for besides its payload: its number, its place in lists, its answer.
+REQUEST_BYTES = 128
+#: Answers that are sent at once, unless one run has more.
+ANSWER_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """How much of one stream may be under way; beyond it nothing more is read. A larger request goes alone."""
+
+    requests: int = 1 << 16
+    bytes: int = 8 << 20
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Requests that were put as one."""
+
+    numbers: Sequence[int]
+    messages: int
+    size: int
+    """What it holds."""
+    put: Ticket[Any] | PlainsongError
+    """The ticket, or why there is none."""
+    of_producer: bool
+    begun_s: float
+
+
+class PublishStream:
+    """One stream; a ``Conversation``."""
+
+    def __init__(
+        self,
+        service: Service,
+        namespace: str,
+        topic: str,
+        request_id: str,
+        held: Holding,
+        bounds: StreamBounds = StreamBounds(),
+    ) -> None:
+        self._service = service
+        self._name = topic_name(namespace, topic)
+        self._request_id = request_id
+        self._held = held
+        self._bounds = bounds
+        self._reader = codec.RequestReader()
+        self._taken: deque[_Taken] = deque()
+        self._requests = 0
+        #: Requests that have been answered.
+        self.answered = 0
+        self._finished = False
+        self._begun_s = perf_counter()
+        #: Something was taken, or the end has come; something was answered.
+        self._arrived = trio.Event()
+        self._settled = trio.Event()
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """See ``Conversation.headers``."""
+        return []
+
+    async def opened(self) -> None:
+        """As ``Conversation.opened`` says: nothing to wait for."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return bool(self._taken)
+
+    # --- in ------------------------------------------------------------------------------------
+
+    async def take(self, messages: Sequence[bytes]) -> None:
+        """As ``Conversation.take`` says. Singles are gathered across all of ``messages``."""
+        run = codec.Singles([], [])
+        for message in messages:
+            read = partial(self._reader.read, message)
+            parts, fault = read() if len(message) <= LOOP_BYTES else await trio.to_thread.run_sync(read)
+            for part in parts:
+                if isinstance(part, codec.Singles):
+                    if len(run.numbers) + len(part.numbers) > codec.MAX_RUN:
+                        await self._take(run)
+                        run = part
+                    else:
+                        run.numbers.extend(part.numbers)
+                        run.payloads.extend(part.payloads)
+                    continue
+                await self._take(run)
+                run = codec.Singles([], [])
+                await self._take(part)
+            if fault is not None:
+                await self._take(run)
+                raise fault
+        await self._take(run)
+
+    async def _take(self, part: codec.Part) -> None:
+        payloads: Sequence[bytes] = ()
+        if isinstance(part, codec.Singles):
+            payloads = part.payloads
+        elif isinstance(part, codec.Whole):
+            payloads = part.request.messages
+        numbers = part.numbers if isinstance(part, codec.Singles) else [part.number]
+        if not numbers:
+            return
+        size = sum(map(len, payloads)) + REQUEST_BYTES * len(numbers)
+        await self._room(len(numbers), size)
+        if self._finished:
+            return
+        refusal = await self._enlisted(part)
+        if self._finished:
+            return
+        held_bytes = self._held.held_bytes
+        put = refusal or self._put(part, size)
+        if isinstance(put, PlainsongError):
+            self._held.shrink(self._held.held_bytes - held_bytes)
+            size = 0
+        of_producer = isinstance(part, codec.Whole) and part.request.producer is not None
+        self._taken.append(_Taken(numbers, len(payloads), size, put, of_producer, perf_counter()))
+        self._requests += len(numbers)
+        self._arrived.set()
+
+    async def _room(self, requests: int, size: int) -> None:
+        bounds = self._bounds
+        while not self._finished and self._taken:
+            if self._requests + requests <= bounds.requests and self._held.held_bytes + size <= bounds.bytes:
+                return
+            self._settled = trio.Event()
+            await self._settled.wait()
+
+    async def _enlisted(self, part: codec.Part) -> PlainsongError | None:
+        """Why nothing can be published under the write pointer of a request that has one; None: it may be tried."""
+        if isinstance(part, codec.Whole) and part.request.write_pointer is not None:
+            try:
+                await enlist_first(self._service, self._name, part.request.write_pointer)
+            except PlainsongError as error:
+                return error
+        return None
+
+    def _put(self, part: codec.Part, size: int) -> Ticket[Any] | PlainsongError:
+        try:
+            if isinstance(part, codec.Refused):
+                return part.error
+            ask: Ask[Any]
+            ask = PublishEach(part.payloads, size) if isinstance(part, codec.Singles) else ask_of(part.request, size)
+            self._held.grow(size)
+            return self._service.directory.put(self._name, ask)
+        except PlainsongError as error:
+            return error
+
+    def finish(self) -> None:
+        """As ``Conversation.finish`` says."""
+        self._finished = True
+        self._arrived.set()
+        self._settled.set()
+
+    def close(self) -> None:
+        """As ``Conversation.close`` says."""
+        self.finish()
+        self._held.release()
+        seconds = perf_counter() - self._begun_s
+        self._service.access.begin(self._request_id)
+        self._service.access.answered("stream", str(self._name), 101, seconds)
+
+    # --- out -----------------------------------------------------------------------------------
+
+    async def answers(self) -> bytes | None:
+        """As ``Conversation.answers`` says."""
+        while not self._taken:
+            if self._finished:
+                return None
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        out = [await self._answer()]
+        size = len(out[0])
+        while self._taken and size < ANSWER_BYTES and _is_ready(self._taken[0].put):
+            out.append(await self._answer())
+            size += len(out[-1])
+        return b"".join(out)
+
+    async def _answer(self) -> bytes:
+        """The answers of the oldest that were put as one."""
+        taken = self._taken[0]
+        outcome: Any = taken.put
+        if not isinstance(outcome, PlainsongError):
+            try:
+                waiting = partial(outcome.wait, _nobody_waits)
+                outcome = await (
+                    within_answer_timeout(self._service, self._name, waiting) if taken.of_producer else waiting()
+                )
+            except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
+                outcome = self._plain(error)
+        self._taken.popleft()
+        self._requests -= len(taken.numbers)
+        self.answered += len(taken.numbers)
+        self._held.shrink(taken.size)
+        self._settled.set()
+        return self._told(taken, outcome)
+
+    def _told(self, taken: _Taken, outcome: Any) -> bytes:
+        numbers = taken.numbers
+        each = outcome if isinstance(outcome, list) else [outcome] * len(numbers)
+        seconds = perf_counter() - taken.begun_s
+        if isinstance(outcome, Receipt):
+            self._count(200, len(numbers), taken.messages, seconds)
+            if len(numbers) > 1:
+                return codec.encode_receipts(numbers, outcome)
+        else:
+            for one in each:
+                if isinstance(one, PlainsongError):
+                    self._count(status_of(one), 1, 0, seconds)
+                else:
+                    self._count(200, 1, taken.messages // len(numbers), seconds)
+        return b"".join([encoded_answer(number, one) for number, one in zip(numbers, each, strict=True)])
+
+    def _count(self, status: int, requests: int, messages: int, seconds: float) -> None:
+        self._service.metrics.requested("stream", status, seconds, requests)
+        if messages:
+            self._service.rates.published(self._name, messages, trio.current_time())
+
+    def _plain(self, error: Exception) -> PlainsongError:
+        plain = only_plain(error)
+        if plain is None:
+            log.error("a request failed", exc_info=error, extra={"request_id": self._request_id})
+            plain = Internal(hint="the log has more under this stream's X-Request-Id")
+        return plain
+
+
+def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
+    """What a publish asks its topic. Raises PlainsongError for one that makes no sense."""
+    check_publish(request)
+    if request.write_pointer is not None:
+        return PublishUnder(request, size)
+    return Publish(request, size) if request.segments is None else PublishStaged(request, size)
+
+
+def encoded_answer(number: int, outcome: Any) -> bytes:
+    """One answer: a receipt, a response, or the problem that it met."""
+    if isinstance(outcome, PlainsongError):
+        problem = problem_of(outcome)
+        if outcome.retry_after_s is not None:
+            problem["retryAfter"] = outcome.retry_after_s
+        return codec.encode_problem(number, status_of(outcome), problem)
+    if isinstance(outcome, PublishResponse):
+        return codec.encode_response(number, outcome)
+    return codec.encode_receipt(number, outcome)
+
+
+def _is_ready(put: Ticket[Any] | PlainsongError) -> bool:
+    return isinstance(put, PlainsongError) or put.is_settled
+
+
+def _nobody_waits(ticket: Ticket[Any]) -> None:
+    """Publishes are not taken back when their stream ends."""
+
+
+# --- upgrading -------------------------------------------------------------------------------------
+#
+# The stream's path for those who come without a WebSocket: what to come with.
+
+
+async def stream(service: Service, request: ViewRequest) -> HttpAnswer:
+    """Refuses a request that is not for a WebSocket, whatever else it is. Raises InvalidParameter, InvalidName."""
+    raise InvalidParameter(
+        f"the stream of {request.name} is a WebSocket",
+        hint="send Connection: Upgrade and Upgrade: websocket, over HTTP/1.1",
+    )

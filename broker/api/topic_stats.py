@@ -1,0 +1,371 @@
+"""Counts of one topic: statistics, offsets for parallel readers, and bounds for a cleaning job.
+
+Numbers of one topic: how much, how old, how fast, and how far behind a reader is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.reading import walk_rows
+from broker.api.poll import fresh_for, view_for, wait_for_decision
+from broker.api.producers import bound
+from broker.api.route import json_answer
+from broker.api.transactions import longs
+from protocol.checks import check_poll
+from protocol.codec import json_values as values
+from protocol.codec.positions import parse_position
+from protocol.errors import InvalidParameter, TopicNotFound, TransactionsUnavailable
+from protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
+from protocol.page import items_in
+from protocol.requests import PollRequest
+from protocol.topic.asks import Describe, Look, PlanCleaning, Slice, Stats
+from protocol.topic.extent import Extent
+from protocol.topic.pointer_asks import ListPointers
+from protocol.topic.producers.asks import ListProducers
+from protocol.topic.tally import Newest, Tally
+from protocol.transactions.view import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from broker.http.messages import HttpAnswer, ViewRequest
+    from broker.service import Service
+    from protocol.names import TopicName
+    from protocol.topic.asks import Span, TopicStats
+    from protocol.topic.pointer_asks import PointerView
+    from protocol.transactions.view import View
+    from storage.base import Store
+
+
+async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
+    """What the topic holds now; with ``reader=<id>`` also what lies before one who read up to there.
+
+    Raises:
+      TopicNotFound, InvalidMessageId, StoreError: nothing happens by looking.
+    """
+    name = request.name
+    parameters = request.parameters("reader")
+    reader = parse_id(parameters["reader"]) if "reader" in parameters else None
+    found = await service.directory.ask(name, Stats())
+    span, now_s = found.span, trio.current_time()
+    count = await count_from(service.store, found, FIRST_BOUND)
+    undecided = await service.directory.ask(name, ListPointers())
+    producers = await service.directory.ask(name, ListProducers(limit=1))
+    described = await service.directory.ask(name, Describe())
+    oldest_id, newest_id = await _oldest(service, name, span), await newest_from(service.store, span)
+    numbers: dict[str, Any] = {
+        "messages": count.messages,
+        "bytes": count.bytes,
+        "estimated": count.estimated,
+        "oldestId": None if oldest_id is None else oldest_id.hex(),
+        "newestId": None if newest_id is None else newest_id.hex(),
+        "end": span.until.hex(),
+        "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
+        "publishPerSecond": round(service.rates.publishing.per_second(name, now_s), 3),
+        "pollPerSecond": round(service.rates.polling.per_second(name, now_s), 3),
+        "openTransactions": sum(not each.rolled_back for each in undecided),
+        "producers": producers.total,
+        "enabledFrom": bound(producers.enabled_from),
+        "owner": None if service.cluster is None else service.cluster.ownership.me.address,
+        "parkedPolls": _parked(service, name),
+        "generation": span.generation,
+        "createdMs": described.metadata.created_ms,
+    }
+    if reader is not None:
+        numbers["reader"] = await _reader(service, found, after(reader), undecided)
+    return json_answer(numbers)
+
+
+async def _oldest(service: Service, name: TopicName, span: Span) -> bytes | None:
+    page = await service.read(name, span, limit=1, max_bytes=1)
+    return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
+
+
+async def _reader(
+    service: Service, found: TopicStats, since: bytes, undecided: Sequence[PointerView]
+) -> dict[str, Any]:
+    """What is before a committed reader; without a transaction service, before one who reads everything."""
+    try:
+        await fresh_for(service, "committed")
+        view = view_for(service, "committed", None)
+    except TransactionsUnavailable:
+        view = None
+    if view is None:
+        count = await count_from(service.store, found, since)
+    else:
+        count = await count_for_reader(service.store, found, since, view, undecided)
+    expired, more = await expired_from(service.store, found.span, since, view)
+    return {
+        "visible": count.messages,
+        "hidden": count.hidden,
+        "expiredUnread": expired + count.expired,
+        "estimated": count.estimated or more,
+    }
+
+
+def _parked(service: Service, name: TopicName) -> int:
+    core = service.directory.entry(name).actor.core
+    return 0 if core is None else len(core.parking)
+
+
+# --- offsets ---------------------------------------------------------------------------------------
+#
+# Where a bounded read would end and how to cut it in parts, told without moving a payload.
+
+
+#: Parts a range can be cut into at once.
+MAX_SPLITS = 1_000
+_POSITION = values.nullable(parse_position)
+_INT = values.nullable(values.int64, "int", "long")
+_OFFSETS = {
+    "start": ("start_from", _POSITION),
+    "end": ("end", _POSITION),
+    "maxMessages": ("limit", _INT),
+    "maxBytes": ("max_bytes", _INT),
+    "splits": ("splits", _INT),
+    "isolation": ("isolation", values.nullable(values.text, "Isolation")),
+    "transaction": ("transaction", values.nullable(values.binary)),
+    "waitMs": ("wait_ms", _INT),
+}
+
+
+async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
+    """The exclusive end, the count and the bytes of a bounded read, and bounds that cut it.
+
+    Raises:
+      TopicNotFound, InvalidParameter, TransactionsUnavailable: nothing happened.
+    """
+    name = request.name
+    request.parameters()
+    given = request.fields(_OFFSETS)
+    parts = given.pop("splits", None)
+    if parts is not None and not 1 <= parts <= MAX_SPLITS:
+        raise InvalidParameter(f"splits is {parts}", hint=f"use 1 to {MAX_SPLITS} parts")
+    end = given.pop("end", None)
+    read = PollRequest(**given, end_before=bound_at(end) if isinstance(end, int) else end)
+    if read.isolation not in (None, "uncommitted", "committed"):
+        raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+    check_poll(read)
+    span, extent, expired = await _measured(service, name, read, request.waited_ms)
+    return json_answer(
+        {
+            "end": extent.end.hex(),
+            "count": extent.count,
+            "bytes": extent.bytes,
+            "splits": [bound.hex() for bound in extent.splits(parts or 1)],
+            "earliest": bound_at(span.oldest_ms).hex(),
+            "expired": expired,
+            "generation": span.generation,
+        }
+    )
+
+
+async def _measured(
+    service: Service, name: TopicName, read: PollRequest, waited_ms: int = 0
+) -> tuple[Span, Extent, bool]:
+    """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
+
+    Last whether messages had expired between the start and all that was looked at.
+    """
+    since = read.since
+    deadline_s = None
+    if read.wait_ms:
+        wait_ms = min(read.wait_ms, service.config.poll.max_wait_ms) - waited_ms
+        deadline_s = trio.current_time() + wait_ms / 1000
+    expired = False
+    parks = read.isolation != "committed"
+    await fresh_for(service, read.isolation, read.transaction)
+    while True:
+        # In this order, as for a poll: of what the view shows nothing stands behind the span.
+        mark = service.pointers.mark
+        view = view_for(service, read.isolation, read.transaction)
+        span = await service.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
+        expired |= span.expired
+        extent = Extent(span, read.limit, read.max_bytes, view)
+        await walk_rows(service.store, extent)
+        if extent.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
+            return span, extent, expired
+        if extent.held is not None:
+            if read.transaction is not None:
+                return span, extent, expired  # the snapshot never learns what becomes of the pointer
+            await wait_for_decision(service, extent.held, mark, deadline_s)
+        elif parks and span.since >= span.until:
+            return span, extent, expired  # the topic had nothing for as long
+        elif not parks:
+            later = await service.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
+            if later.since >= later.until:
+                return span, extent, expired
+        # All there was is expired or rolled back, or held until now: go on from there.
+        since = extent.end
+
+
+# --- maintenance -----------------------------------------------------------------------------------
+#
+# What a job that cleans a topic from outside may rely on: asked once, durable before it is answered.
+
+
+async def maintain(service: Service, request: ViewRequest) -> HttpAnswer:
+    """From when on messages have expired, whose are invalid, and up to where producers' stamps are noted.
+
+    The topic writes its high-water mark and its snapshot of producers first, so all of it stays true.
+
+    Raises:
+      TopicNotFound, StoreError: nothing may be removed.
+    """
+    name = request.name
+    as_number = longs(request.parameters("longs"))
+    with suppress(TransactionsUnavailable):  # the answer says that nobody can say
+        await service.transactions.fresh()
+    described = await service.directory.ask(name, Describe())
+    plan = await service.directory.ask(name, PlanCleaning(service.config.retention.delete_grace_s * 1000))
+    pointers = await service.directory.ask(name, ListPointers())
+    producers = await service.directory.ask(name, ListProducers(limit=1))
+    if plan.expired is None:
+        raise TopicNotFound(f"topic {name} was deleted meanwhile")
+    expired_before_ms, _ = unpack_position(plan.expired[1][len(plan.prefix) :])
+    invalid = _invalid(service, pointers)
+    return json_answer(
+        {
+            "generation": described.metadata.generation,
+            "expiredBefore": expired_before_ms,
+            "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
+            "snapshotPosition": bound(producers.snapshot.position),
+        }
+    )
+
+
+def _invalid(service: Service, pointers: Sequence[PointerView]) -> list[int] | None:
+    """Of the pointers that the topic has messages of, those of invalid transactions; None: nobody can say."""
+    try:
+        return sorted(each.pointer for each in pointers if service.transactions.standing(each.pointer) == "invalid")
+    except TransactionsUnavailable:
+        return None
+
+
+# --- counting --------------------------------------------------------------------------------------
+#
+# Counting messages from a position on: slices as the topic counted them, and a look at the few it cannot vouch for.
+#
+# The topic counts messages while it writes them, in slices of time. A slice is exact unless a part of it has
+# expired or lies before the position; only then are its rows looked at, and never more than ``MAX_LOOKS``.
+
+
+#: Rows that one question may look at, and bytes of them.
+MAX_LOOKS = 100_000
+MAX_LOOK_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class Count:
+    """How much there is; ``estimated``: about so much, since looking closer would have taken too long."""
+
+    messages: int = 0
+    bytes: int = 0
+    expired: int = 0
+    """Messages among those looked at whose own time to live is over."""
+    hidden: int = 0
+    """Messages behind the first undecided one."""
+    estimated: bool = False
+
+
+async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
+    """The living messages from the bound ``since`` on, undecided and rolled back ones included. Raises StoreError."""
+    count = Count()
+    room = MAX_LOOKS
+    for counted in _apart(stats.slices):
+        if bound_at(counted.last_ms + 1) <= since:
+            continue
+        if _is_exact(counted, stats, since) or counted.messages > room:
+            count.messages += counted.messages
+            count.bytes += counted.bytes
+            count.estimated |= not _is_exact(counted, stats, since)
+            continue
+        room -= counted.messages
+        span = replace(stats.span, since=max(since, bound_at(counted.first_ms)))
+        span.until = min(span.until, bound_at(counted.last_ms + 1))
+        await _look(store, span, None, count)
+    return count
+
+
+async def count_for_reader(
+    store: Store, stats: TopicStats, since: bytes, view: View, undecided: Sequence[PointerView]
+) -> Count:
+    """What a transactional reader at the bound ``since`` would get, and what is hidden from it.
+
+    Exact where it is little enough to be looked at. Else the topic's own counts are taken: those know where the
+    first undecided row is, and not which messages have been rolled back. Raises StoreError.
+    """
+    ahead = [counted for counted in stats.slices if bound_at(counted.last_ms + 1) > since]
+    few = sum(counted.messages for counted in ahead) <= MAX_LOOKS
+    count = Count()
+    if few and sum(counted.bytes for counted in ahead) <= MAX_LOOK_BYTES:
+        await _look(store, replace(stats.span, since=since), view, count)
+        return count
+    count = await count_from(store, stats, since)
+    hidden = 0
+    for each in undecided:
+        # What is before the reader cannot be undecided: it would not have been passed.
+        ahead_of_reader = each.first is not None and each.first + NO_PAYLOAD_PART >= since
+        if ahead_of_reader and view.verdict(each.pointer) is Verdict.HOLD:
+            hidden = max(hidden, each.hidden)
+    count.hidden = min(hidden, count.messages)
+    count.messages -= count.hidden
+    count.estimated = True
+    return count
+
+
+async def expired_from(store: Store, span: Span, since: bytes, view: View | None) -> tuple[int, bool]:
+    """Messages from ``since`` on that have outlived the topic's time to live and are not removed yet.
+
+    The bool says that there are more of them than were counted. Raises StoreError.
+    """
+    below = replace(span, since=since, until=min(span.until, bound_at(span.oldest_ms)), oldest_ms=0)
+    tally = Tally(below, view, MAX_LOOKS)
+    await walk_rows(store, tally)
+    return tally.messages + tally.hidden + tally.expired, tally.gave_up
+
+
+async def newest_from(store: Store, span: Span) -> bytes | None:
+    """The id of the newest living message; None when there is none among the last ``MAX_LOOKS``. Raises StoreError."""
+    newest = Newest(span, MAX_LOOKS)
+    await walk_rows(store, newest)
+    return newest.message_id
+
+
+def _apart(slices: Iterable[Slice]) -> list[Slice]:
+    """Slices that share no millisecond, as neighbours may after a shorter time to live made them shorter."""
+    apart: list[Slice] = []
+    for one in slices:
+        if apart and one.first_ms <= apart[-1].last_ms:
+            had = apart.pop()
+            expiries = [each for each in (had.own_expiry_ms, one.own_expiry_ms) if each]
+            one = Slice(
+                had.first_ms,
+                max(had.last_ms, one.last_ms),
+                had.messages + one.messages,
+                had.bytes + one.bytes,
+                min(expiries, default=0),
+            )
+        apart.append(one)
+    return apart
+
+
+def _is_exact(counted: Slice, stats: TopicStats, since: bytes) -> bool:
+    span = stats.span
+    none_expired = counted.first_ms >= span.oldest_ms and not 0 < counted.own_expiry_ms < span.now_ms
+    return none_expired and bound_at(counted.first_ms) >= since
+
+
+async def _look(store: Store, span: Span, view: View | None, count: Count) -> None:
+    tally = Tally(span, view, MAX_LOOKS)
+    await walk_rows(store, tally)
+    count.messages += tally.messages
+    count.bytes += tally.bytes
+    count.expired += tally.expired
+    count.hidden += tally.hidden
+    count.estimated |= tally.gave_up

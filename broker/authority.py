@@ -1,0 +1,225 @@
+"""Who decides transactions for this daemon: its own service, a Tephra, or nobody; started and stopped with it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from actors.ownership import Alone
+from actors.pointers import Enlistments
+from actors.replica import RoutedTransactions
+from actors.tephra import ForeignTephra
+from actors.transactions import SERVICE_NAME, TransactionService
+from broker.config.values import parse_address
+from protocol.errors import TransactionsUnavailable
+from protocol.transactions.manager.settings import TransactionSettings
+
+if TYPE_CHECKING:
+    from actors.decisions import AskTopic
+    from actors.invalid_list import InvalidList
+    from actors.observe import Clock, TransactionObserver
+    from actors.ownership import Ownership
+    from actors.pointers import PointerIndex
+    from actors.replica import Peer
+    from broker.config.sections import TransactionsConfig
+    from protocol.transactions.authority import Standing
+    from protocol.transactions.view import View
+    from storage.base import Store
+
+log = logging.getLogger(__name__)
+#: How long a start waits for the authority to be there: one of our own, which is read from disk, and a Tephra. Without
+#: it plain publishes and polls are served all the same.
+START_PATIENCE_S = 10.0
+FOREIGN_PATIENCE_S = 1.0
+
+
+class Transactions(Protocol):
+    """The daemon's one authority about transactions; asked on the event loop, never waits."""
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, a checkpoint's or a transaction's first. Raises TransactionsUnavailable."""
+        ...
+
+    def view(self) -> View:
+        """What a committed reader sees now. Raises TransactionsUnavailable."""
+        ...
+
+    async def fresh(self) -> None:
+        """Afterwards the view has all that was committed before, as far as anybody was told. Raises as ``view``."""
+        ...
+
+
+class SwitchedOff:
+    """``transactions.service = "off"``: pointers are their clients' own business, and nothing is known to be decided."""
+
+    def standing(self, pointer: int) -> Standing:
+        """Always unknown."""
+        del pointer
+        return "unknown"
+
+    def view(self) -> View:
+        """Raises TransactionsUnavailable: whoever reads here brings a snapshot."""
+        raise TransactionsUnavailable(
+            "this daemon has no transaction service",
+            hint='set transactions.service to "embedded", or poll with a transaction of your own service',
+        )
+
+    async def fresh(self) -> None:
+        """Raises TransactionsUnavailable, as ``view``."""
+        self.view()
+
+
+@dataclass(slots=True)
+class Authority:
+    """Whoever decides, and the task it needs for that."""
+
+    transactions: Transactions = field(default_factory=SwitchedOff)
+    own: TransactionService | None = None
+    """The same, where it is this daemon's own service, and nobody else's."""
+    anywhere: RoutedTransactions | None = None
+    """The same, where others may have the service: it is here only while this instance owns it."""
+    foreign: ForeignTephra | None = None
+    """The same, where it is a Tephra."""
+    ownership: Ownership = field(default_factory=Alone)
+    """Who of several instances looks after what is everybody's."""
+    _ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def embedded(self) -> TransactionService | None:
+        """The service, if it is here now."""
+        return self.own if self.anywhere is None else self.anywhere.home
+
+    @property
+    def enlistments(self) -> Enlistments | None:
+        """What topics have to be enlisted for before they write under a pointer; None: nothing."""
+        return None if self.anywhere is None else Enlistments(self.anywhere.enlist)
+
+    @property
+    def invalids(self) -> InvalidList | None:
+        """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it.
+
+        None: nobody does, or another instance: of several one passes for all.
+        """
+        if self.foreign is not None:
+            return self.foreign if self.ownership.is_mine(SERVICE_NAME) else None
+        return self.embedded
+
+    @property
+    def has_list(self) -> bool:
+        """Whether there is such a list, here or at another instance."""
+        return self.foreign is not None or self.own is not None or self.anywhere is not None
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run it in ``nursery``; returns when it is there, or has not come for a while.
+
+        Among several instances nobody waits for it: who owns it is known once this one has entered its cluster.
+        """
+        loaded = trio.Event()
+        if self.own is not None:
+            nursery.start_soon(self._run, self.own, loaded)
+        elif self.anywhere is not None:
+            nursery.start_soon(self._run, self.anywhere, loaded)
+            if not self.anywhere.is_alone:
+                return
+        elif self.foreign is not None:
+            nursery.start_soon(self.foreign.run)
+            nursery.start_soon(_announce, self.foreign, loaded)
+        else:
+            return
+        with trio.move_on_after(START_PATIENCE_S if self.foreign is None else FOREIGN_PATIENCE_S) as waiting:
+            await loaded.wait()
+        if waiting.cancelled_caught:
+            log.warning("transactions are not decided yet")
+
+    async def _run(self, embedded: TransactionService | RoutedTransactions, loaded: trio.Event) -> None:
+        try:
+            await embedded.run(loaded.set)
+        finally:
+            self._ended.set()
+
+    async def aclose(self) -> None:
+        """Take no more; returns when what was asked has been served."""
+        own = self.own or self.anywhere
+        if own is not None:
+            own.close()
+            await self._ended.wait()
+
+
+async def _announce(foreign: ForeignTephra, loaded: trio.Event) -> None:
+    await foreign.loaded()
+    loaded.set()
+
+
+def build_authority(
+    config: TransactionsConfig,
+    store: Store,
+    clock: Clock,
+    pointers: PointerIndex,
+    ask: AskTopic,
+    observer: TransactionObserver,
+    ownership: Ownership | None = None,
+    peer: Peer | None = None,
+    take_over_s: float = 0.0,
+) -> Authority:
+    """The authority that ``transactions.service`` names, not started.
+
+    Args:
+      take_over_s: as ``service_settings``.
+      ownership, peer: among several instances, who owns the service, and the way to it.
+    """
+    if config.service == "embedded":
+        build = partial(
+            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
+        )
+        if store.traits.shared:
+            anywhere = RoutedTransactions(build, ownership or Alone(), pointers, peer)
+            return Authority(anywhere, anywhere=anywhere)
+        service = build()
+        return Authority(service, own=service)
+    if config.service == "tephra":
+        host, port = parse_address(config.tephra)
+        tephra = ForeignTephra(
+            host,
+            port,
+            clock,
+            pointers,
+            store,
+            refresh_s=config.tephra_refresh_s,
+            max_lifetime_ms=config.max_lifetime_s * 1000,
+        )
+        return Authority(tephra, foreign=tephra, ownership=ownership or Alone())
+    return Authority()
+
+
+def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> TransactionSettings:
+    """The transaction service's part of the settings.
+
+    Args:
+      take_over_s: how long a topic may be without an owner that answers: a decision waits for at least as long.
+    """
+    return TransactionSettings(
+        timeout_ms=config.timeout_s * 1000,
+        long_timeout_ms=config.long_timeout_s * 1000,
+        max_timeout_ms=config.max_timeout_s * 1000,
+        max_lifetime_ms=config.max_lifetime_s * 1000,
+        max_open=config.max_open,
+        max_invalid=config.max_invalid,
+        max_outcomes=config.max_outcomes,
+        outcome_retention_ms=config.outcome_retention_s * 1000,
+        max_change_set_bytes=config.max_change_set_bytes,
+        abort_deadline_s=max(config.abort_deadline_s, take_over_s),
+        commit_deadline_s=max(config.commit_deadline_s, take_over_s),
+        # Whoever speaks Thrift may have stores of its own, whose rows nobody here rewrites.
+        prune=config.prune and not config.thrift,
+    )
+
+
+def describe_authority(config: TransactionsConfig) -> str:
+    """Who decides, in a few words for the banner."""
+    if config.service == "embedded":
+        return "transactions itself"
+    return f"no transactions, the Tephra at {config.tephra} does" if config.service == "tephra" else "no transactions"

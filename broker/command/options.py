@@ -1,0 +1,106 @@
+"""What the daemon's commands share: the options that choose settings, Ctrl-C, and the errors in a group.
+
+The options that choose settings, and loading them for a command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import trio
+
+from broker.config import ConfigError, LoadedConfig, load_config
+from plainsong.cli.exits import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_OPTIONS = (
+    click.option("--config", "file", type=click.Path(path_type=Path), help="Read this TOML file; none by default."),
+    click.option("--data-dir", metavar="DIR", help="Keep the messages here (storage.data_dir)."),
+    click.option("--bind", metavar="HOST:PORT", help="Listen here (http.bind); port 0 takes a free one."),
+    click.option(
+        "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, as http.lane=false. Repeatable."
+    ),
+)
+
+
+def setting_options(command: F) -> F:
+    """Adds ``--config``, ``--data-dir``, ``--bind`` and ``--set``; they arrive as ``load_settings`` takes them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def load_settings(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> LoadedConfig:
+    """The settings of a command, from its options and the process's environment.
+
+    Raises:
+      CommandFailed: they cannot be used; the message has every problem, one a line.
+    """
+    flags: dict[str, object] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise CommandFailed(f"--set {text}: no value", hint="write --set section.key=value", code=Exit.USAGE)
+        flags[name.strip()] = value
+    flags |= {"storage.data_dir": data_dir} if data_dir is not None else {}
+    flags |= {"http.bind": bind} if bind is not None else {}
+    try:
+        return load_config(file, os.environ, flags)
+    except ConfigError as error:
+        first, *others = error.problems
+        if not others:
+            raise CommandFailed(f"{first.origin}: {first.detail}", hint=first.hint, code=Exit.USAGE) from error
+        lines = [f"{len(error.problems)} settings are wrong", *(f"  {problem}" for problem in error.problems)]
+        raise CommandFailed("\n".join(lines), code=Exit.USAGE) from error
+
+
+# --- interrupting ----------------------------------------------------------------------------------
+#
+# Ctrl-C ends a command where it waits, not in the middle of a line.
+#
+# An exception that is raised anywhere would end whoever writes for all, and leave those who wait for that writing
+# to wait for ever: one copy of five hundred hung so.
+
+
+async def until_ctrl_c(work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work``; Ctrl-C cancels it. A second one, while it tidies up, interrupts whatever is done.
+
+    Raises:
+      KeyboardInterrupt: it was cancelled; in a group.
+      whatever ``work`` raises; in a group.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as whoever started it wants: nohup, a job beside others
+        await work()
+        return
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_wait_for_ctrl_c)
+        await work()
+        nursery.cancel_scope.cancel()
+
+
+async def _wait_for_ctrl_c(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        task_status.started()
+        await anext(aiter(signals))
+    raise KeyboardInterrupt
+
+
+# --- leaves ----------------------------------------------------------------------------------------
+#
+# The errors in a group of groups: nurseries wrap what falls in them.
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """``error`` itself, or all that are in it, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from leaves(part)
+    else:
+        yield error

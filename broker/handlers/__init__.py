@@ -1,1 +1,0 @@
-"""The hot routes: publish and poll, answered the same through both doors."""

@@ -1,0 +1,386 @@
+"""What hypercorn lacks: bounds and request ids before the application, problems as refusals, streams that were begun.
+
+What stands between hypercorn and the application: request ids, bounds on bodies, and a clean end when refusing.
+
+An application framework reads a body as fast as it comes, wherever it goes. So bodies are counted and timed here,
+by the same rules as in the lane, and refused before the application hears of them.
+"""
+
+from __future__ import annotations
+
+import ssl
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import h11
+import trio
+from hypercorn.events import Closed, Updated
+from hypercorn.protocol.events import Request
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+
+from broker.http.budgets import BodyBudget, Holding, body_deadline, too_large, too_slow
+from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.websocket import StreamSocket
+from protocol.errors import BadRequest, MalformedBody, PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypercorn.config import Config
+    from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
+
+    from broker.http.budgets import AnswerRoom, HttpSettings
+    from broker.http.messages import Conversations
+
+#: How long the rest of a body is read and dropped after its request has been answered.
+LINGER_S = 2.0
+#: Under this key of a scope's ``extensions`` the request's ``Passage`` stands.
+PASSAGE = "plainsong.passage"
+#: Under this one what ends its connection, if it has one.
+CUT = "plainsong.cut"
+#: Answers are given to the server in pieces of this size.
+PIECE_BYTES = 64 << 10
+
+
+class Passage:
+    """One request on its way through the gate."""
+
+    def __init__(self, scope: Any, budget: BodyBudget) -> None:
+        self.headers: dict[str, str] = {}
+        for raw_name, raw_value in scope["headers"]:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
+        #: The client's own if it is sane, else a new one.
+        self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
+        #: What the body holds of the budget until the application has answered.
+        self.held: Holding = budget.hold()
+        #: What the answer holds until it has left.
+        self.room: AnswerRoom = budget.answers.room()
+        self.received_bytes = 0
+        self.body_ended = trio.Event()
+        #: Whether the application waits for more of the body.
+        self.receiving = 0
+        self.started = trio.current_time()
+        self.refusal: PlainsongError | None = None
+        self.answering = False
+        scope.setdefault("extensions", {})[PASSAGE] = self
+
+
+class Gate:
+    """An ASGI application around ``app``. ``is_stopping`` says whether kept connections should come to their end."""
+
+    def __init__(
+        self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._budget = budget
+        self._is_stopping = is_stopping
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Serves one request of ``app``, or refuses it; anything but a request passes untouched."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        passage = Passage(scope, self._budget)
+        try:
+            with passage.held:
+                await self._pass(passage, scope, receive, send)
+        finally:
+            passage.room.release()
+
+    async def _pass(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+        async def counted_receive() -> Any:
+            passage.receiving += 1
+            with trio.CancelScope(deadline=self._deadline(passage)) as wait:
+                message = await receive()
+            passage.receiving -= 1
+            if wait.cancelled_caught:
+                passage.refusal = too_slow(passage.received_bytes)
+            elif message["type"] == "http.request":
+                self._count(passage, message)
+            else:
+                passage.body_ended.set()  # the client is gone
+            if passage.refusal is not None:
+                attempt.cancel()
+                await trio.sleep_forever()
+            return message
+
+        async def marked_send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                passage.answering = True
+                message = {**message, "headers": self._marked(message["headers"], passage, scope)}
+            elif message["type"] == "http.response.body" and not (
+                message.get("more_body") or passage.body_ended.is_set()
+            ):
+                await self._send({**message, "more_body": True}, scope, send)
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+                await self._linger(passage, receive)
+            await self._send(message, scope, send)
+
+        with trio.CancelScope() as attempt:
+            passage.refusal = self._refusal(passage)
+            if passage.refusal is None:
+                await self._app(scope, counted_receive, marked_send)
+        if passage.refusal is not None and not passage.answering:
+            await self._refuse(passage, scope, receive, send)
+
+    async def _send(self, message: Any, scope: Any, send: Any) -> None:
+        """Sends a message in pieces, each in its time: the server in between keeps what it has got until it is sent."""
+        rest = memoryview(message.get("body", b""))
+        while len(rest) > PIECE_BYTES:
+            piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
+            await self._send_piece(piece, scope, send)
+            rest = rest[PIECE_BYTES:]
+            message = {**message, "body": bytes(rest)} if len(rest) <= PIECE_BYTES else message
+        await self._send_piece(message, scope, send)
+
+    async def _send_piece(self, message: Any, scope: Any, send: Any) -> None:
+        """Sends one piece; over HTTP/2, whose reader may stop while its connection lives, with a deadline of our own."""
+        cut = scope.get("extensions", {}).get(CUT)
+        if cut is None or scope["http_version"] < "2":
+            await send(message)
+            return
+        with trio.move_on_after(self._settings.send_timeout_s) as wait:
+            await send(message)
+        if wait.cancelled_caught:
+            cut()
+            await trio.sleep_forever()  # the end of the connection is ours
+
+    def _refusal(self, passage: Passage) -> PlainsongError | None:
+        """Why the request is refused by its head alone; takes its announced length off the budget if it is not."""
+        length = passage.headers.get("content-length")
+        if length is None:
+            return None
+        if "transfer-encoding" in passage.headers:
+            return MalformedBody("a body has a Content-Length or is chunked, never both")
+        if int(length) > self._settings.max_body_bytes:
+            return too_large(self._settings.max_body_bytes)
+        try:
+            passage.held.grow(int(length))
+        except PlainsongError as error:
+            return error
+        return None
+
+    def _count(self, passage: Passage, message: Any) -> None:
+        passage.received_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            passage.body_ended.set()
+        if passage.received_bytes > self._settings.max_body_bytes:
+            passage.refusal = too_large(self._settings.max_body_bytes)
+        try:
+            passage.held.grow(max(0, passage.received_bytes - passage.held.held_bytes))
+        except PlainsongError as error:
+            passage.refusal = error
+
+    def _deadline(self, passage: Passage) -> float:
+        if passage.body_ended.is_set() or passage.answering:
+            return float("inf")
+        return body_deadline(passage.started, passage.received_bytes, self._settings.body_timeout_s)
+
+    def _marked(self, headers: Any, passage: Passage, scope: Any) -> list[tuple[bytes, bytes]]:
+        marked = [*headers, (b"x-request-id", passage.request_id.encode("ascii"))]
+        if scope["http_version"] < "2" and (self._is_stopping() or passage.refusal is not None):
+            marked.append((b"connection", b"close"))
+        return marked
+
+    async def _refuse(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+        """Answers, then lets the rest of the body come: a reset would take the answer from the client."""
+        assert passage.refusal is not None
+        answer = answer_for(passage.refusal)
+        assert isinstance(answer.body, bytes)
+        headers = [(b"content-type", str(answer.content_type).encode()), (b"content-length", b"%d" % len(answer.body))]
+        headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+        marked = self._marked(headers, passage, scope)
+        await send({"type": "http.response.start", "status": answer.status, "headers": marked})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        await self._linger(passage, receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _linger(self, passage: Passage, receive: Any) -> None:
+        """Waits for the rest of the body for a while, and drops it unless the application still reads."""
+        with trio.move_on_after(LINGER_S):
+            if passage.receiving:
+                await passage.body_ended.wait()
+            while not passage.body_ended.is_set():
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    passage.body_ended.set()
+
+
+# --- refusals --------------------------------------------------------------------------------------
+#
+# Hypercorn's HTTP/1.1 with better manners: refusals are problem+json, and a last answer is always finished.
+
+
+class _LastAnswerFirst(h11.Connection):
+    """Drops what a client sends after its last request.
+
+    h11 calls that an error, at which hypercorn closes the connection, also while the last answer is being sent:
+    pipelined requests behind a ``Connection: close`` of ours would lose it.
+    """
+
+    def receive_data(self, data: bytes) -> None:
+        """Takes ``data``, unless no request can follow."""
+        if self.their_state is not h11.MUST_CLOSE or not data:
+            super().receive_data(data)
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """The next event; none after the last request."""
+        if self.their_state is h11.MUST_CLOSE and self.our_state is not h11.ERROR:
+            return h11.NEED_DATA
+        return super().next_event()
+
+
+class RefusingH11(H11Protocol):
+    """Hypercorn's HTTP/1.1, whose own refusals have a body, and whose WebSockets are ours."""
+
+    def __init__(
+        self, app: AppWrapper, config: Config, *others: Any, conversations: Conversations | None = None
+    ) -> None:
+        super().__init__(app, config, *others)
+        self._conversations = conversations
+        self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Begins what answers a request; one for a WebSocket is a conversation, if there are any."""
+        if self._conversations is None or not _wants_websocket(request):
+            await super()._create_stream(request)
+            return
+        assert isinstance(self.connection, h11.Connection)
+        socket = StreamSocket(self._conversations, self.context, self.task_group, self.stream_send, STREAM_ID)
+        self.stream = socket  # type: ignore[assignment]  # it is asked for nothing else
+        self.connection = H11WSConnection(self.connection)
+        begun = Request(
+            stream_id=STREAM_ID,
+            headers=list(request.headers),
+            http_version=request.http_version.decode(),
+            method="GET",
+            raw_path=request.target,
+            state=self.connection_state,
+        )
+        await socket.handle(begun)
+
+    async def _maybe_recycle(self) -> None:
+        """After an answer: ready for the next request, also when the server stops.
+
+        Hypercorn closes then, and leaves a reader that has the next request in its hands waiting for ever: the
+        stop's whole grace passes. The next one is answered instead, with ``Connection: close``; a connection at
+        rest is closed by whoever looks after its rest.
+        """
+        await self._close_stream()
+        if self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:
+            self.connection.start_next_cycle()
+            await self.can_read.set()
+            await self.send(Updated(idle=True))
+        else:
+            await self.can_read.set()
+            await self.send(Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Refuses what cannot be parsed: 400, or 431 for a head over the bound, or 501 for a coding we do not know."""
+        if self.connection.their_state is h11.ERROR and self.stream is not None:
+            error: BadRequest = MalformedBody("the body is not framed as its head says")
+        else:
+            error = BadRequest("this is no HTTP/1.1 request that we can read", hint="see the status for what is wrong")
+        answer = answer_for(error)
+        assert isinstance(answer.body, bytes)
+        body = answer.body.replace(b'"status": 400', b'"status": %d' % status_code)
+        own = [
+            (b"content-type", str(answer.content_type).encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", new_request_id().encode()),
+            (b"connection", b"close"),
+        ]
+        headers = list(chain(own, self.config.response_headers("h11")))
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def _wants_websocket(request: h11.Request) -> bool:
+    """Whether this is the GET that would have the connection become a WebSocket."""
+    headers = {name.lower(): value.lower() for name, value in request.headers}
+    tokens = [token.strip() for token in headers.get(b"connection", b"").split(b",")]
+    return request.method == b"GET" and b"upgrade" in tokens and headers.get(b"upgrade") == b"websocket"
+
+
+# --- streams ---------------------------------------------------------------------------------------
+#
+# Streams for hypercorn: one that begins with bytes already read, and what TLS knows of the client.
+
+
+#: The TLS versions as ASGI's ``tls`` extension numbers them.
+_TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
+
+
+class ResumedStream(trio.abc.HalfCloseableStream):
+    """A socket stream whose first ``receive_some`` returns what somebody else has read from it."""
+
+    def __init__(self, stream: trio.SocketStream, already_read: bytes) -> None:
+        self._stream = stream
+        self._already_read = already_read
+        #: Where hypercorn looks for the addresses of both ends.
+        self.socket = stream.socket
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """The next bytes; ``b""`` at the end."""
+        if self._already_read:
+            first, self._already_read = self._already_read, b""
+            await trio.lowlevel.checkpoint()
+            return first
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Sends all of ``data``."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Waits until a send may succeed at once."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Says that nothing more will be sent."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Closes the connection."""
+        await self._stream.aclose()
+
+
+def with_certificate(app: AppWrapper, stream: trio.SSLStream[trio.SocketStream]) -> AppWrapper:
+    """``app`` with ASGI's ``tls`` extension in its scopes: version, and the client's certificate if it showed one."""
+    shown = stream.getpeercert(binary_form=True)
+    tls = {
+        "server_cert": None,
+        "client_cert_chain": [ssl.DER_cert_to_PEM_cert(shown)] if shown else [],
+        "client_cert_name": _subject(stream.getpeercert()) if shown else None,
+        "client_cert_error": None,
+        "tls_version": _TLS_VERSIONS.get(stream.version() or ""),
+        "cipher_suite": None,
+    }
+
+    return with_extension(app, "tls", tls)
+
+
+def with_extension(app: AppWrapper, name: str, value: object) -> AppWrapper:
+    """``app`` with ``value`` under ``name`` in the extensions of its scopes."""
+
+    async def told(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        scope.setdefault("extensions", {})[name] = value
+        await app(scope, receive, send, sync_spawn, call_soon)
+
+    return told
+
+
+_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
+
+
+def _subject(certificate: Any) -> str:
+    """The subject's name as text, the most specific part first (RFC 4514)."""
+    parts = [
+        f"{_SHORT.get(kind, kind)}={value.replace(chr(92), chr(92) * 2).replace(',', chr(92) + ',')}"
+        for group in certificate.get("subject", ())
+        for kind, value in group
+    ]
+    return ",".join(reversed(parts))

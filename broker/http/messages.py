@@ -1,0 +1,359 @@
+"""Requests, their parameters, answers and conversations, free of any server; errors as answers; request ids.
+
+The request and the answer of a hot route, free of any server: what both doors and all handlers speak of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from urllib.parse import parse_qsl
+
+from protocol.codec.json_values import fields_of, parse_json, parse_object
+from protocol.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Gone,
+    Internal,
+    InvalidParameter,
+    MethodNotAllowed,
+    NotFound,
+    PlainsongError,
+    QuotaExceeded,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedMediaType,
+    nearest,
+)
+from protocol.names import TopicName, namespace_name, topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from broker.http.budgets import AnswerRoom, BodyBudget, Holding, HttpSettings
+    from protocol.codec.json_values import Kind
+
+#: What has a route of its own in the lane.
+Verb = Literal["publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"]
+#: Those that end the path of a topic, and those that end the path of a transaction.
+TOPIC_VERBS: frozenset[str] = frozenset(("publish", "store", "rollback", "poll"))
+TRANSACTION_VERBS: frozenset[str] = frozenset(("prepare", "commit", "abort"))
+_TOPIC = "/v1/namespaces/{namespace}/topics/{topic}/"
+_TRANSACTION = "/v1/transactions/{transaction}/"
+#: Where each is, by POST.
+HOT_PATHS: Mapping[Verb, str] = {
+    "publish": _TOPIC + "publish",
+    "store": _TOPIC + "store",
+    "rollback": _TOPIC + "rollback",
+    "poll": _TOPIC + "poll",
+    "begin": "/v1/transactions",
+    "prepare": _TRANSACTION + "prepare",
+    "commit": _TRANSACTION + "commit",
+    "abort": _TRANSACTION + "abort",
+}
+#: Says on an answer that was forwarded where the owner is.
+OWNER_HEADER = "Plainsong-Owner"
+
+
+class BodyStream(Protocol):
+    """A body that is made while it is sent, such as an async generator of bytes. Whoever holds one closes it."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None:
+        """Ends it, and frees what it holds; a second call does nothing."""
+
+
+@dataclass(slots=True)
+class HotRequest:
+    """One request of a hot route, its body read, decompressed and within bounds."""
+
+    verb: Verb
+    #: Percent-decoded, but not validated; empty where the route has no topic.
+    namespace: str
+    topic: str
+    #: The raw query string, without its question mark.
+    query: str
+    #: Lower-case names; a repeated header's values are joined by a comma and a space.
+    headers: Mapping[str, str]
+    body: bytes
+    #: The client's ``X-Request-Id``, or one made here.
+    request_id: str
+    #: The id in the path of a transaction: percent-decoded, but not validated; else empty.
+    transaction: str = ""
+    #: How much of the wait it asks for is over already, at an instance that could not answer.
+    waited_ms: int = 0
+    #: What its answer holds until it has left; None: nobody counts.
+    room: AnswerRoom | None = None
+
+
+@dataclass(slots=True)
+class HttpAnswer:
+    """What goes back. The doors add ``Date``, ``X-Request-Id`` and the framing."""
+
+    status: int
+    #: All of it, or a stream, which is sent chunked and always closed.
+    body: bytes | BodyStream = b""
+    content_type: str | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    #: How many bytes a stream will have, where that is known: it is then sent as a whole body is, not chunked.
+    length: int | None = None
+
+
+#: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.
+HotHandler: TypeAlias = Callable[[HotRequest], Awaitable[HttpAnswer]]
+HotHandlers: TypeAlias = Mapping[Verb, HotHandler]
+
+
+# --- route -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequest:
+    """One request, its body read, decompressed and within the route's bound."""
+
+    path: Mapping[str, str]
+    """What stands in the path's places: percent-decoded, not validated."""
+    query: str
+    """The raw query string, without its question mark."""
+    headers: Mapping[str, str]
+    """Lower-case names."""
+    body: bytes = b""
+    request_id: str = ""
+    waited_ms: int = 0
+    """How much of the wait it asks for is over already, at an instance that could not answer."""
+    room: AnswerRoom | None = None
+    """What its answer holds until it has left; None: nobody counts."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace in the path. Raises InvalidName."""
+        return namespace_name(self.path["namespace"])
+
+    @property
+    def name(self) -> TopicName:
+        """The topic in the path. Raises InvalidName."""
+        return topic_name(self.path["namespace"], self.path["topic"])
+
+    def parameters(self, *known: str) -> dict[str, str]:
+        """The query's parameters. Raises InvalidParameter for one that is not among ``known``."""
+        if self.query and not known:
+            raise InvalidParameter("this route has no query parameters", hint="leave out what stands after the ?")
+        return parse_query(self.query, known)
+
+    def json(self) -> Any:
+        """The body as JSON, whatever its ``Content-Type``; None when there is none. Raises MalformedBody."""
+        return parse_json(self.body) if self.body.strip() else None
+
+    def fields(self, kinds: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
+        """The body as a record: our name → value. Raises MalformedBody, UnknownField."""
+        return fields_of(parse_object(self.body), kinds) if self.body.strip() else {}
+
+
+# --- query -----------------------------------------------------------------------------------------
+#
+# Query parameters: the few there are, each read once, unknown ones refused with the nearest known name.
+
+
+#: Parameters one request may have; ours are a handful.
+MAX_PARAMETERS = 32
+
+
+def parse_query(query: str, known: Collection[str]) -> dict[str, str]:
+    """The parameters of a raw query string.
+
+    Raises:
+      InvalidParameter: one is unknown or given twice, or it is not UTF-8; nothing happened.
+    """
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
+    except ValueError as error:
+        raise InvalidParameter(f"the query string cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        if key not in known:
+            raise InvalidParameter(f"unknown query parameter {key[:80]!r}", hint=nearest(key, known))
+        if key in found:
+            raise InvalidParameter(f"query parameter {key} is given twice")
+        found[key] = value
+    return found
+
+
+def whole_number(parameters: dict[str, str], key: str) -> int | None:
+    """A parameter that is a whole number, None when it is not given. Raises InvalidParameter."""
+    text = parameters.get(key)
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) < 20:
+        return int(text)
+    raise InvalidParameter(f"{key} is {text[:80]!r}", hint="use a whole number")
+
+
+def one_of(parameters: dict[str, str], key: str, allowed: Sequence[str], default: str) -> str:
+    """A parameter with few values. Raises InvalidParameter."""
+    text = parameters.get(key, default)
+    if text in allowed:
+        return text
+    raise InvalidParameter(f"{key} is {text[:80]!r}", hint="use one of: " + ", ".join(allowed))
+
+
+def flag(parameters: dict[str, str], key: str) -> bool:
+    """A parameter that is ``true`` or ``false`` (the default). Raises InvalidParameter."""
+    return one_of(parameters, key, ("true", "false"), "false") == "true"
+
+
+# --- status ----------------------------------------------------------------------------------------
+#
+# Errors as answers: one table from error classes to statuses, and the problem+json they are told in.
+
+
+PROBLEM_TYPE = "application/problem+json"
+#: The most specific class of an error that stands here decides.
+STATUS_OF: dict[type[PlainsongError], int] = {
+    BadRequest: 400,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    MethodNotAllowed: 405,
+    Conflict: 409,
+    Gone: 410,
+    TooLarge: 413,
+    UnsupportedMediaType: 415,
+    QuotaExceeded: 429,
+    Internal: 500,
+    Unavailable: 503,
+    PlainsongError: 500,
+}
+
+
+def status_of(error: PlainsongError) -> int:
+    """The HTTP status that ``error`` is answered with."""
+    return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
+
+
+def problem_of(error: PlainsongError) -> dict[str, str | int]:
+    """What is told of ``error``, under the names of problem+json."""
+    return {
+        "type": f"/errors/{error.code}",
+        "title": error.title,
+        "status": status_of(error),
+        "detail": error.detail,
+        "code": error.code,
+        "hint": error.hint,
+        "outcome": error.outcome,
+    }
+
+
+def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> HttpAnswer:
+    """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
+    problem = problem_of(error)
+    status = status_of(error)
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append(("Retry-After", str(error.retry_after_s)))
+    if status == 405:
+        headers.append(("Allow", ", ".join(sorted(allow))))
+    # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
+    body = json.dumps(problem, ensure_ascii=False).encode("utf-8", "replace")
+    return HttpAnswer(status, body, PROBLEM_TYPE, headers)
+
+
+def only_plain(error: BaseException) -> PlainsongError | None:
+    """The ``PlainsongError`` that ``error`` is, or that a nursery wrapped alone; None when it is, or holds, a bug."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, PlainsongError) else None
+
+
+# --- conversation ----------------------------------------------------------------------------------
+#
+# A conversation: what stands behind one WebSocket, free of any server. Messages go in, answers come out, in order.
+
+
+class Conversation(Protocol):
+    """Requests of one connection that are answered in their order. One task takes, another one answers."""
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """What its handshake is answered with besides; known once it is opened."""
+        ...
+
+    async def opened(self) -> None:
+        """Opens it, before anything else is asked of it. Raises PlainsongError: it cannot be; close it all the same."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        ...
+
+    @property
+    def answered(self) -> int:
+        """Requests that have been answered, refusals included."""
+        ...
+
+    async def take(self, messages: Sequence[bytes]) -> None:
+        """Takes all requests of these messages; waits while too much is under way, which is the back-pressure.
+
+        Raises:
+          MalformedBody: something cannot be read; what stood before it has been taken.
+        """
+        ...
+
+    async def answers(self) -> bytes | None:
+        """The next answers, as soon as there are some; None once all is answered and no more is taken."""
+        ...
+
+    def finish(self) -> None:
+        """Takes no more; what was taken is answered."""
+        ...
+
+    def close(self) -> None:
+        """The connection has ended. What was taken still happens; nobody is told."""
+        ...
+
+
+#: Begins a conversation: namespace, topic, request id, and what its requests hold in memory until they are answered.
+#: Raises ``PlainsongError`` for one that cannot be.
+Begin: TypeAlias = Callable[[str, str, str, "Holding"], Conversation]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """What all WebSockets of a server share."""
+
+    begin: Begin
+    settings: HttpSettings
+    budget: BodyBudget
+
+
+# --- request ids -----------------------------------------------------------------------------------
+#
+# Request ids: the client's own if it is sane, else one that is unique among the daemons of a fleet.
+
+
+#: Longer ones, and ones a log line could choke on, are replaced.
+MAX_REQUEST_ID_CHARS = 128
+_SANE = re.compile(r"[\x21-\x7e]{1,128}")
+_process = secrets.token_hex(5)
+_numbers = count(1)
+
+
+def new_request_id() -> str:
+    """A request id that no other request has: ten random digits of this process, and a number."""
+    return f"{_process}-{next(_numbers):x}"
+
+
+def sane_request_id(sent: str | None) -> str | None:
+    """``sent`` if it is at most 128 visible ASCII characters, else None."""
+    return sent if sent is not None and _SANE.fullmatch(sent) else None

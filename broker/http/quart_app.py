@@ -1,0 +1,249 @@
+"""The application behind hypercorn: every route as Quart sees it, each answer counted, errors as problems.
+
+The application behind hypercorn: every route as Quart sees it, each answer counted, nothing ever HTML.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import trio
+from quart import Response, request
+from quart.wrappers.response import DataBody
+from quart_trio import QuartTrio as Application
+from werkzeug.exceptions import HTTPException
+
+from broker.api.route import only_looks
+from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
+from broker.http.hypercorn_patches import PASSAGE, Passage
+from broker.http.messages import HOT_PATHS, HotHandler, HotRequest, HttpAnswer, Verb, ViewRequest, answer_for
+from broker.http.wire import admitted, answer_to, compress, respond
+from protocol.errors import (
+    BadRequest,
+    BodyTooLarge,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    PlainsongError,
+    UnsupportedMediaType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from quart import Quart
+
+    from broker.api.route import Route
+    from broker.http.budgets import HttpSettings
+    from broker.http.messages import HotHandlers
+    from broker.service import Service
+
+__all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
+#: What answers of no route are counted under: their paths are not ours to name.
+UNKNOWN_ROUTE = "unknown"
+
+
+def build_application(
+    service: Service, routes: Iterable[Route], handlers: HotHandlers, settings: HttpSettings
+) -> Application:
+    """The hot routes (for clients that the lane hands over) and ``routes``, errors as problems."""
+    app = Application("plainsong", static_folder=None)
+    install_errors(app, settings)
+    methods: defaultdict[str, set[str]] = defaultdict(set)
+    for verb, handler in handlers.items():
+        rule = hot_rule(verb)
+        app.add_url_rule(rule, verb, hot_view(verb, handler, settings), methods=["POST"], strict_slashes=True)
+        methods[rule].add("POST")
+    for route in routes:
+        rule = rule_of(route.path)
+        view = _view(service, route)
+        app.add_url_rule(rule, route.name, view, methods=[route.method], strict_slashes=True)
+        methods[rule] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
+    for rule, allowed in methods.items():
+        view = _options(allowed)
+        app.add_url_rule(rule, f"OPTIONS {rule}", view, methods=["OPTIONS"], strict_slashes=True)
+    _count_unknown(app, service)
+    return app
+
+
+def rule_of(path: str) -> str:
+    """A path as the framework writes it. Names of producers are any text, slashes included."""
+    return path.replace("{producer}", "<path:producer>").replace("{", "<").replace("}", ">")
+
+
+def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
+    async def view(**path: str) -> Response:
+        begun_s = perf_counter()
+        through = passage()
+        service.access.begin(through.request_id)
+        try:
+            body = await _read_small(route.max_body_bytes) if route.max_body_bytes else b""
+            query = request.query_string.decode("latin-1")
+            asked = ViewRequest(path, query, through.headers, body, through.request_id, room=through.room)
+            answer = await route.view(service, asked)
+            answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
+        except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
+            answer = answer_to(error, through.request_id)
+        seconds = perf_counter() - begun_s
+        service.metrics.requested(route.name, answer.status, seconds)
+        service.access.answered(route.name, request.path, answer.status, seconds, answer.headers)
+        return as_response(answer)
+
+    return view
+
+
+def _may_be_refused(route: Route, answer: HttpAnswer) -> bool:
+    """What says how the daemon is doing is small, and answered whatever else it is short of."""
+    body = answer.body
+    return only_looks(route) and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
+
+
+async def _read_small(max_bytes: int) -> bytes:
+    """The body, decompressed; refused as soon as it is known to be larger than ``max_bytes``."""
+    through = passage()
+    announced = through.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.body:
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    if needs_decoding(through.headers):
+        return await decoded_body(bytes(body), through.headers, max_bytes, through.held)
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"a body here may have {max_bytes} bytes", hint="this route takes no messages")
+
+
+def _options(allowed: set[str]) -> Callable[..., Awaitable[Response]]:
+    headers = [("Allow", ", ".join(sorted(allowed | {"OPTIONS"})))]
+
+    async def view(**path: str) -> Response:
+        return as_response(HttpAnswer(200, headers=headers))
+
+    return view
+
+
+def _count_unknown(app: Application, service: Service) -> None:
+    async def counted(response: Response) -> Response:
+        if request.url_rule is None:
+            seconds = trio.current_time() - passage().started
+            service.metrics.requested(UNKNOWN_ROUTE, response.status_code, seconds)
+        return response
+
+    app.after_request(counted)
+
+
+# --- quart door ------------------------------------------------------------------------------------
+#
+# The hot routes as Quart sees them, for clients the lane hands over; and errors of all routes as problems.
+
+
+log = logging.getLogger("plainsong.http")
+
+
+def passage() -> Passage:
+    """The current request's way through the gate: its id, its joined headers, what its body holds."""
+    scope: Any = request.scope
+    found = scope.get("extensions", {}).get(PASSAGE)
+    return found if found is not None else Passage(scope, BodyBudget(1 << 62))  # an application without a server
+
+
+def hot_rule(verb: Verb) -> str:
+    """The path of a hot route as the framework writes it."""
+    return HOT_PATHS[verb].replace("{", "<").replace("}", ">")
+
+
+def hot_view(verb: Verb, handler: HotHandler, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
+    """A view for ``hot_rule(verb)`` that answers as the lane does, byte for byte."""
+
+    async def view(namespace: str = "", topic: str = "", transaction: str = "") -> Response:
+        through = passage()
+        body = await read_body(settings)
+        query = request.query_string.decode("latin-1")
+        asked = (verb, namespace, topic, query, through.headers, body, through.request_id, transaction)
+        answer = await respond(handler, HotRequest(*asked, room=through.room), settings.gzip_min_bytes)
+        return as_response(await admitted(answer, through.room, only_looks=verb == "poll"))
+
+    return view
+
+
+async def read_body(settings: HttpSettings) -> bytes:
+    """The current request's body, decompressed; the gate has seen to its size as sent.
+
+    Raises:
+      UnsupportedMediaType, MalformedBody, BodyTooLarge, Overloaded: as ``decoded_body`` does.
+    """
+    body: bytes = await request.body
+    through = passage()
+    if needs_decoding(through.headers):
+        return await decoded_body(body, through.headers, settings.max_body_bytes, through.held)
+    return body
+
+
+def as_response(answer: HttpAnswer) -> Response:
+    """``answer`` for Quart."""
+    response = Response(answer.body, answer.status)
+    response.headers.clear()
+    if answer.content_type is not None:
+        response.headers["Content-Type"] = answer.content_type
+    if isinstance(answer.body, bytes):
+        response.headers["Content-Length"] = str(len(answer.body))
+    elif answer.length is not None:
+        response.headers["Content-Length"] = str(answer.length)
+    for name, value in answer.headers:
+        response.headers.add(name, value)
+    response.timeout = None  # sends have their own deadlines, and a stream may be long
+    return response
+
+
+def install_errors(app: Quart, settings: HttpSettings) -> None:
+    """Makes ``app`` answer every error as a problem, never redirect, and compress what its other routes answer."""
+    # Bounds and time-outs are the gate's.
+    app.config.update(
+        MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None, PROVIDE_AUTOMATIC_OPTIONS=False
+    )
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = False
+
+    async def on_error(error: Exception) -> Response:
+        allow = getattr(error, "valid_methods", None) or ()
+        if isinstance(error, HTTPException):
+            return as_response(answer_for(_plain(error), allow=allow))
+        return as_response(answer_to(error, passage().request_id))
+
+    async def compressed(response: Response) -> Response:
+        if isinstance(response.response, DataBody) and "Vary" not in response.headers and request.method != "HEAD":
+            answer = HttpAnswer(response.status_code, await response.get_data(as_text=False))
+            await compress(answer, passage().headers.get("accept-encoding"), settings.gzip_min_bytes)
+            for name, value in answer.headers:
+                response.headers[name] = value
+            response.set_data(answer.body)  # type: ignore[arg-type]
+        return response
+
+    app.register_error_handler(Exception, on_error)
+    app.register_error_handler(HTTPException, on_error)
+    app.after_request(compressed)
+
+
+def _plain(error: HTTPException) -> PlainsongError:
+    """Our word for an error that the framework found."""
+    match error.code:
+        case 404:
+            return NotFound(f"there is nothing at {request.path}")
+        case 405:
+            return MethodNotAllowed(f"{request.method} is not allowed at {request.path}")
+        case 413:
+            return BodyTooLarge()
+        case 415:
+            return UnsupportedMediaType()
+        case int(code) if 400 <= code < 500:
+            return BadRequest(error.description or "")
+    log.error("the framework failed", exc_info=error)
+    return Internal()

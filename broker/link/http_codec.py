@@ -1,0 +1,179 @@
+"""HTTP requests and answers as they travel over a link: headers and numbers as plain values, bodies as they are.
+
+Requests and answers as they travel between instances: what of them counts, as plain values; bodies as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from broker.http.messages import OWNER_HEADER, HotRequest, HttpAnswer, ViewRequest
+from broker.http.wire import admitted, begun
+from broker.link.flow import Reply
+from broker.link.wire import INLINE_BYTES, PIECE_BYTES
+from protocol.errors import MalformedBody
+from protocol.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Mapping
+
+    from actors.ownership import Instance
+    from broker.http.budgets import AnswerRoom
+    from broker.http.messages import BodyStream
+
+#: What any handler reads. Bodies travel decompressed, and answers are compressed where the client is.
+_HEADERS = ("content-type", "accept", "prefer")
+
+
+def encode_hot(request: HotRequest, waited_ms: int) -> list[Any]:
+    """A request of a hot route, without its body."""
+    where = [request.verb, request.namespace, request.topic, request.transaction, request.query]
+    return [*where, _kept_headers(request.headers), request.request_id, request.waited_ms + waited_ms]
+
+
+def decode_hot(value: list[Any], body: bytes) -> HotRequest:
+    """The request that ``told_hot`` told. Raises ValueError."""
+    verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
+    return HotRequest(verb, namespace, topic, query, headers, body, request_id, transaction, waited_ms)
+
+
+def encode_view(route: str, request: ViewRequest, waited_ms: int) -> list[Any]:
+    """A request of any other route, without its body."""
+    waited_ms += request.waited_ms
+    return [route, dict(request.path), request.query, _kept_headers(request.headers), request.request_id, waited_ms]
+
+
+def decode_view(value: list[Any], body: bytes) -> tuple[str, ViewRequest]:
+    """The route's name and the request that ``told_view`` told. Raises ValueError."""
+    route, path, query, headers, request_id, waited_ms = value
+    return route, ViewRequest(path, query, headers, body, request_id, waited_ms)
+
+
+def encode_answer(answer: HttpAnswer, room: AnswerRoom | None = None) -> Reply:
+    """An answer, whole or as a stream, with the length of that if it is known; ``room`` holds it until it has left."""
+    length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
+    headers = [list(each) for each in answer.headers]
+    return Reply([answer.status, answer.content_type, headers, length], budgeted(answer.body, room))
+
+
+async def encode_admitted(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool) -> Reply:
+    """An answer to be told, held in ``room``, its stream begun: what fails before its first byte is an error of its own.
+
+    Args:
+      only_looks: as ``admitted`` has it.
+    Raises whatever ``answering`` does; nothing is held then.
+    """
+    try:
+        answer = await answering
+        if not isinstance(answer.body, bytes):
+            answer.body = await begun(answer.body)
+        return encode_answer(await admitted(answer, room, only_looks=only_looks), room)
+    except BaseException:
+        room.release()
+        raise
+
+
+async def decode_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
+    """The answer that ``told_answer`` told, with its owner's name on it, if any; a stream's first piece has come.
+
+    Raises:
+      ValueError: it is none. LinkBroken: before the first piece, or before the last one of an answer that is short.
+    """
+    status, content_type, headers, length = reply.value
+    told = [(name, value) for name, value in headers]
+    if isinstance(reply.body, bytes) or (length is not None and length <= COLLECTED_BYTES):
+        body: bytes | BodyStream = await collect(reply.body)
+    else:
+        body = await begun(reply.body)
+    if owner is not None:
+        told.append((OWNER_HEADER, owner.address))
+    return HttpAnswer(status, body, content_type, told, None if isinstance(body, bytes) else length)
+
+
+def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
+    """A page, whose messages are the body."""
+    sizes = [len(part) for part in page.parts]
+    return Reply([replace(page, parts=()), sizes], budgeted(b"".join(page.parts), room))
+
+
+async def decode_page(reply: Reply) -> Page:
+    """The page that ``told_page`` told. Raises MalformedBody."""
+    page, sizes = reply.value
+    body = await collect(reply.body)
+    if not isinstance(page, Page) or sum(sizes) != len(body):
+        raise MalformedBody("this is no page")
+    ends = list(accumulate(sizes))
+    page.parts = [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return page
+
+
+def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _HEADERS if name in headers}
+
+
+# --- held answers ----------------------------------------------------------------------------------
+#
+# Answers on a link: as pieces that leave as fast as the reader at its other end takes them, counted until they
+# left.
+#
+# Whoever made an answer holds it, within its budget; those that it passes on its way hold a window of it each. So a
+# reader that stops reading fills no memory on its way, and its time-out reaches back to where the answer is.
+
+
+#: Of a known length up to this, an answer is had whole before it is passed on: should the link break, another is asked.
+COLLECTED_BYTES = 1 << 20
+
+
+class BudgetedBody:
+    """A whole body, in pieces, or a stream; ``room`` holds it until it has been sent. A ``BodyStream``."""
+
+    def __init__(self, body: bytes | BodyStream, room: AnswerRoom | None) -> None:
+        self._whole = body if isinstance(body, bytes) else b""
+        self._sent = 0
+        self._stream = None if isinstance(body, bytes) else body
+        self._chunks = None if self._stream is None else aiter(self._stream)
+        self._room = room
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._sent >= len(self._whole):
+            if self._chunks is None:
+                raise StopAsyncIteration
+            # A block may be a whole page, and what goes out as one is had whole by those who pass it on.
+            self._whole, self._sent = await anext(self._chunks), 0
+        piece = self._whole[self._sent : self._sent + PIECE_BYTES]
+        self._sent += len(piece)
+        return piece
+
+    async def aclose(self) -> None:
+        """Ends it, and gives back what is held for it."""
+        self._whole = b""
+        try:
+            if self._stream is not None:
+                await self._stream.aclose()
+        finally:
+            if self._room is not None:
+                self._room.release()
+
+
+def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyStream:
+    """``body`` as it goes out on a link: whole when it is short, else as a stream that ``room`` holds."""
+    if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
+        if room is not None:
+            room.release()
+        return body
+    return BudgetedBody(body, room)
+
+
+async def collect(body: bytes | BodyStream) -> bytes:
+    """All of a body that came on a link. Raises LinkBroken, PlainsongError: the rest will not come."""
+    if isinstance(body, bytes):
+        return body
+    try:
+        return b"".join([piece async for piece in body])
+    finally:
+        await body.aclose()

@@ -1,0 +1,351 @@
+"""The side of a link that is called: each call is a task, within bounds, and ends when its caller leaves."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import trio
+
+from broker.http.messages import only_plain
+from broker.link.flow import Inflow, LinkBroken, Outflow, Reply, send_reply
+from broker.link.wire import BETWEEN_INSTANCES, LinkBounds, Wire
+from protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
+from protocol.peering.frames import Frame
+from protocol.peering.vocabulary import VOCABULARY
+
+if TYPE_CHECKING:
+    from broker.http.server import PeerDoor
+    from protocol.peering.values import Vocabulary
+
+__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
+log = logging.getLogger("plainsong.peering")
+
+
+@dataclass(slots=True)
+class Call:
+    """What a peer asks for."""
+
+    kind: str
+    value: Any
+    body: bytes = b""
+    deadline_s: float | None = None
+    """When nobody waits for the answer any more, on the clock of the event loop; the call is then cancelled."""
+    channel: ServedChannel | None = None
+    """Where it is a conversation, which is over when the dispatch returns."""
+
+
+Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
+"""Answers one call. It may raise ``PlainsongError``; anything else is a bug, logged here and told as one."""
+
+
+class Quick(Protocol):
+    """Answers some calls without a task of their own."""
+
+    def take(self, call: Call, answer: Answer) -> bool:
+        """Takes a call at once, to answer it later; or does not take it (False). It never waits."""
+
+    def taken(self) -> None:
+        """Nothing more has come for now: what was gathered is done."""
+
+
+async def serve_link(
+    stream: trio.abc.Stream,
+    dispatch: Dispatch,
+    bounds: LinkBounds = BETWEEN_INSTANCES,
+    *,
+    already_read: bytes = b"",
+    stop: trio.Event | None = None,
+    quick: Quick | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+    peer: str = "",
+) -> None:
+    """Answers a peer's calls until it closes the connection; its calls that are under way then are cancelled.
+
+    Args:
+      already_read: what was read of the connection, its preface first.
+      stop: once set, the peer is told to call no more; the link ends when all it called for is answered.
+      quick: gets calls whose body is short first.
+    """
+    async with trio.open_nursery() as nursery:
+        side = _Served(Wire(stream, bounds, vocabulary, peer), dispatch, quick, nursery)
+        if stop is not None:
+            nursery.start_soon(side.leave_at, stop)
+        why = await side.wire.run(side, already_read)
+        if why:
+            log.info("a link has ended", extra={"peer": peer, "why": why, "under_way": len(side.calls)})
+        nursery.cancel_scope.cancel()
+
+
+class _UnderWay:
+    """A call that is not answered yet."""
+
+    __slots__ = ("call", "inflow", "outflow", "pieces", "received", "scope", "size")
+
+    def __init__(self, call: Call, size: int) -> None:
+        self.call = call
+        self.size = size
+        self.scope: trio.CancelScope | None = None
+        self.pieces: list[bytes] | None = None
+        self.received = 0
+        self.inflow: Inflow | None = None
+        self.outflow: Outflow | None = None
+
+
+class Answer:
+    """Answers a call that was taken at once; call it, once, with the reply or the error."""
+
+    __slots__ = ("_number", "_side")
+
+    def __init__(self, side: _Served, number: int) -> None:
+        self._side = side
+        self._number = number
+
+    def __call__(self, outcome: Reply | PlainsongError, *, at_once: bool = False) -> None:
+        """Gives the reply, or the error instead of one; ``at_once``: it is the last of those that are given now."""
+        side, number = self._side, self._number
+        if side.calls.pop(number, None) is None:
+            return  # its caller has left
+        put = side.wire.put_at_once if at_once else side.wire.put
+        if isinstance(outcome, Reply):
+            put(Frame.ANSWER, number, outcome.value, outcome.body)
+        else:
+            put(Frame.FAILED, number, outcome)
+
+
+class _Served:
+    def __init__(self, wire: Wire, dispatch: Dispatch, quick: Quick | None, nursery: trio.Nursery) -> None:
+        self.wire = wire
+        self.calls: dict[int, _UnderWay] = {}
+        self._bytes = 0
+        self._dispatch = dispatch
+        self._quick = quick
+        self._nursery = nursery
+
+    async def leave_at(self, stop: trio.Event) -> None:
+        """Asks the peer to call no more; it closes the link when all is answered."""
+        await stop.wait()
+        self.wire.put(Frame.LEAVING, 0)
+
+    # --- what the peer says --------------------------------------------------------------------
+
+    def take(self, frame: list[Any]) -> None:
+        """One frame of the peer. Raises MalformedBody."""
+        kind, number = frame[0], frame[1]
+        if kind == Frame.CALL:
+            self._called(number, *frame[2:])
+            return
+        if kind in (Frame.BEGIN, Frame.OPEN):
+            self._begun(frame)
+            return
+        known = self.calls.get(number)
+        if known is None:
+            if kind in (Frame.CANCEL, Frame.PIECE, Frame.END, Frame.CREDIT):
+                return  # it crossed our answer
+        elif kind == Frame.CANCEL:
+            if known.scope is not None:
+                known.scope.cancel()
+            else:
+                self._over(number)
+            return
+        elif kind == Frame.PIECE and isinstance(frame[2], bytes):
+            self._piece(number, known, frame[2], more=bool(frame[3]))
+            return
+        elif kind == Frame.END and known.inflow is not None:
+            known.inflow.end()
+            return
+        elif kind == Frame.CREDIT and known.outflow is not None and isinstance(frame[2], int):
+            known.outflow.credit(frame[2])
+            return
+        raise MalformedBody(f"a frame of kind {kind} that makes no sense to whoever is called")
+
+    def taken(self) -> None:
+        """As ``Side.taken`` says."""
+        if self._quick is not None:
+            self._quick.taken()
+
+    def _called(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
+        if type(kind) is not str or type(body) is not bytes:
+            raise MalformedBody("a call is a kind, a value and a body")
+        if not self._admit(number, len(body)):
+            return
+        call = Call(kind, value, body, _deadline(left_s))
+        under_way = self.calls[number] = _UnderWay(call, 0)
+        if self._quick is not None and not self.wire.is_full and self._quick.take(call, Answer(self, number)):
+            return
+        self._bytes += len(body)
+        under_way.size = len(body)
+        self._start(number, under_way)
+
+    def _begun(self, frame: list[Any]) -> None:
+        kind, number, name, value = frame[:4]
+        size = frame[4] if kind == Frame.BEGIN else 0
+        if type(name) is not str or type(size) is not int or size < 0:
+            raise MalformedBody("a call is a kind, a value and the size of its body")
+        if not self._admit(number, size):
+            return
+        self._bytes += size
+        call = Call(name, value)
+        under_way = self.calls[number] = _UnderWay(call, size)
+        if kind == Frame.BEGIN:
+            call.deadline_s = _deadline(frame[5])
+            under_way.pieces = []
+            return
+        under_way.inflow = Inflow(self.wire, number)
+        under_way.outflow = Outflow(self.wire, number)
+        call.channel = ServedChannel(self.wire, number, under_way.inflow, under_way.outflow)
+        self._start(number, under_way)
+
+    def _admit(self, number: int, size: int) -> bool:
+        """Whether there is room for one more; else its caller is told, and what it sends further is dropped."""
+        bounds = self.wire.bounds
+        if number in self.calls:
+            raise MalformedBody(f"call {number} is under way already")
+        if len(self.calls) >= bounds.requests:
+            detail = f"{len(self.calls)} calls are under way on one link"
+        elif self._bytes and self._bytes + size > bounds.bytes:
+            detail = f"bodies of {self._bytes} bytes are under way on one link"
+        else:
+            return True
+        self.wire.put(Frame.FAILED, number, Overloaded(detail, hint="retry a little later"))
+        return False
+
+    def _piece(self, number: int, known: _UnderWay, piece: bytes, *, more: bool) -> None:
+        if known.inflow is not None:
+            known.inflow.take(piece, more=more)
+            return
+        if known.pieces is None:
+            raise MalformedBody("a piece of a body that is whole")
+        known.pieces.append(piece)
+        known.received += len(piece)
+        if known.received > known.size or (not more and known.received < known.size):
+            raise MalformedBody(f"a body of {known.size} bytes was announced, {known.received} came")
+        if not more:
+            known.call.body = b"".join(known.pieces)
+            known.pieces = None
+            self._start(number, known)
+
+    # --- answering -----------------------------------------------------------------------------
+
+    def _start(self, number: int, under_way: _UnderWay) -> None:
+        under_way.scope = trio.CancelScope()
+        self._nursery.start_soon(self._answer, number, under_way)
+
+    def _over(self, number: int) -> None:
+        known = self.calls.pop(number, None)
+        if known is not None:
+            self._bytes -= known.size
+
+    async def _answer(self, number: int, under_way: _UnderWay) -> None:
+        scope, call = under_way.scope, under_way.call
+        assert scope is not None
+        scope.deadline = inf if call.deadline_s is None else call.deadline_s
+        try:
+            with scope:
+                try:
+                    reply = await self._dispatch(call)
+                    scope.deadline = inf
+                    if call.channel is not None:
+                        call.channel.finish()
+                    else:
+                        under_way.outflow = Outflow(self.wire, number)
+                        await send_reply(self.wire, number, reply, under_way.outflow)
+                except Exception as error:  # noqa: BLE001 - a bug is told, and logged, as one
+                    self.wire.put(Frame.FAILED, number, _plain(error, call))
+            if scope.cancelled_caught and self.wire.is_open:
+                late = OutcomeUnknown("there was no answer in time", hint="what was taken still happens")
+                self.wire.put(Frame.FAILED, number, late)
+        finally:
+            if under_way.inflow is not None:
+                under_way.inflow.end()
+            self._over(number)
+
+
+def _deadline(left_s: Any) -> float | None:
+    if left_s is None:
+        return None
+    if not isinstance(left_s, int | float):
+        raise MalformedBody("the time that is left is a number of seconds")
+    return trio.current_time() + left_s
+
+
+def _plain(error: Exception, call: Call) -> PlainsongError:
+    """What the caller is told of ``error``."""
+    known = only_plain(error)
+    if known is not None:
+        return known
+    if isinstance(error, LinkBroken):  # of another link, which this call needed
+        return Internal(f"a link on the way broke: {error.why}")
+    log.error("a call failed", exc_info=error, extra={"kind": call.kind})
+    return Internal(hint="the log of whoever was called has more")
+
+
+# --- channels --------------------------------------------------------------------------------------
+
+
+class ServedChannel:
+    """A conversation as whoever is called has it. The first use of it tells the caller that it has begun."""
+
+    def __init__(self, wire: Wire, number: int, inflow: Inflow, outflow: Outflow) -> None:
+        self._wire = wire
+        self._number = number
+        self._inflow = inflow
+        self._outflow = outflow
+        self._accepted = False
+
+    def accept(self) -> None:
+        """Tells the caller that it has begun; a second call does nothing."""
+        if not self._accepted:
+            self._accepted = True
+            self._wire.put(Frame.OPENED, self._number)
+
+    async def send(self, data: bytes) -> None:
+        """Sends a message. Waits while the peer has not used what was sent."""
+        self.accept()
+        await self._outflow.send(data)
+
+    async def receive(self) -> bytes | None:
+        """The next message; None: the caller sends no more."""
+        self.accept()
+        return await self._inflow.receive()
+
+    def finish(self) -> None:
+        """Says that no more will be sent."""
+        self.accept()
+        self._outflow.end()
+
+
+# --- door ------------------------------------------------------------------------------------------
+#
+# The peer door: a connection on the ordinary port that begins as a link does is served as one.
+
+
+def peer_door(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerDoor:
+    """What ``serve_http`` gives such connections to: each is a link that ``dispatch`` answers."""
+
+    async def serve(stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer = shown_peer(stream.socket)
+        await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer)
+
+    return serve
+
+
+def shown_peer(sock: trio.socket.SocketType) -> str:
+    """Who is at the other end, as ``host:port``; empty when it has gone already."""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return ""
+    return f"{host}:{port}"
+
+
+# --- dispatch --------------------------------------------------------------------------------------
+
+
+#: Answers one kind of call. It may raise ``PlainsongError``.
+CallHandler: TypeAlias = Callable[["Call"], Awaitable[Reply]]

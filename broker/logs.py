@@ -1,0 +1,366 @@
+"""Structured logs that no request ever waits for, and the access log.
+
+Which request a line belongs to, and which process: set by the doors, read when a line is made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TextIO
+
+from broker.http.messages import OWNER_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from broker.config.sections import LogConfig
+
+#: The ``X-Request-Id`` of the request being served in this task; empty outside of one.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+#: What a front end's process is called, as ``front-1``; empty in the process that owns the topics.
+process: ContextVar[str] = ContextVar("process", default="")
+
+
+# --- lines -----------------------------------------------------------------------------------------
+#
+# One log record as one line: text for people, or a JSON object for programs.
+
+
+#: What every record has of its own; whatever else it has came in through ``extra``.
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+#: Characters that would end a line, or paint the terminal of whoever reads it. Names and ids come from clients.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+class TextLines(logging.Formatter):
+    """``2025-01-31T12:00:00.123Z INFO    actors.topic: topic opened  topic=orders:paid  request=4f1c``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end; a traceback follows on indented lines of its own."""
+        parts = [f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage().translate(_ESCAPES)}"]
+        parts += [f"{key}={_shown(value)}" for key, value in _fields(record).items()]
+        if request := request_id.get():
+            parts.append(f"request={_shown(request)}")
+        if name := process.get():
+            parts.append(f"process={name}")
+        line = "  ".join(parts)
+        if trace := _traceback(self, record):
+            line += "\n" + "\n".join("    " + part.translate(_ESCAPES) for part in trace.splitlines())
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """``{"ts": …, "level": "info", "logger": …, "event": …, "request_id": …, fields…}`` on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object. Fields never take the place of the five names above; one that would gets a ``_`` after it."""
+        line: dict[str, Any] = {
+            "ts": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        if request := request_id.get():
+            line["request_id"] = request
+        if name := process.get():
+            line["process"] = name
+        if trace := _traceback(self, record):
+            line["traceback"] = trace
+        for key, value in _fields(record).items():
+            line[f"{key}_" if key in line else key] = value
+        return json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(value: object) -> str:
+    text = str(value).translate(_ESCAPES)
+    return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text else text
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    # `exc_info=True` outside of an except block leaves a triple of None.
+    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+
+
+# --- writer ----------------------------------------------------------------------------------------
+#
+# The one thread that writes lines, and the bounded queue in front of it.
+#
+# Whatever the output does — stands still, is closed, has no room — happens to this thread alone. Callers put a line
+# or lose it; at the exit nobody waits for longer than they said.
+
+
+#: Bytes gathered for one write, where that many wait.
+_GATHER_BYTES = 64 * 1024
+
+
+class LineWriter:
+    """Writes lines to a file descriptor in the background.
+
+    Args:
+      descriptor: where to; None where there is no output at all, which fails every line.
+      max_lines: that may wait.
+      gap: makes the line that stands for ``n`` dropped ones.
+    """
+
+    def __init__(self, descriptor: int | None, *, max_lines: int, gap: Callable[[int], str]) -> None:
+        self.dropped = 0
+        self.failed = 0
+        self._descriptor = descriptor
+        self._max_lines = max_lines
+        self._gap = gap
+        self._gap_told = 0
+        self._torn = False
+        self._closed = False
+        # A SimpleQueue may be put to from anywhere, a signal handler and a destructor included.
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._put = threading.RLock()
+        self._thread = threading.Thread(target=self._run, name="plainsong-logs", daemon=True)
+        self._thread.start()
+
+    def put(self, line: str) -> None:
+        """Have ``line`` written some time, or drop and count it. Never waits for the output."""
+        with self._put:
+            if self._closed or self._lines.qsize() >= self._max_lines:
+                self.dropped += 1
+            else:
+                self._lines.put(line)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most ``timeout_s``; what is left then is counted as dropped."""
+        with self._put:
+            if not self._closed:
+                self._closed = True
+                self._lines.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            with self._put:
+                self.dropped += max(0, self._lines.qsize() - 1)
+
+    def _run(self) -> None:
+        while (first := self._lines.get()) is not None:
+            batch, ended = self._gather(first)
+            self._write(batch)
+            if ended:
+                break
+        self._write([])
+
+    def _gather(self, first: str) -> tuple[list[str], bool]:
+        batch, size = [first], len(first)
+        while size < _GATHER_BYTES:
+            try:
+                line = self._lines.get_nowait()
+            except Empty:
+                break
+            if line is None:
+                return batch, True
+            batch.append(line)
+            size += len(line)
+        return batch, False
+
+    def _write(self, batch: list[str]) -> None:
+        missed = self.dropped - self._gap_told
+        if missed:
+            batch = [self._gap(missed), *batch]
+        if not batch:
+            return
+        # A write that broke off left half a line behind: begin a new one.
+        text = ("\n" if self._torn else "") + "\n".join(batch) + "\n"
+        try:
+            self._write_all(text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            self.failed += len(batch) - (1 if missed else 0)
+        else:
+            self._gap_told += missed
+
+    def _write_all(self, data: bytes) -> None:
+        if self._descriptor is None:
+            raise OSError("there is no output")
+        rest = memoryview(data)
+        while rest:
+            try:
+                written = os.write(self._descriptor, rest)
+            except BlockingIOError:
+                # Whoever shares the other end made it non-blocking.
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll()
+                continue
+            rest = rest[written:]
+            self._torn = bool(rest)
+
+
+# --- setup -----------------------------------------------------------------------------------------
+#
+# Puts the logs in place for a process, and takes them away again.
+
+
+#: Libraries whose chatter is of no use below a warning.
+_QUIET = ("hypercorn", "quart", "asyncio", "hpack")
+
+
+@dataclass(frozen=True, slots=True)
+class LogCounters:
+    """Lines that never came out."""
+
+    dropped: int = 0
+    """Because too many waited, or at the exit."""
+    failed: int = 0
+    """Because they could not be made, or the output refused them."""
+
+
+class Logs:
+    """The process's logs: installed on the root logger until ``close``."""
+
+    def __init__(self, config: LogConfig, stream: TextIO | None) -> None:
+        self._json = config.format == "json"
+        self._stream = stream  # kept, since a stream that nobody holds closes its descriptor
+        self._handler = _Handler(JsonLines() if self._json else TextLines(), _descriptor(stream), config.queue_lines)
+        root = logging.getLogger()
+        self._restore = [(root, root.level)]
+        root.addHandler(self._handler)
+        root.setLevel(config.level.upper())
+        if root.level > logging.DEBUG:
+            for name in _QUIET:
+                logger = logging.getLogger(name)
+                self._restore.append((logger, logger.level))
+                logger.setLevel(max(logging.WARNING, root.level))
+
+    def say(self, text: str, event: str, **fields: object) -> None:
+        """Something for whoever started the daemon: ``text`` as it is, or ``event`` with fields where logs are JSON."""
+        if self._json:
+            record = logging.makeLogRecord({"name": "plainsong", "msg": event, **fields})
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            self._handler.emit(record)
+        else:
+            self._handler.writer.put(text)
+
+    def counters(self) -> LogCounters:
+        """What was lost so far."""
+        return LogCounters(self._handler.writer.dropped, self._handler.writer.failed + self._handler.unmade)
+
+    def close(self, timeout_s: float = 0.5) -> None:
+        """Write what waits, for at most ``timeout_s``, and leave the root logger as it was. Idempotent."""
+        for logger, level in self._restore:
+            logger.setLevel(level)
+        self._restore = []
+        logging.getLogger().removeHandler(self._handler)
+        self._handler.writer.close(timeout_s)
+
+
+class _Handler(logging.Handler):
+    """Makes the line in the caller's context, which knows the request, and leaves it to the writer."""
+
+    def __init__(self, lines: logging.Formatter, descriptor: int | None, queue_lines: int) -> None:
+        super().__init__()
+        self.setFormatter(lines)
+        self.unmade = 0
+        self.writer = LineWriter(descriptor, max_lines=queue_lines, gap=self._gap)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - a line that cannot be made must not fail what it speaks of
+            self.unmade += 1
+        else:
+            self.writer.put(line)
+
+    def _gap(self, missed: int) -> str:
+        fields = {"name": "broker.logs", "msg": "log lines dropped", "lines": missed}
+        record = logging.makeLogRecord(fields)
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return self.format(record)
+
+
+_current: Logs | None = None
+
+
+def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
+    """Install the logs of this process, in place of any before.
+
+    Args:
+      config: the section ``log``.
+      stream: written to through its file descriptor; None, or a closed one, and every line fails.
+    """
+    global _current  # noqa: PLW0603 - a process has one root logger, and so one of these
+    if _current is not None:
+        _current.close()
+    _current = Logs(config, stream)
+    return _current
+
+
+def counters() -> LogCounters:
+    """What the process's logs lost so far; zeros before ``setup_logs``. For the metrics."""
+    return _current.counters() if _current is not None else LogCounters()
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    try:
+        return stream.fileno() if stream is not None else None
+    except (OSError, ValueError):
+        return None
+
+
+# --- access ----------------------------------------------------------------------------------------
+#
+# One line for every request answered, when ``log.access`` asks for it; and the id all its other lines carry.
+
+
+log = logging.getLogger("plainsong.access")
+
+
+class AccessLog:
+    """Writes the line, or nothing; both doors and all routes tell it of the same things."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        #: Whether there are lines at all.
+        self.enabled = enabled
+
+    def begin(self, identity: str) -> None:
+        """From here on, lines of this task are about the request of this id."""
+        request_id.set(identity)
+
+    def answered(
+        self, route: str, target: str, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """The request was answered; ``target`` is the topic or path it was about. ``headers`` name the owner, if any."""
+        if self.enabled:
+            fields: dict[str, object] = {
+                "route": route,
+                "target": target,
+                "status": status,
+                "ms": round(seconds * 1000, 3),
+            }
+            for name, value in headers:
+                if name == OWNER_HEADER:
+                    fields["owner"] = value
+            log.info("answered", extra=fields)
+
+
+# --- logs ------------------------------------------------------------------------------------------
+#
+# Structured logs that no request ever waits for.
+#
+#     logger.info("topic opened", extra={"topic": "orders:paid"})
+#       │  the caller's thread: a line is made, and put into a bounded queue or dropped and counted
+#       └─ one daemon thread writes lines to standard output, however slow, full or closed that is
+#
+# Every floor logs with the standard library alone; what is in ``extra`` becomes the line's fields.
+
+
+__all__ = ["LogCounters", "Logs", "counters", "request_id", "setup_logs"]

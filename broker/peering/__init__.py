@@ -1,1 +1,0 @@
-"""Links: one connection on which many calls are under way at once, between instances and between processes."""

@@ -1,0 +1,373 @@
+"""Tephra's clients: the transaction service over Thrift, its methods, connections and listener.
+
+Tephra's clients: the transaction service over Thrift, as they expect it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from broker.http.sockets import listen_on, shown
+from protocol.errors import (
+    InvalidParameter,
+    Overloaded,
+    PlainsongError,
+    TransactionConflict,
+    TransactionNotFound,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+    TransactionTooLarge,
+)
+from protocol.transactions.manager.answers import ChangeConflict
+from protocol.transactions.tephra_idl import (
+    ILLEGAL_ARGUMENT,
+    TOO_LARGE,
+    Conflict,
+    CouldNotTakeSnapshot,
+    Declared,
+    Generic,
+    InvalidTruncateTime,
+    NotInProgress,
+)
+from protocol.transactions.tephra_rpc import (
+    INTERNAL_ERROR,
+    RefusedCall,
+    decode_call,
+    encode_error,
+    encode_failure,
+    encode_result,
+)
+from protocol.transactions.thrift import MalformedThrift
+from protocol.transactions.thrift_frames import Frames, FrameTooLarge, framed
+from protocol.transactions.transaction import TransactionType
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from actors.transactions import TransactionService
+    from broker.http.budgets import BodyBudget, Holding
+    from protocol.transactions.tephra_rpc import Call
+    from protocol.transactions.transaction import Transaction
+
+# --- methods ---------------------------------------------------------------------------------------
+#
+# Tephra's methods, carried out by the daemon's own transaction service, with Tephra's words for what goes wrong.
+
+
+log = logging.getLogger("plainsong.thrift")
+_UNKNOWN_CLIENT = "unknown"
+
+
+class TephraMethods:
+    """Answers messages; stateless, so all connections share one."""
+
+    def __init__(self, service: TransactionService) -> None:
+        self._service = service
+        self._methods: dict[str, Callable[..., Awaitable[Any]]] = {
+            "startLong": self._start_long,
+            "startLongClientId": self._start_long_for,
+            "startShort": self._start_short,
+            "startShortClientId": self._start_short_for,
+            "startShortTimeout": self._start_short_within,
+            "startShortWithTimeout": self._start_short_within,
+            "startShortWithClientIdAndTimeOut": self._start_short_for,
+            "canCommitTx": self._can_commit,
+            "canCommitOrThrow": self._service.prepare,
+            "commitTx": self._commit_whole,
+            "commitOrThrow": self._commit,
+            "abortTx": self._abort,
+            "invalidateTx": self._invalidate,
+            "checkpoint": self._checkpoint,
+            "getSnapshot": self._snapshot,
+            "resetState": self._service.reset,
+            "status": self._status,
+            "invalidTxSize": self._invalid_size,
+            "truncateInvalidTx": self._truncate,
+            "truncateInvalidTxBefore": self._truncate_before,
+            "pruneNow": self._prune_now,
+        }
+
+    async def answer(self, message: bytes) -> bytes:
+        """The message that answers a message.
+
+        Raises:
+          MalformedThrift: it is no call; there is nobody to answer.
+        """
+        try:
+            call = decode_call(message)
+        except RefusedCall as refused:
+            return encode_failure(refused.call, refused.number, refused.message)
+        try:
+            return encode_result(call, await self._methods[call.method](*call.args))
+        except Declared as error:
+            return encode_error(call, error)
+        except PlainsongError as error:
+            declared = _in_tephras_words(error)
+            return encode_error(call, declared) if declared else failure(call, error.detail)
+        except Exception:
+            log.exception("a method failed", extra={"method": call.method})
+            return failure(call, "the log says more")
+
+    # --- beginning --------------------------------------------------------------------------------
+
+    async def _start_long(self) -> Transaction:
+        return await self._start_long_for(_UNKNOWN_CLIENT)
+
+    async def _start_long_for(self, client_id: str | None) -> Transaction:
+        return (await self._service.begin(TransactionType.LONG, None, _named(client_id))).transaction
+
+    async def _start_short(self) -> Transaction:
+        return await self._start_short_for(_UNKNOWN_CLIENT)
+
+    async def _start_short_within(self, timeout_s: int) -> Transaction:
+        return await self._start_short_for(_UNKNOWN_CLIENT, timeout_s)
+
+    async def _start_short_for(self, client_id: str | None, timeout_s: int | None = None) -> Transaction:
+        return (await self._service.begin(TransactionType.SHORT, timeout_s, _named(client_id))).transaction
+
+    # --- deciding ---------------------------------------------------------------------------------
+
+    async def _can_commit(self, transaction: Transaction, changes: Sequence[bytes]) -> bool:
+        try:
+            await self._service.prepare(transaction.transaction_id, changes)
+        except (TransactionConflict, TransactionTooLarge):
+            return False
+        return True
+
+    async def _commit_whole(self, transaction: Transaction) -> bool:
+        try:
+            await self._service.commit(transaction.transaction_id)
+        except TransactionConflict:
+            return False
+        return True
+
+    async def _commit(self, transaction_id: int, write_pointer: int) -> None:
+        del write_pointer  # the service knows better: a wrong one would move everybody's read pointer
+        await self._service.commit(transaction_id)
+
+    async def _abort(self, transaction: Transaction) -> None:
+        try:
+            await self._service.abort(transaction.transaction_id)
+        except TransactionNotFound:
+            return  # as Tephra answers it
+
+    async def _invalidate(self, transaction_id: int) -> bool:
+        try:
+            return (await self._service.invalidate(transaction_id)).changed
+        except (TransactionNotFound, TransactionNotInProgress):
+            return False
+
+    async def _checkpoint(self, transaction: Transaction) -> Transaction:
+        return (await self._service.checkpoint(transaction.transaction_id, transaction)).transaction
+
+    # --- looking after it -------------------------------------------------------------------------
+
+    async def _snapshot(self) -> bytes:
+        try:
+            return self._service.snapshot()
+        except TransactionsUnavailable as error:
+            raise CouldNotTakeSnapshot(error.detail) from None
+
+    async def _status(self) -> str:
+        try:
+            self._service.figures()
+        except TransactionsUnavailable:
+            return "NOTOK"
+        return "OK"
+
+    async def _invalid_size(self) -> int:
+        return self._service.figures().invalid
+
+    async def _truncate(self, pointers: Sequence[int]) -> bool:
+        return await self._service.truncate(pointers) > 0
+
+    async def _truncate_before(self, before_ms: int) -> bool:
+        try:
+            return await self._service.truncate_before(before_ms) > 0
+        except InvalidParameter as error:
+            raise InvalidTruncateTime(error.detail) from None
+
+    async def _prune_now(self) -> None:
+        """Nothing, as a Tephra whose pruning is off: while there are Tephra's clients, other stores rely on the list."""
+
+
+def _named(client_id: str | None) -> str:
+    if client_id is None:
+        raise Generic("a client id is due", ILLEGAL_ARGUMENT)
+    return client_id
+
+
+def _in_tephras_words(error: PlainsongError) -> Declared | None:
+    if isinstance(error, ChangeConflict):
+        return Conflict(error.transaction_id, error.key, error.client_id)
+    if isinstance(error, TransactionNotFound | TransactionNotInProgress):
+        return NotInProgress(error.detail)
+    if isinstance(error, TransactionTooLarge):
+        return Generic(error.detail, TOO_LARGE)
+    if isinstance(error, InvalidParameter):
+        return Generic(error.detail, ILLEGAL_ARGUMENT)
+    return None
+
+
+def failure(call: Call, why: str) -> bytes:
+    """The message that says that a call could not be carried out."""
+    return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {why}")
+
+
+# --- connection ------------------------------------------------------------------------------------
+#
+# One connection of a Tephra client: frames in, answers out, one at a time and in order.
+
+
+_RECEIVE_BYTES = 64 << 10
+#: How long a frame may take to come in once it has begun, and an answer to be read; idle connections may stay.
+FRAME_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 30.0
+
+
+class Methods(Protocol):
+    """Who answers: the service of this instance, or of whichever owns it."""
+
+    async def answer(self, message: bytes) -> bytes:
+        """The message that answers a message. Raises MalformedThrift: it is no call."""
+        ...
+
+
+class ThriftConnection:
+    """Serves one client until it leaves, or sends what is no call."""
+
+    def __init__(self, stream: trio.SocketStream, methods: Methods, budget: BodyBudget) -> None:
+        self._stream = stream
+        self._methods = methods
+        self._budget = budget
+        self._frames = Frames()
+        self._idle = trio.CancelScope()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Take no further call; one that is being carried out is answered."""
+        self._stopping = True
+        self._idle.cancel()
+
+    async def run(self) -> None:
+        """Returns when the connection is over, whoever ended it."""
+        try:
+            with self._budget.hold() as holding:
+                while not self._stopping and (message := await self._next(holding)) is not None:
+                    answer = framed(await self._methods.answer(message))
+                    holding.release()
+                    with trio.fail_after(SEND_TIMEOUT_S):
+                        await self._stream.send_all(answer)
+        except (FrameTooLarge, MalformedThrift) as error:
+            log.warning("a Thrift connection sent what is no call: %s", error)
+        except Overloaded as error:
+            log.warning("a Thrift connection was closed: %s", error.detail)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            pass  # the client left, or reads and sends too slowly to be served
+
+    async def _next(self, holding: Holding) -> bytes | None:
+        """The next whole message; None: the client has left, or nothing more is to be taken."""
+        message = self._frames.take()
+        if message is not None:
+            return message
+        if not self._frames.missing_bytes:
+            with trio.CancelScope() as self._idle:
+                if not await self._receive(holding):
+                    return None
+            if self._idle.cancelled_caught:
+                return None
+        with trio.fail_after(FRAME_TIMEOUT_S):
+            while (message := self._frames.take()) is None:
+                if not await self._receive(holding):
+                    return None
+        return message
+
+    async def _receive(self, holding: Holding) -> bool:
+        data = await self._stream.receive_some(_RECEIVE_BYTES)
+        holding.grow(len(data))
+        self._frames.feed(data)
+        return bool(data)
+
+
+# --- listen ----------------------------------------------------------------------------------------
+#
+# The Thrift server: accepts connections within a bound, and ends them in good order.
+
+
+#: Every process of Tephra's clients keeps up to fifty open.
+MAX_CONNECTIONS = 4_096
+
+
+async def serve_thrift(
+    bind: str,
+    methods: Methods,
+    *,
+    budget: BodyBudget,
+    stop: trio.Event,
+    grace_s: float,
+    max_connections: int = MAX_CONNECTIONS,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves Tephra's clients until ``stop`` is set and calls under way are answered, at most ``grace_s`` later.
+
+    ``task_status`` is given the addresses as ``host:port``. What frames hold counts against ``budget``.
+
+    Raises:
+      OSError: ``bind`` cannot be listened on; nothing is left open.
+    """
+    sockets = await trio.to_thread.run_sync(listen_on, bind)
+    try:
+        server = _ThriftServer(methods, budget, max_connections)
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(
+                    partial(trio.serve_listeners, server.serve, listeners, handler_nursery=connections)
+                )
+                task_status.started([shown(sock) for sock in sockets])
+                await stop.wait()
+                accepting.cancel_scope.cancel()
+            for sock in sockets:
+                sock.close()
+            server.stop()
+            connections.cancel_scope.deadline = trio.current_time() + grace_s
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+class _ThriftServer:
+    def __init__(self, methods: Methods, budget: BodyBudget, max_connections: int) -> None:
+        self._methods = methods
+        self._budget = budget
+        self._max_connections = max_connections
+        self._open: set[ThriftConnection] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+        for connection in self._open:
+            connection.stop()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serves one connection; whatever goes wrong in it stays in it."""
+        if len(self._open) >= self._max_connections or self._stopping:
+            log.warning("a Thrift connection was refused: %s are open", len(self._open))
+            await trio.aclose_forcefully(stream)
+            return
+        # Idle ones are kept for ever; those whose client vanished without a word are found by the system.
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = ThriftConnection(stream, self._methods, self._budget)
+        self._open.add(connection)
+        try:
+            await connection.run()
+        except Exception:
+            log.exception("a Thrift connection failed")
+        finally:
+            self._open.discard(connection)
+            await trio.aclose_forcefully(stream)

@@ -1,1 +1,0 @@
-"""Tephra's clients: the transaction service over Thrift, as they expect it."""
