@@ -15,11 +15,10 @@ import click
 from pipeline.jobs import JOBS, job_named
 from pipeline.package import write_zip
 from pipeline.surroundings import worker_environ
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli import output
 from plainsong.cli.main import run as run_program
-from plainsong.cli.say import echo_json
-from plainsong.cli.verb import VerbGroup, json_option
+from plainsong.cli.output import echo_json
+from plainsong.cli.verb import CommandFailed, VerbGroup, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,7 @@ def list_jobs(as_json: bool) -> None:
     if as_json:
         echo_json([{"job": name, "says": listed.says, "package": listed.package} for name, listed in JOBS.items()])
     else:
-        tables.echo_lines(tables.facts([(name, listed.says) for name, listed in JOBS.items()]))
+        output.echo_lines(output.facts([(name, listed.says) for name, listed in JOBS.items()]))
 
 
 @pipeline.command(

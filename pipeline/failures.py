@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.verb import one_line
+from plainsong.cli.verb import CommandFailed, Exit, one_line
 
 #: The last line of a Python traceback; the first of a Java one.
 _REASON = re.compile(

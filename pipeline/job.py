@@ -31,9 +31,8 @@ from pipeline.metrics import Metrics
 from pipeline.progress import Progress
 from pipeline.session import build_session
 from pipeline.surroundings import extra_installed
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import exit_of, json_option
+from plainsong.cli.verb import CommandFailed, Exit, exit_of, json_option
 from plainsong.cli.where import Where, where_options
 from protocol.errors import PlainsongError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from protocol.errors import nearest
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import harmless
+from plainsong.cli.output import harmless
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 
 #: Workers need two files of ``protocol``; but spark-submit puts the zip before the driver's own packages, which
 #: would then find no more of it than that.

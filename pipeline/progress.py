@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli.say import echo_json
-from plainsong.cli.tables import show_count, show_rate
-from plainsong.cli.times import show_length
+from plainsong.cli.options import show_length
+from plainsong.cli.output import echo_json, show_count, show_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

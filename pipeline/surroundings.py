@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

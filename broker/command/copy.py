@@ -15,11 +15,9 @@ import trio
 
 from broker.command.options import leaves, load_settings, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import echo_json
-from plainsong.cli.tables import show_bytes, show_count
-from plainsong.cli.verb import Verb, json_option
+from plainsong.cli import output
+from plainsong.cli.output import echo_json, show_bytes, show_count
+from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option
 from protocol.errors import InvalidName, PlainsongError
 from protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable
@@ -199,7 +197,7 @@ class CopyReport:
             (label, show_count(source.rows), show_bytes(source.size), source.digest, *_side(source, target))
             for label, source, target in rows
         ]
-        tables.echo_lines(tables.table(head, cells, columns=200))
+        output.echo_lines(output.table(head, cells, columns=200))
 
     def _end(self, says: str, event: str, figures: Sequence[Figures], *, same: bool | None) -> None:
         rows, size = sum(each.rows for each in figures), sum(each.size for each in figures)

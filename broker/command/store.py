@@ -16,7 +16,7 @@ import click
 
 from broker.command.options import load_settings
 from broker.stores import look_at_hbase
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from protocol.effects import Table
 from protocol.errors import InvalidMessageId
 from protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id

@@ -12,8 +12,8 @@ from pipeline.archive.coverage import Range, covered, minus
 from pipeline.archive.files import open_files
 from pipeline.archive.reading import load_manifests
 from pipeline.archive.writing import TIMESTAMPS, BatchWriter, Log, Offsets
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.times import now_ms, show_length
+from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

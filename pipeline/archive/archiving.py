@@ -15,10 +15,9 @@ from pipeline.archive.reading import load_manifests
 from pipeline.archive.verification import Findings, Verification
 from pipeline.archive.writing import Log
 from pipeline.streams import watch_all
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.patterns import chosen
-from plainsong.cli.tables import show_bytes, show_count
-from plainsong.cli.times import show_time
+from plainsong.cli.options import chosen, show_time
+from plainsong.cli.output import show_bytes, show_count
+from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import ReadOptions
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from pipeline.job import Run, job_options
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.times import Length, Place
-from plainsong.cli.verb import VerbGroup
+from plainsong.cli import output
+from plainsong.cli.options import Length, Place
+from plainsong.cli.verb import CommandFailed, Exit, VerbGroup
 
 _root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")
 _checkpoint = click.option(
@@ -170,8 +169,8 @@ def _told(findings: Any) -> list[str]:
     from pipeline.archive.verification import VERDICTS
 
     told = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
-    counts = [(name, f"{tables.show_count(findings.counts[name]):>12}  {says}") for name, says in told]
-    lines = tables.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
+    counts = [(name, f"{output.show_count(findings.counts[name]):>12}  {says}") for name, says in told]
+    lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
     lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
     lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
     return lines + [f"hole: {tell_range(*hole)}" for hole in findings.holes]

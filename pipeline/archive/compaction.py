@@ -24,7 +24,7 @@ from pipeline.archive.manifest import NAME, NOTHING, Manifest, Stats
 from pipeline.archive.reading import is_all, load_manifests, rows_of, within
 from pipeline.archive.rows import stats_of
 from pipeline.archive.writing import TIMESTAMPS
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipeline.archive.coverage import Piece
     from pipeline.archive.files import Files
     from pipeline.archive.writing import Log
-    from plainsong.cli.exits import CommandFailed
+    from plainsong.cli.verb import CommandFailed
 
 #: A folder without a manifest that nobody has touched for so long is what a killed run left.
 ORPHAN_MS = 86_400_000

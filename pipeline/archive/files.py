@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pipeline.archive.manifest import NAME as MANIFEST
 from pipeline.locks import locked
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

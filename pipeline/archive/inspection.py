@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.archive.rows import SCHEMA, stats_by_entry, stats_of
 from pipeline.failures import reason_of
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.locks import busy, owner
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pipeline.archive import layout
 from pipeline.archive.appending import starting_offsets
 from pipeline.archive.writing import TIMESTAMPS
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.tables import show_count
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,7 +13,7 @@ from pipeline.archive.files import open_files
 from pipeline.archive.inspection import check_unaltered
 from pipeline.archive.manifest import NAME, Manifest, parse_manifest
 from pipeline.archive.rows import SCHEMA, rows_in
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ from pipeline.archive.inspection import damaged
 from pipeline.archive.layout import time_bound
 from pipeline.archive.reading import load_manifests, pieces_of, rows_of, within
 from pipeline.archive.rows import row_hash
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,8 +10,8 @@ from pipeline.archive import layout
 from pipeline.archive.inspection import check_unaltered, read_back
 from pipeline.archive.manifest import NAME, Manifest, parse_manifest
 from pipeline.archive.rows import archived
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

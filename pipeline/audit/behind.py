@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
 from protocol.errors import PlainsongError
 from protocol.ids import FIRST_BOUND, after
 

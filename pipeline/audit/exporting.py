@@ -9,7 +9,7 @@ from pipeline.audit.absorbing import TABLE
 from pipeline.audit.lineage import EDGES, closure, flows
 from pipeline.audit.reading import frame, manifest_of
 from pipeline.replacing import check_replaceable
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

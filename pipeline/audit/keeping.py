@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.audit.manifest import LOCK, MANIFEST, Manifest, first_look, load_manifest, store_manifest
 from pipeline.audit.parts import DATA, FOLDER, merge_parts, new_folder, write_part
 from pipeline.audit.reading import unmerged
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

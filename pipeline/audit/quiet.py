@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.archive.files import LocalFiles
-from plainsong.cli.exits import CommandFailed
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed
 from protocol.ids import unpack_id
 
 if TYPE_CHECKING:

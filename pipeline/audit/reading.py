@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.audit.manifest import Manifest, TablesUnreadable, load_manifest
-from plainsong.cli.exits import Exit
+from plainsong.cli.verb import Exit
 
 if TYPE_CHECKING:
     from pathlib import Path

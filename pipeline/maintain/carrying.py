@@ -10,7 +10,7 @@ import trio
 from pipeline.maintain.asking import check_unchanged
 from pipeline.maintain.place import Place, check_same, cut_for, unreachable
 from pipeline.maintain.working import Worked, work
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 from protocol.errors import GenerationChanged, PlainsongError, TopicNotFound
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from pipeline.job import Run, job_options
 from pipeline.maintain.asking import store_kind
 from pipeline.maintain.looking import look_at
 from pipeline.maintain.shown import HEADINGS, PLAN_HEADINGS, as_json, plan_rows, pruning_facts, pruning_json, row_of
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.patterns import chosen
-from plainsong.cli.verb import Verb
+from plainsong.cli import output
+from plainsong.cli.options import chosen
+from plainsong.cli.verb import CommandFailed, Exit, Verb
 from protocol.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
 
 if TYPE_CHECKING:
@@ -113,11 +112,11 @@ def _tell(run: Run, looks: list[Look], pruning: Pruning | str) -> None:
             run.progress.event("topic", **as_json(look))
         run.progress.event("pruning", **pruning_json(pruning))
         return
-    tables.echo_lines(tables.table(HEADINGS, [row_of(look) for look in looks]) if looks else ["There are no topics."])
+    output.echo_lines(output.table(HEADINGS, [row_of(look) for look in looks]) if looks else ["There are no topics."])
     if run.dry_run and any(look.parts for look in looks):
         rows = [row for look in looks for row in plan_rows(look)]
-        tables.echo_lines(["", *tables.table(PLAN_HEADINGS, rows, columns=200)])
-    tables.echo_lines(["", *tables.facts(pruning_facts(pruning)), ""])
+        output.echo_lines(["", *output.table(PLAN_HEADINGS, rows, columns=200)])
+    output.echo_lines(["", *output.facts(pruning_facts(pruning)), ""])
 
 
 def _pruning(client: Client) -> Pruning | str:

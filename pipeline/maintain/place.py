@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pipeline.maintain.ranges import KeyRange, cut
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from protocol.effects import Table
 from protocol.errors import PlainsongError
 from protocol.keys import metadata_key, stop_after, topic_prefix

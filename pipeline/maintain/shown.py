@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from plainsong.cli.tables import show_count
-from plainsong.cli.times import show_length, show_time
+from plainsong.cli.options import show_length, show_time
+from plainsong.cli.output import show_count
 
 if TYPE_CHECKING:
     from pipeline.maintain.looking import Look

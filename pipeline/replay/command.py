@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.job import Run, job_options
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.tables import show_count
-from plainsong.cli.times import Length, Place
-from plainsong.cli.verb import Verb
+from plainsong.cli.options import Length, Place
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit, Verb
 
 if TYPE_CHECKING:
     from pipeline.replay.plans import Plan

@@ -10,8 +10,8 @@ from pyspark.sql import functions as sf
 
 from pipeline.replay.plans import Chunk
 from pipeline.replay.sources import PARTS, key_text
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.tables import show_count
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import WriteOptions
 
 if TYPE_CHECKING:

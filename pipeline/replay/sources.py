@@ -13,7 +13,7 @@ from pyspark.sql import types
 from pipeline.archive import layout, reading
 from pipeline.archive.coverage import covered
 from pipeline.archive.files import open_files
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

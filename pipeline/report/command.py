@@ -10,9 +10,8 @@ import click
 from pipeline.job import Run, job_options
 from pipeline.report.course import MAX_POINTERS, Wanted, report_on, topics_of
 from pipeline.report.grid import grid_over
-from plainsong.cli import tables
-from plainsong.cli.patterns import is_pattern
-from plainsong.cli.times import Length, Place, now_ms, show_length, show_time
+from plainsong.cli import output
+from plainsong.cli.options import Length, Place, is_pattern, now_ms, show_length, show_time
 from plainsong.cli.verb import Verb
 from protocol.ids import unpack_id
 
@@ -96,15 +95,15 @@ def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
     rows = [
         (
             each.topic,
-            "-" if not each.stats else tables.show_count(each.stats["messages"], estimated=each.stats["estimated"]),
-            "-" if not each.stats else tables.show_bytes(each.stats["bytes"]),
+            "-" if not each.stats else output.show_count(each.stats["messages"], estimated=each.stats["estimated"]),
+            "-" if not each.stats else output.show_bytes(each.stats["bytes"]),
             show_length(each.ttl_ms),
             show_time(each.known_from_ms),
         )
         for each in facts
     ]
     span = f"{show_time(grid.start_ms)} to {show_time(grid.end_ms)}, {grid.steps} steps of {show_length(grid.step_ms)}"
-    lines = tables.table(("TOPIC", ">MESSAGES", ">BYTES", "TTL", "KNOWN FROM"), rows, columns=160)
+    lines = output.table(("TOPIC", ">MESSAGES", ">BYTES", "TTL", "KNOWN FROM"), rows, columns=160)
     names = [each.topic for each in facts]
     run.progress.result("\n".join([span, *lines]), "plan", topics=names, startMs=grid.start_ms, endMs=grid.end_ms)
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.report.facts import facts_of, with_archive
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.patterns import chosen
-from plainsong.cli.tables import show_count
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import chosen, now_ms
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

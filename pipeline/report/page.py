@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.report.plots import MAX_LINES, plots_of
 from pipeline.report.report import MADE_FROM
 from pipeline.report.shown import tables_of
-from plainsong.cli.times import show_length, show_time
+from plainsong.cli.options import show_length, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from plainsong.cli.times import show_length
+from plainsong.cli.options import show_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

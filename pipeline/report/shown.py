@@ -6,8 +6,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.report import MADE_FROM
-from plainsong.cli.tables import show_bytes, show_count, show_rate, table, width
-from plainsong.cli.times import show_length, show_time
+from plainsong.cli.options import show_length, show_time
+from plainsong.cli.output import show_bytes, show_count, show_rate, table, width
 from plainsong.cli.verb import one_line
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pipeline.archive.layout import time_bound, time_of, topic_folder
 from pipeline.archive.reading import load_manifests, read
 from pipeline.report.facts import TopicFacts
 from pipeline.report.messages import messages_of
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""The command line ``plainsong``; its commands come from the entry-point group ``plainsong.commands``."""
+"""The command line `plainsong`: one file for each family of verbs; options, output and errors are shared."""

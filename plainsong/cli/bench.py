@@ -1,4 +1,4 @@
-"""``plainsong bench``: a quick measurement of a daemon, in a topic of its own that is deleted afterwards."""
+"""The verb `bench`: measures a daemon for some seconds in a topic of its own, which is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.say import echo_json, note
-from plainsong.cli.times import Length
+from plainsong.cli import output
+from plainsong.cli.options import Length
+from plainsong.cli.output import echo_json, note
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import where_options
 from protocol.errors import PlainsongError
@@ -96,14 +96,14 @@ def bench(each_ms: int, size: int, batch: int, threads: int, as_json: bool, wher
     rows = [
         (
             each.what,
-            tables.show_count(each.messages),
-            tables.show_rate(each.per_second),
-            tables.show_seconds(each.quantile_s(0.5)),
-            tables.show_seconds(each.quantile_s(0.99)),
+            output.show_count(each.messages),
+            output.show_rate(each.per_second),
+            output.show_seconds(each.quantile_s(0.5)),
+            output.show_seconds(each.quantile_s(0.99)),
         )
         for each in parts
     ]
-    tables.echo_lines(tables.table(("PART", ">MESSAGES", ">RATE", ">P50", ">P99"), rows))
+    output.echo_lines(output.table(("PART", ">MESSAGES", ">RATE", ">P50", ">P99"), rows))
 
 
 def _publish(client: Client, topic: str, messages: bytes | list[bytes]) -> int:

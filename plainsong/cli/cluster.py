@@ -1,4 +1,4 @@
-"""``plainsong cluster``: the instances of a service, and which of them has which topics."""
+"""The verb `cluster`: shows the instances of a service and which of them owns which topic; drains them and moves topics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.producer import asked
-from plainsong.cli.say import echo_json, harmless, note
-from plainsong.cli.times import now_ms, show_length
-from plainsong.cli.verb import Verb, VerbGroup, json_option
-from plainsong.cli.where import complete_topic, where_options
+from plainsong.cli import output
+from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.output import echo_json, harmless, note
+from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.core import cluster_calls
 from protocol.cluster.slices import SLICES
 
@@ -48,12 +46,12 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
     says how many it has, of 64.
     """
     with where.client() as client:
-        found = asked(client, cluster_calls.show_cluster(client.namespace, topic))
+        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))
     if as_json:
         echo_json(found)
         return
-    tables.echo_lines(tables.table(_HEADINGS, [_row(each, found["instance"]) for each in found["instances"]]))
-    tables.echo_lines(["", *tables.facts(_facts(found))])
+    output.echo_lines(output.table(_HEADINGS, [_row(each, found["instance"]) for each in found["instances"]]))
+    output.echo_lines(["", *output.facts(_facts(found))])
 
 
 _HEADINGS = ("INSTANCE", "ADDRESS", "STATE", ">WEIGHT", ">TOPICS")
@@ -68,7 +66,7 @@ def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
         harmless(each["address"]),
         ", ".join(states) or "there",
         str(each["weight"]),
-        tables.show_count(each["topicsOpen"]),
+        output.show_count(each["topicsOpen"]),
     )
 
 
@@ -109,7 +107,7 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
     stays drained, also when it comes back, until undrain.
     """
     with where.client() as client:
-        asked(client, cluster_calls.drain_instance(instance, drained=True))
+        run_call(client, cluster_calls.drain_instance(instance, drained=True))
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
@@ -124,7 +122,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
     """How many topics it still has; None when it is gone, or when drains mean nothing. Raises CommandFailed."""
     until_s, told = time.monotonic() + within_s, -1
     while True:
-        found = asked(client, cluster_calls.show_cluster())
+        found = run_call(client, cluster_calls.show_cluster())
         here = next((each for each in found["instances"] if each["name"] == instance), None)
         if here is None:
             return None
@@ -143,7 +141,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
                 )
             return left
         if left is not None and left != told:
-            note(f"{tables.show_count(left)} topics to go")
+            note(f"{output.show_count(left)} topics to go")
             told = left
         time.sleep(LOOK_EVERY_S)
 
@@ -155,7 +153,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
 def undrain(instance: str, as_json: bool, where: Where) -> None:
     """Let INSTANCE have its share of the topics again."""
     with where.client() as client:
-        asked(client, cluster_calls.drain_instance(instance, drained=False))
+        run_call(client, cluster_calls.drain_instance(instance, drained=False))
     _say({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
 
 
@@ -170,8 +168,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
     While that is drained, the topic is where its name says.
     """
     with where.client() as client:
-        asked(client, cluster_calls.pin_topic(client.namespace, topic, instance))
-        found = asked(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, cluster_calls.pin_topic(client.namespace, topic, instance))
+        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
     owner, text = found["owner"], f"{found['name']} is at {instance}"
     if owner != instance:
         text = f"{found['name']} is pinned to {instance}, and at {owner or 'nobody'} just now: is {instance} drained?"
@@ -185,8 +183,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
 def unpin(topic: str, as_json: bool, where: Where) -> None:
     """Let TOPIC be where its name says."""
     with where.client() as client:
-        asked(client, cluster_calls.unpin_topic(client.namespace, topic))
-        found = asked(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, cluster_calls.unpin_topic(client.namespace, topic))
+        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
     owner = found["owner"]
     _say(
         {"topic": found["name"], "instance": owner},

@@ -1,4 +1,7 @@
-"""``plainsong context``: names for daemons, kept in a file of the user's."""
+"""The verbs `context` and `completion`: names for daemons in a file of the user, and the completion script of a shell.
+
+``plainsong context``: names for daemons, kept in a file of the user's.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import get_completion_class
 
-from plainsong.cli import tables
-from plainsong.cli.contexts import Context, Contexts, checked_name, load_contexts
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import echo_json
-from plainsong.cli.verb import VerbGroup, json_option
+from plainsong.cli import output
+from plainsong.cli.output import echo_json
+from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.where import Context, Contexts, checked_name, load_contexts
 from plainsong.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ def list_contexts(as_json: bool) -> None:
         for name, each in sorted(contexts.by_name.items())
     ]
     if rows:
-        tables.echo_lines(tables.table(("  NAME", "NAMESPACE", "URL"), rows))
+        output.echo_lines(output.table(("  NAME", "NAMESPACE", "URL"), rows))
     else:
         click.echo("no contexts; plainsong context add NAME --url URL makes one")
 
@@ -146,7 +149,7 @@ def _say(contexts: Contexts, name: str, *, as_json: bool) -> None:
     each = contexts.by_name[name]
     pairs = [("name", name + (" (current)" if name == contexts.current else "")), ("url", ", ".join(each.urls))]
     pairs += [("namespace", each.namespace or "default"), ("token file", each.token_file or "none")]
-    tables.echo_lines(tables.facts([*pairs, ("kept in", str(contexts.path))]))
+    output.echo_lines(output.facts([*pairs, ("kept in", str(contexts.path))]))
 
 
 def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
@@ -158,3 +161,34 @@ def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
         "namespace": each.namespace,
         "tokenFile": each.token_file,
     }
+
+
+# --- completion ------------------------------------------------------------------------------------
+#
+# ``plainsong completion``: the script that teaches a shell our verbs, options and topics.
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        'eval "$(plainsong completion bash)"      # in ~/.bashrc',
+        'eval "$(plainsong completion zsh)"       # in ~/.zshrc, after compinit',
+        "plainsong completion fish > ~/.config/fish/completions/plainsong.fish",
+    ],
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Verbs, options and contexts are completed, and names of topics, for which
+    the daemon is asked.
+    """
+    found = get_completion_class(shell)
+    if found is None:
+        raise CommandFailed(f"no completion for {shell}")
+    script = found(ctx.find_root().command, {}, "plainsong", "_PLAINSONG_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

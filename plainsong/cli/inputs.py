@@ -1,4 +1,4 @@
-"""What ``publish`` reads: messages from arguments, lines, NDJSON and files, in pieces as they come."""
+"""Input of `publish`: messages from arguments, lines, NDJSON and files, in pieces as they arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from protocol.errors import nearest
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ PIECE_BYTES = 1 << 20
 PIECE_MESSAGES = 10_000
 #: A longer line or file is not even read: the daemon's own bound is 8 MiB unless it was raised.
 MAX_MESSAGE_BYTES = 64 << 20
-
 #: What an object of NDJSON may have; what ``poll --json`` prints besides is passed over.
 _FIELDS = ("payload", "ttlSeconds", "attributes")
 _PASSED_OVER = frozenset({"topic", "id", "publishTimeMs"})
 
 
-class Item(NamedTuple):
+class InputMessage(NamedTuple):
     """A message to publish."""
 
     payload: bytes
@@ -43,22 +42,22 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class InputPiece:
     """Messages that are published together, and what is known of where they stood."""
 
-    items: list[Item]
+    items: list[InputMessage]
     first: int
     """Number of the first one, from 1."""
     read_bytes: int
     """Of the input, up to the end of this piece."""
 
 
-def from_arguments(texts: Iterable[str], parse: Callable[[bytes], Item]) -> Iterator[Piece]:
+def from_arguments(texts: Iterable[str], parse: Callable[[bytes], InputMessage]) -> Iterator[InputPiece]:
     """Each argument is a message."""
     return _pieces((os.fsencode(text) for text in texts), parse, "argument")
 
 
-def from_files(paths: Iterable[str], stdin: Source, parse: Callable[[bytes], Item]) -> Iterator[Piece]:
+def from_files(paths: Iterable[str], stdin: Source, parse: Callable[[bytes], InputMessage]) -> Iterator[InputPiece]:
     """Each file is one message, whole; ``-`` is standard input. Raises CommandFailed."""
     return _pieces((_whole(path, stdin) for path in paths), parse, "file")
 
@@ -83,21 +82,21 @@ def _bounded(source: Source, name: str) -> bytes:
     return b"".join(chunks)
 
 
-def _pieces(payloads: Iterable[bytes], parse: Callable[[bytes], Item], kind: str) -> Iterator[Piece]:
-    items: list[Item] = []
+def _pieces(payloads: Iterable[bytes], parse: Callable[[bytes], InputMessage], kind: str) -> Iterator[InputPiece]:
+    items: list[InputMessage] = []
     first, size, read = 1, 0, 0
     for number, payload in enumerate(payloads, 1):
         if items and (size + len(payload) > PIECE_BYTES or len(items) == PIECE_MESSAGES):
-            yield Piece(items, first, read)
+            yield InputPiece(items, first, read)
             items, first, size = [], number, 0
         items.append(_parsed(parse, payload, kind, number))
         size += len(payload)
         read += len(payload)
     if items:
-        yield Piece(items, first, read)
+        yield InputPiece(items, first, read)
 
 
-def from_lines(source: Source, parse: Callable[[bytes], Item]) -> Iterator[Piece]:
+def from_lines(source: Source, parse: Callable[[bytes], InputMessage]) -> Iterator[InputPiece]:
     """Each line is a message, without its end; what has come is handed on without waiting for more.
 
     Raises:
@@ -116,21 +115,21 @@ def from_lines(source: Source, parse: Callable[[bytes], Item]) -> Iterator[Piece
         yield from _lines([rest], parse, number, read)
 
 
-def _lines(lines: list[bytes], parse: Callable[[bytes], Item], first: int, read: int) -> Iterator[Piece]:
+def _lines(lines: list[bytes], parse: Callable[[bytes], InputMessage], first: int, read: int) -> Iterator[InputPiece]:
     """One piece; when a line is wrong, those before it, and then the error."""
-    items: list[Item] = []
+    items: list[InputMessage] = []
     try:
         for offset, line in enumerate(lines):
             items.append(_parsed(parse, line, "line", first + offset))
     except CommandFailed:
         if items:
-            yield Piece(items, first, read)
+            yield InputPiece(items, first, read)
         raise
     if items:
-        yield Piece(items, first, read)
+        yield InputPiece(items, first, read)
 
 
-def _parsed(parse: Callable[[bytes], Item], text: bytes, kind: str, number: int) -> Item:
+def _parsed(parse: Callable[[bytes], InputMessage], text: bytes, kind: str, number: int) -> InputMessage:
     try:
         return parse(text)
     except ValueError as error:
@@ -140,17 +139,17 @@ def _parsed(parse: Callable[[bytes], Item], text: bytes, kind: str, number: int)
 # --- what one of them means --------------------------------------------------------------------------
 
 
-def as_is(text: bytes) -> Item:
+def as_is(text: bytes) -> InputMessage:
     """The bytes themselves."""
-    return Item(text)
+    return InputMessage(text)
 
 
-def from_base64(text: bytes) -> Item:
+def from_base64(text: bytes) -> InputMessage:
     """Base64 of the payload. Raises ValueError."""
-    return Item(_base64(text))
+    return InputMessage(_base64(text))
 
 
-def from_json(text: bytes) -> Item:
+def from_json(text: bytes) -> InputMessage:
     """An item of the daemon's JSON: a string, ``{"base64": …}``, or ``{"payload": …, "ttlSeconds": …, "attributes": {…}}``.
 
     Raises:
@@ -163,7 +162,7 @@ def from_json(text: bytes) -> Item:
     except ValueError as error:
         raise ValueError(f"this is no JSON: {error}") from None
     if not isinstance(told, dict) or set(told) == {"base64"}:
-        return Item(_payload(told))
+        return InputMessage(_payload(told))
     for key in told:
         if key not in _FIELDS and key not in _PASSED_OVER:
             raise ValueError(f"unknown field {key[:80]!r}; {nearest(key, _FIELDS)}")
@@ -175,7 +174,7 @@ def from_json(text: bytes) -> Item:
     attributes = told.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
         raise ValueError("attributes is no object of strings")
-    return Item(_payload(told["payload"]), ttl_s, attributes)
+    return InputMessage(_payload(told["payload"]), ttl_s, attributes)
 
 
 def _payload(told: Any) -> bytes:

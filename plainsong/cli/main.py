@@ -1,19 +1,180 @@
-"""The entry of ``plainsong``: one program, one way to report what went wrong."""
+"""The program `plainsong`: its table of verbs, how it loads each when it is asked for, and how it reports errors.
+
+Every verb of the command line: where it stands and what it says of itself, so that ``--help`` loads none of them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from plainsong import __version__
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.program import Program
+from plainsong.cli.verb import CommandFailed, Exit, resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class Listed(NamedTuple):
+    """A verb as the program lists it."""
+
+    where: str
+    """``module:attribute``."""
+    says: str
+    """One line; the verb's own help begins with the same."""
+
+
+#: The program's own verbs, in the order people meet them.
+SECTIONS: dict[str, dict[str, Listed]] = {
+    "Messages": {
+        "publish": Listed("plainsong.cli.publish:publish", "Publish messages: arguments, lines, NDJSON, files."),
+        "poll": Listed("plainsong.cli.read:poll", "Read messages of a topic and stop."),
+        "tail": Listed("plainsong.cli.read:tail", "Follow topics: print messages as they come."),
+        "on": Listed("plainsong.cli.on:on", "React to each message: run a command, or post it."),
+        "peek": Listed("plainsong.cli.read:peek", "Look at messages: state, size, expiry."),
+    },
+    "Topics": {
+        "topic": Listed("plainsong.cli.topic:topic", "Make, change, list and delete topics."),
+        "namespace": Listed("plainsong.cli.namespace:namespace", "Namespaces, and what they say for their topics."),
+        "producer": Listed("plainsong.cli.producer:producer", "Producers: whose sequence ids a topic remembers."),
+        "reader": Listed("plainsong.cli.reader:reader", "Positions that the daemon keeps for readers."),
+        "tx": Listed("plainsong.cli.tx:tx", "Transactions: who holds a topic up, and what to do about it."),
+        "outbox": Listed("plainsong.cli.outbox:outbox", "Publish what waits in the outbox of a database."),
+        "stats": Listed("plainsong.cli.stats:stats", "How many messages, how large, how old, how fast."),
+        "top": Listed("plainsong.cli.stats:top", "Watch the topics live."),
+    },
+    "The daemon": {
+        "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
+        "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
+        "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
+        "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
+        "cluster": Listed("plainsong.cli.cluster:cluster", "Instances of one service: who is there, who owns what."),
+        "ping": Listed("plainsong.cli.ping:ping", "Ask daemons whether they are there and ready."),
+        "doctor": Listed("plainsong.cli.doctor:doctor", "Examine disk, clock, limits and daemon."),
+        "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
+    },
+    "This program": {
+        "context": Listed("plainsong.cli.context:context", "Names for daemons, so that you need no --url."),
+        "completion": Listed("plainsong.cli.context:completion", "Print the completion script of a shell."),
+    },
+}
+VERBS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
+
+
+# --- program ---------------------------------------------------------------------------------------
+#
+# A click group whose commands are found by name and loaded when they are asked for.
+#
+# The program's own verbs stand in a table; those of other packages are entry points of the group
+# ``plainsong.commands``. Listing them loads only those that are in no table.
+
+
+GROUP = "plainsong.commands"
+OTHERS = "Others"
+
+
+def _installed() -> Iterable[EntryPoint]:
+    return entry_points(group=GROUP)
+
+
+class Program(click.Group):
+    """The program ``plainsong``. A command that cannot be loaded spoils no other.
+
+    Args:
+      found: the entry points to offer; those of the installed packages when it is None.
+    """
+
+    def __init__(self, *args: object, found: Callable[[], Iterable[EntryPoint]] = _installed, **named: object) -> None:
+        super().__init__(*args, **named)  # type: ignore[arg-type]
+        self._found = found
+        self._points: dict[str, EntryPoint] | None = None
+
+    @property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        if self._points is None:
+            self._points = {point.name: point for point in self._found()}
+        return self._points
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, sorted."""
+        own = {name for name, listed in VERBS.items() if listed.where.startswith("plainsong.")}
+        return sorted({*super().list_commands(ctx), *own, *self._entry_points})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, loaded now; one that fails with its reason if it cannot be."""
+        listed = VERBS.get(cmd_name)
+        if listed is not None and listed.where.startswith("plainsong."):
+            module, _, attribute = listed.where.partition(":")
+            command: click.Command = getattr(import_module(module), attribute)
+            return command
+        point = self._entry_points.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if point is None else _load(point)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant. Raises click.UsageError naming the nearest one."""
+        return resolved(self, ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All commands with one line each, in sections."""
+        names = self.list_commands(ctx)
+        width = max(map(len, names), default=0)
+        sections = {title: [name for name in verbs if name in names] for title, verbs in SECTIONS.items()}
+        sections[OTHERS] = [name for name in names if name not in VERBS]
+        for title, listed in sections.items():
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl([(f"{name:<{width}}", self._line_of(ctx, name)) for name in listed])
+
+    def _line_of(self, ctx: click.Context, name: str) -> str:
+        listed, point = VERBS.get(name), self._entry_points.get(name)
+        if listed is not None and (point is None or (point.value == listed.where and _is_there(point))):
+            return listed.says
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=60)
+
+
+def _is_there(point: EntryPoint) -> bool:
+    try:
+        return find_spec(point.module) is not None
+    except ImportError:
+        return False
+
+
+def _load(point: EntryPoint) -> click.Command:
+    try:
+        command = point.load()
+    except (ImportError, AttributeError) as error:
+        return _broken(point, str(error))
+    return command if isinstance(command, click.Command) else _broken(point, f"{point.value} is no command")
+
+
+def _broken(point: EntryPoint, reason: str) -> click.Command:
+    @click.command(
+        point.name,
+        short_help=f"(not available: {reason})",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def fail() -> None:
+        raise CommandFailed(
+            f"the command {point.name!r} cannot be loaded: {reason}", hint="install the package again: etc/venv run"
+        )
+
+    return fail
+
+
+# --- main ------------------------------------------------------------------------------------------
+#
+# The entry of ``plainsong``: one program, one way to report what went wrong.
+
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 

@@ -1,4 +1,4 @@
-"""``plainsong namespace``: which there are, and what they say about their topics."""
+"""The verb `namespace`: lists namespaces, shows and sets what they say for their topics."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.producer import asked, show_effective
-from plainsong.cli.say import echo_json
+from plainsong.cli import output
+from plainsong.cli.output import echo_json
+from plainsong.cli.producer import show_effective
 from plainsong.cli.verb import VerbGroup, json_option
-from plainsong.cli.where import where_options
+from plainsong.cli.where import run_call, where_options
 from plainsong.core import producer_calls
 from protocol.errors import InvalidProperty, nearest
 
@@ -32,11 +32,11 @@ def namespace() -> None:
 def list_namespaces(as_json: bool, where: Where) -> None:
     """List the namespaces that have topics or properties."""
     with where.client() as client:
-        names = asked(client, producer_calls.list_namespaces())
+        names = run_call(client, producer_calls.list_namespaces())
     if as_json:
         echo_json(names)
     else:
-        tables.echo_lines(names)
+        output.echo_lines(names)
 
 
 @namespace.command(examples=["plainsong namespace show", "plainsong namespace show team_a"])
@@ -46,7 +46,7 @@ def list_namespaces(as_json: bool, where: Where) -> None:
 def show(name: str | None, as_json: bool, where: Where) -> None:
     """Show a namespace's properties; --namespace's own by default."""
     with where.client() as client:
-        told = asked(client, producer_calls.show_namespace(client.namespace if name is None else name))
+        told = run_call(client, producer_calls.show_namespace(client.namespace if name is None else name))
     _say(told, as_json=as_json)
 
 
@@ -69,8 +69,8 @@ def set_properties(name: str, properties: tuple[str, ...], as_json: bool, where:
     """
     changes = _parsed(properties)
     with where.client() as client:
-        now = asked(client, producer_calls.show_namespace(name))["properties"]
-        told = asked(client, producer_calls.set_namespace(name, {**now, **changes}))
+        now = run_call(client, producer_calls.show_namespace(name))["properties"]
+        told = run_call(client, producer_calls.set_namespace(name, {**now, **changes}))
     _say(told, as_json=as_json)
 
 
@@ -92,4 +92,4 @@ def _say(told: dict[str, Any], *, as_json: bool) -> None:
         echo_json(told)
         return
     pairs = [("namespace", told["name"]), *sorted(told["properties"].items()), ("in force", show_effective(told))]
-    tables.echo_lines(tables.facts(pairs))
+    output.echo_lines(output.facts(pairs))

@@ -1,4 +1,4 @@
-"""``plainsong on``: runs a command for each message of a topic, or posts it, without a consumer having to be written."""
+"""The verb `on`: runs a command for each message of a topic, or posts it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from plainsong.cli.isolation import why_held
-from plainsong.cli.on_parts import Retries, Untouched, check_unlike, derived_name, header_lines, keeper_of, words_of
-from plainsong.cli.patterns import chosen
-from plainsong.cli.say import note
-from plainsong.cli.times import Length, Place
+from plainsong.cli.on_options import (
+    RetriesType,
+    Untouched,
+    check_unlike,
+    derived_name,
+    header_lines,
+    kept_position,
+    words_of,
+)
+from plainsong.cli.options import Length, Place, chosen, why_held
+from plainsong.cli.output import note
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.starts import OLDEST
@@ -21,8 +27,8 @@ from protocol.ids import before
 
 if TYPE_CHECKING:
     from plainsong.cli.where import Where
-    from plainsong.reacting.stopping import Stop
-    from plainsong.reacting.verdicts import Effect
+    from plainsong.react.reaction import Effect
+    from plainsong.react.stopping import Stop
     from plainsong.starts import Start
 
 #: How long one attempt may take, unless --timeout says.
@@ -33,7 +39,7 @@ PAGE_MESSAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EffectOptions:
     """The options that say what is done about a message, and how."""
 
     command: str | None
@@ -77,7 +83,7 @@ class Asked:
 @click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
 @click.option("--retry-all", is_flag=True, help="Retry whatever is not 2xx, also 4xx.")
 @click.option("--timeout", "timeout_ms", type=Length(0.001), metavar="TIME", help="Of one attempt; run 5m, post 30s.")
-@click.option("--retries", type=Retries(), default="8", metavar="N", help="Retries of a message: 8, or forever.")
+@click.option("--retries", type=RetriesType(), default="8", metavar="N", help="Retries of a message: 8, or forever.")
 @click.option("--pause", "pause_ms", type=Length(0.001), default="500ms", metavar="TIME", help="Before the first.")
 @click.option("--max-pause", "max_pause_ms", type=Length(0.001), default="1m", metavar="TIME", help="Before any retry.")
 @click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="For what fails for good.")
@@ -130,15 +136,17 @@ def on(
     SIGTERM and Ctrl-C let the message at hand come to its end, for --grace.
     """
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
-    asked = Asked(command, post_to, shell, headers, content_type, retry_all, timeout_s, prefix, dry_run, as_json)
+    asked = EffectOptions(
+        command, post_to, shell, headers, content_type, retry_all, timeout_s, prefix, dry_run, as_json
+    )
     asked.check()
     if dead_letter == topic:
         raise click.UsageError("--dead-letter is the topic itself: its messages would come again for ever")
     derived = derived_name(command, post_to)
-    keeper = keeper_of(position, derived)
-    from plainsong.cli.on_course import Course  # here, so that help and completion need no HTTP
-    from plainsong.reacting.reaction import Patience
-    from plainsong.reacting.stopping import Stop
+    keeper = kept_position(position, derived)
+    from plainsong.cli.on_run import Course  # here, so that help and completion need no HTTP
+    from plainsong.react.reaction import Patience
+    from plainsong.react.stopping import Stop
 
     patience = Patience(retries, pause_ms / 1000, max(max_pause_ms, pause_ms) / 1000)
     ends = once or dry_run
@@ -180,11 +188,11 @@ def on(
             note(why_held(topic, reader.held[topic]))
 
 
-def _effect(stack: ExitStack, asked: Asked, where: Where, stop: Stop) -> Effect:
+def _effect(stack: ExitStack, asked: EffectOptions, where: Where, stop: Stop) -> Effect:
     """What is done about a message; ``stack`` closes what it needs."""
-    from plainsong.cli.on_told import Pretended, output_for
-    from plainsong.reacting.posting import Poster, checked_header
-    from plainsong.reacting.running import Runner
+    from plainsong.cli.on_run import Pretended, output_for
+    from plainsong.react.command import Runner
+    from plainsong.react.post import Poster, checked_header
 
     if asked.url is None:
         words = words_of(asked.command or "", shell=asked.shell)

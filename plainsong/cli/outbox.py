@@ -1,4 +1,4 @@
-"""``plainsong outbox``: publishes what programs left in the outbox of their database, and shows what waits there."""
+"""The verb `outbox`: publishes what programs left in the outbox of their database, and shows what waits there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed
-from plainsong.cli.say import confirmed, echo_json, note
-from plainsong.cli.times import Length, show_length
-from plainsong.cli.verb import VerbGroup, json_option, one_line
+from plainsong.cli import output
+from plainsong.cli.options import Length, show_length
+from plainsong.cli.output import confirmed, echo_json, note
+from plainsong.cli.verb import CommandFailed, VerbGroup, json_option, one_line
 from plainsong.cli.where import where_options
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from protocol.errors import PlainsongError
 
 F = TypeVar("F", bound="Callable[..., Any]")
-
 _OPTIONS = (
     click.option(
         "--database", required=True, metavar="URL", help="Of PostgreSQL (PGPASSWORD and ~/.pgpass work) or SQLite."
@@ -109,7 +107,7 @@ def run(
         )
         if once:
             done = relay.once()
-            note(f"{tables.show_count(done.messages)} messages published")
+            note(f"{output.show_count(done.messages)} messages published")
             return
         before = signal.signal(signal.SIGTERM, lambda *_: relay.stop())
         try:
@@ -141,13 +139,13 @@ def status(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
     note("a relay is at work" if found.is_relayed else "no relay is at work")
     if found.topics:
         rows = [_row(each) for each in found.topics]
-        tables.echo_lines(tables.table(("TOPIC", ">WAITING", ">OLDEST", ">SENT UP TO", ">KEPT"), rows))
+        output.echo_lines(output.table(("TOPIC", ">WAITING", ">OLDEST", ">SENT UP TO", ">KEPT"), rows))
 
 
 def _row(each: TopicStatus) -> tuple[str, ...]:
     oldest = "-" if each.oldest_age_s is None else show_length(each.oldest_age_s * 1000)
     last = "-" if each.last_sent < 0 else str(each.last_sent)
-    return each.topic, tables.show_count(each.waiting), oldest, last, tables.show_count(each.kept)
+    return each.topic, output.show_count(each.waiting), oldest, last, output.show_count(each.kept)
 
 
 def _as_json(found: OutboxStatus) -> dict[str, Any]:
@@ -217,4 +215,4 @@ def decide(
         count = sql.Relay(engine, client, tables=both).decide(topic, resend=resend)
     if as_json:
         echo_json({"topic": topic, "messages": count, "resend": resend})
-    note(f"{tables.show_count(count)} messages {'wait again' if resend else 'are taken as published'}")
+    note(f"{output.show_count(count)} messages {'wait again' if resend else 'are taken as published'}")

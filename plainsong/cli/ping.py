@@ -1,20 +1,126 @@
-"""``plainsong ping``: is the daemon there, is it ready, how far away is it."""
+"""The verb `ping`: asks each daemon by itself whether it is there, whether it is ready, and which version it is.
+
+Questions to each daemon by itself, before any of a client's calls: is it there, is it ready, which version.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli.daemons import Found, ask
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import echo_json
-from plainsong.cli.tables import show_seconds
-from plainsong.cli.verb import Verb, json_option, one_line
+from plainsong.cli.output import echo_json, show_seconds
+from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import where_options
+from plainsong.core.effects import Failure, Request, Send
 
 if TYPE_CHECKING:
     from plainsong.cli.where import Where
+    from plainsong.transport.blocking import Wire
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class ProbeResult:
+    """What one daemon says of itself."""
+
+    url: str
+    answers: bool = False
+    detail: str = ""
+    """Why it does not answer, or is no daemon of ours."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each ping took."""
+    version: str = ""
+    store: str = ""
+    ready: bool = False
+    reasons: list[str] = field(default_factory=list)
+    """Why it is not ready."""
+    unreached: list[str] = field(default_factory=list)
+    """Instances of its cluster that it cannot reach, and where it looked for them: ``name at host:port``."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        told = {"url": self.url, "answers": self.answers, "ready": self.ready, "reasons": self.reasons}
+        told |= {"version": self.version or None, "store": self.store or None, "detail": self.detail or None}
+        return {**told, "seconds": [round(each, 6) for each in self.seconds]}
+
+
+def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
+    """Every daemon of ``where``. Raises InvalidParameter: a URL or the token file makes no sense.
+
+    Args:
+      count: pings to each.
+    """
+    from plainsong.settings import Settings  # here, so that help needs no HTTP
+    from plainsong.transport.blocking import Wire
+
+    settings = Settings.checked(
+        where.urls,
+        namespace=where.namespace,
+        token_file=where.token_file,
+        connect_timeout_s=TIMEOUT_S,
+        request_timeout_s=TIMEOUT_S,
+        deadline_s=TIMEOUT_S,
+        retry=False,
+        max_connections=1,
+    )
+    wire = Wire(settings)
+    try:
+        return [_one(wire, url, count) for url in settings.urls]
+    finally:
+        wire.close()
+
+
+def _one(wire: Wire, url: str, count: int) -> ProbeResult:
+    found = ProbeResult(url)
+    version = _get(wire, url, "/version", found)
+    if version is None:
+        return found
+    if not isinstance(version, dict) or "version" not in version:
+        found.detail = "somebody answers, who is no plainsong daemon"
+        return found
+    found.answers = True
+    found.version, found.store = str(version["version"]), str(version.get("store", ""))
+    for _ in range(count):
+        began = time.perf_counter()
+        _get(wire, url, "/ping", found)
+        found.seconds.append(time.perf_counter() - began)
+    ready = _get(wire, url, "/readyz", found)
+    if isinstance(ready, dict):
+        found.ready = ready.get("ready") is True
+        found.reasons = [str(each.get("detail", each)) for each in ready.get("reasons", [])]
+        if "cluster" in ready:
+            found.unreached = _unreached(_get(wire, url, "/v1/cluster", found))
+    return found
+
+
+def _unreached(cluster: Any) -> list[str]:
+    """The instances that told the daemon nothing when it was asked for its cluster."""
+    instances = cluster.get("instances") if isinstance(cluster, dict) else None
+    if not isinstance(instances, list):
+        return []
+    return [f"{each.get('name')} at {each.get('address')}" for each in instances if each.get("topicsOpen") is None]
+
+
+def _get(wire: Wire, url: str, path: str, found: ProbeResult) -> Any:
+    """The answer as JSON, or as text; None when there is none, and ``found`` says why."""
+    answer = wire.carry(Send(url, Request("GET", path), TIMEOUT_S, TIMEOUT_S))
+    if isinstance(answer, Failure):
+        found.detail = answer.detail
+        return None
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return answer.body.decode("utf-8", "replace")
+
+
+# --- ping ------------------------------------------------------------------------------------------
+#
+# ``plainsong ping``: is the daemon there, is it ready, how far away is it.
 
 
 @click.command(
@@ -45,7 +151,7 @@ def ping(count: int, as_json: bool, where: Where) -> None:
         raise CommandFailed("no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
 
 
-def _line(found: Found) -> str:
+def _line(found: ProbeResult) -> str:
     if not found.answers:
         return f"{found.url}  no answer: {one_line(found.detail)}"
     ready = "ready" if found.ready else "NOT READY: " + one_line("; ".join(found.reasons))

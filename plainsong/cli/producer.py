@@ -1,26 +1,22 @@
-"""``plainsong producer``: whose sequence ids a topic remembers, and up to where."""
+"""The verb `producer`: lists, shows and deletes the producers whose sequence ids a topic remembers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import confirmed, echo_json, note
-from plainsong.cli.times import now_ms, show_length
-from plainsong.cli.verb import VerbGroup, json_option, one_line
-from plainsong.cli.where import complete_topic, where_options
+from plainsong.cli import output
+from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.output import confirmed, echo_json, note
+from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option, one_line
+from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.core import producer_calls
 from protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
-    from plainsong.core.attempts import Call
-
-T = TypeVar("T")
 
 #: Shown unless somebody wants more. The daemon gives so many at once, at most.
 DEFAULT_LIMIT = 100
@@ -49,14 +45,14 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     being written, EPOCH counts the sessions of the name.
     """
     with where.client(topic) as client:
-        found = asked(client, producer_calls.list_producers(client.namespace, topic, after, limit))
+        found = run_call(client, producer_calls.list_producers(client.namespace, topic, after, limit))
     if as_json:
         echo_json(found)
         return
     now = now_ms()
     headings = ("PRODUCER", ">LAST", ">SENT", ">EPOCH", ">ACTIVE AGO", ">FORGOTTEN IN")
-    tables.echo_lines(tables.table(headings, [_row(each, now) for each in found["producers"]]))
-    tables.echo_lines(["", *tables.facts(_about_all(topic, found))])
+    output.echo_lines(output.table(headings, [_row(each, now) for each in found["producers"]]))
+    output.echo_lines(["", *output.facts(_about_all(topic, found))])
     if found["next"] is not None:
         note(f"there are more: --after {found['next']}")
 
@@ -77,11 +73,11 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     age = "none yet" if snapshot["ageMs"] is None else f"{show_length(snapshot['ageMs'])} old"
     return [
         ("deduplication", show_effective(found)),
-        ("producers", f"{tables.show_count(found['count'])} of {topic}"),
-        ("snapshot", f"{age}, {tables.show_count(snapshot['entriesSince'])} requests since"),
+        ("producers", f"{output.show_count(found['count'])} of {topic}"),
+        ("snapshot", f"{age}, {output.show_count(snapshot['entriesSince'])} requests since"),
         (
             "last replay",
-            f"{tables.show_count(replay['entries'])} requests in {tables.show_seconds(replay['ms'] / 1000)}",
+            f"{output.show_count(replay['entries'])} requests in {output.show_seconds(replay['ms'] / 1000)}",
         ),
     ]
 
@@ -90,11 +86,6 @@ def show_effective(told: dict[str, Any]) -> str:
     """``on, as the service says``: of what the daemon answers about a topic's producers, or a namespace."""
     effective = told["deduplication"]
     return f"{'on' if effective['enabled'] else 'off'}, as the {effective['level']} says"
-
-
-def asked(client: Client, call: Call[T]) -> T:
-    """The answer to a call that the client has no method for. Raises PlainsongError."""
-    return client._shell.run(client._operations.call(call))
 
 
 @producer.command(
@@ -121,10 +112,10 @@ def show(topic: str, producer: str, generation: int | None, as_json: bool, where
         ("active", f"{show_length(max(0, now - found['activeMs']))} ago"),
         ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now))}, unless it is active"),
     ]
-    tables.echo_lines(tables.facts(lines))
+    output.echo_lines(output.facts(lines))
     if found["recent"]:
         rows = [(_ids(each), each["firstId"] or "-", each["lastId"] or "-") for each in found["recent"]]
-        tables.echo_lines(["", *tables.table(("SEQUENCE IDS", "FIRST MESSAGE", "LAST MESSAGE"), rows, columns=120)])
+        output.echo_lines(["", *output.table(("SEQUENCE IDS", "FIRST MESSAGE", "LAST MESSAGE"), rows, columns=120)])
 
 
 def _ids(each: dict[str, Any]) -> str:
@@ -145,7 +136,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
     with where.client(topic) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
         confirmed(f"Forget {producer} of {topic}? What it sends again is stored again.", yes=yes)
-        asked(client, producer_calls.delete_producer(client.namespace, topic, producer))
+        run_call(client, producer_calls.delete_producer(client.namespace, topic, producer))
     if as_json:
         echo_json({"deleted": producer, "lastSequenceId": last})
     else:
@@ -155,9 +146,9 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
 def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
     """The producer. Raises CommandFailed naming the nearest one."""
     try:
-        return asked(client, producer_calls.show_producer(client.namespace, topic, name, generation))
+        return run_call(client, producer_calls.show_producer(client.namespace, topic, name, generation))
     except ProducerNotFound as error:
-        page = asked(client, producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
+        page = run_call(client, producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
         names = [each["producer"] for each in page["producers"]]
         near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} shows those there are"
         raise CommandFailed(f"topic {topic} has no producer {name!r}", hint=near, code=Exit.NOT_FOUND) from error

@@ -1,4 +1,4 @@
-"""``plainsong reader``: the positions that the daemon keeps for readers: seen, set, reset, forgotten."""
+"""The verb `reader`: lists, sets, resets and deletes the positions that the daemon keeps for readers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.say import confirmed, echo_json
-from plainsong.cli.times import Place, now_ms, show_length, show_time
-from plainsong.cli.verb import VerbGroup, json_option
+from plainsong.cli import output
+from plainsong.cli.options import Place, now_ms, show_length, show_time
+from plainsong.cli.output import confirmed, echo_json
+from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.starts import NEWEST, OLDEST
 from protocol.errors import NotFound, TopicNotFound, nearest
@@ -46,13 +45,13 @@ def list_readers(topic: str, as_json: bool, where: Where) -> None:
     rows = [
         (
             each["name"],
-            tables.show_count(each["visible"], estimated=each["estimated"]),
+            output.show_count(each["visible"], estimated=each["estimated"]),
             _read_up_to(each["position"]),
             show_length(max(0, now_ms() - each["changedMs"])),
         )
         for each in found
     ]
-    tables.echo_lines(tables.table(("READER", ">BEHIND", "READ UP TO", ">MOVED AGO"), rows))
+    output.echo_lines(output.table(("READER", ">BEHIND", "READ UP TO", ">MOVED AGO"), rows))
 
 
 @reader.command(examples=["plainsong reader show orders billing"])
@@ -112,7 +111,7 @@ def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json:
         ahead = client.stats(topic, reader=min(to, bytes.fromhex(stands)))["reader"]["visible"]
         beyond = client.stats(topic, reader=max(to, bytes.fromhex(stands)))["reader"]["visible"]
         confirmed(
-            f"Reader {reader} of {topic} will {what} {tables.show_count(ahead - beyond)} messages. Go on?", yes=yes
+            f"Reader {reader} of {topic} will {what} {output.show_count(ahead - beyond)} messages. Go on?", yes=yes
         )
         client.set_reader(topic, reader, to)
         _show(client, topic, reader, as_json=as_json)
@@ -161,7 +160,7 @@ def _show(client: Client, topic: str, name: str, *, as_json: bool) -> None:
         echo_json(found)
         return
     estimated = found["estimated"]
-    visible, expired, hidden = (tables.show_count(found[key], estimated=estimated) for key in _BEHIND)
+    visible, expired, hidden = (output.show_count(found[key], estimated=estimated) for key in _BEHIND)
     at = found["position"]
     pairs = [
         ("reader", f"{name} of {topic}"),
@@ -173,7 +172,7 @@ def _show(client: Client, topic: str, name: str, *, as_json: bool) -> None:
         ("moved", f"{show_length(max(0, now_ms() - found['changedMs']))} ago"),
         ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now_ms()))}, unless it moves"),
     ]
-    tables.echo_lines(tables.facts(pairs))
+    output.echo_lines(output.facts(pairs))
 
 
 def _read_up_to(position: str) -> str:

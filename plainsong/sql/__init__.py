@@ -8,6 +8,23 @@ Outbox, Relay    messages that wait beside the rows, for databases that cannot p
 
 from __future__ import annotations
 
+from plainsong.sql.errors import (
+    OutboxBusy,
+    OutboxInDoubt,
+    OutboxMissing,
+    OutboxUnavailable,
+    OutboxUnusable,
+    SqlInDoubt,
+    SqlMisused,
+    SqlUnavailable,
+    SqlUnusable,
+)
+from plainsong.sql.outbox import Outbox, OutboxTables, create_outbox, outbox_engine, outbox_tables
+from plainsong.sql.participant import SqlParticipant
+from plainsong.sql.positions import SqlPosition, positions_table
+from plainsong.sql.prepared import Found, Recovery, recover
+from plainsong.sql.relay import OutboxStatus, Relay, Relayed, TopicStatus, outbox_status
+
 try:
     import psycopg
     import sqlalchemy
@@ -16,19 +33,7 @@ except ModuleNotFoundError as _missing:
         f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong[sql]'", name=_missing.name
     ) from _missing
 
-from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnavailable, SqlUnusable
-from plainsong.sql.outbox import Outbox
-from plainsong.sql.outbox_engine import outbox_engine
-from plainsong.sql.outbox_errors import OutboxBusy, OutboxInDoubt, OutboxMissing, OutboxUnavailable, OutboxUnusable
-from plainsong.sql.outbox_status import OutboxStatus, TopicStatus, outbox_status
-from plainsong.sql.outbox_tables import OutboxTables, create_outbox, outbox_tables
-from plainsong.sql.participant import SqlParticipant
-from plainsong.sql.positions import SqlPosition, positions_table
-from plainsong.sql.recovery import Found, Recovery, recover
-from plainsong.sql.relay import Relay, Relayed
-
 del psycopg, sqlalchemy
-
 __all__ = [
     "Found",
     "Outbox",

@@ -1,4 +1,4 @@
-"""A SQLAlchemy session as a participant: its rows and the messages become visible together, or not at all.
+"""A SQLAlchemy session as a participant of a transaction: its rows and the messages become visible together, or not at all.
 
 The session's work happens in one transaction of the database, which is prepared (PREPARE TRANSACTION) before the
 transaction service decides, and finished (COMMIT PREPARED, ROLLBACK PREPARED) when it has. Whatever dies in
@@ -17,9 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from plainsong.sql.errors import SqlInDoubt, SqlMisused, SqlUnusable, first_line
-from plainsong.sql.gids import new_gid
-from plainsong.sql.prepared import check_allowed, check_kind, finish
-from plainsong.sql.recovery import recover
+from plainsong.sql.prepared import check_allowed, check_kind, finish, new_gid, recover
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -28,14 +26,12 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import SessionTransaction
 
     from plainsong import Client, Transaction
-    from plainsong.sql.gids import Gid
+    from plainsong.sql.prepared import Gid
 
 log = logging.getLogger("plainsong.sql")
-
 #: ``idle``: not in a transaction. ``open``: the session works. ``preparing``: nobody knows whether it is prepared.
 #: ``prepared``: it waits for the decision. ``deciding``: the decision is being carried out.
 Phase = Literal["idle", "open", "preparing", "prepared", "deciding"]
-
 #: Engines of which it is known that they can take part, and those that were recovered because that was wanted.
 _ready: WeakSet[Engine] = WeakSet()
 _recovered: WeakSet[Engine] = WeakSet()

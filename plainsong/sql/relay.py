@@ -1,4 +1,6 @@
-"""The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits.
+"""The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits; one relay at a time.
+
+The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits.
 
 For each topic, again and again:
 
@@ -13,34 +15,40 @@ numbers.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import logging
+import os
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from plainsong.sql.errors import first_line
-from plainsong.sql.outbox_errors import OutboxBusy, OutboxMissing, OutboxUnavailable
-from plainsong.sql.outbox_tables import check_dialect, missing, outbox_tables
-from plainsong.sql.relay_lane import Lanes
-from plainsong.sql.relay_lock import RelayLock
-from plainsong.sql.relay_rows import SWEEP_ROWS, RelayRows
-from protocol.errors import InvalidParameter, PlainsongError
+from plainsong.core.producing import calls
+from plainsong.core.producing.session import opened
+from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
+from plainsong.sql.outbox import check_dialect, missing, outbox_tables
+from plainsong.sql.relay_rows import SWEEP_ROWS, Opened, RelayRows
+from protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
+from protocol.frames import NO_ATTRIBUTES
+from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
     from plainsong import Client
-    from plainsong.sql.outbox_tables import OutboxTables
-    from plainsong.sql.relay_lane import Lane
+    from plainsong.sql.outbox import OutboxTables
+    from plainsong.sql.relay_rows import Numbered
 
 log = logging.getLogger("plainsong.sql")
-
 #: Of one request. The daemon takes bodies of 16 MiB when it is not told otherwise.
 MAX_BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 1 << 20
@@ -117,7 +125,7 @@ class Relay:
         self._tables = outbox_tables() if tables is None else tables
         self._rows = RelayRows(self._tables)
         self._lock = RelayLock(engine, self._tables.messages.fullname)
-        self._lanes = Lanes(client)
+        self._lanes = RelayLanes(client)
         self._namespace = client.namespace
         self._keep_s = keep_s
         self._max_rows, self._max_bytes = max_batch_messages, max_batch_bytes
@@ -255,7 +263,7 @@ class Relay:
         if self._on_sent is not None:
             self._on_sent(topic, len(numbered))
 
-    def _opened(self, connection: Connection, topic: str) -> Lane:
+    def _opened(self, connection: Connection, topic: str) -> RelayLane:
         """The topic's producer, with all that the daemon has of it done with."""
         standing = self._rows.standing(connection, topic, self._namespace)
         generation = standing.generation
@@ -297,3 +305,248 @@ class Relay:
     def _failed(self, error: SQLAlchemyError) -> OutboxMissing | OutboxUnavailable:
         lacks = missing(self._engine, self._tables)
         return lacks or OutboxUnavailable(f"the outbox's database failed: {first_line(error)}")
+
+
+# --- relay lane ------------------------------------------------------------------------------------
+#
+# The way into the topics: for each a producer that is opened, published by once, and opened again when in doubt.
+#
+# A publish is one request and is never repeated here: whatever happens to it, the next opening tells what became of
+# it.
+
+
+#: Producers that are open at once; one more closes the one that was opened first.
+MAX_LANES = 1_000
+
+
+class RelayLane:
+    """The session of one topic's producer."""
+
+    def __init__(self, client: Client, topic: str, producer: str, opened: Opened) -> None:
+        self._client = client
+        self._topic = topic
+        self._producer = producer
+        self.opened = opened
+
+    def publish(self, messages: Sequence[Numbered]) -> None:
+        """Publish them in one request. Raises what went wrong; open the producer again then."""
+        request = PublishRequest(
+            [each.payload for each in messages],
+            producer=self._producer,
+            producer_epoch=self.opened.epoch,
+            generation=self.opened.generation,
+            sequence_ids=[each.number for each in messages],
+        )
+        ttls_s = [each.ttl_s for each in messages]
+        if any(ttl_s is not None for ttl_s in ttls_s):
+            request.message_ttls_s = ttls_s
+        if any(each.attributes for each in messages):
+            request.attributes = [
+                json.loads(each.attributes) if each.attributes else NO_ATTRIBUTES for each in messages
+            ]
+        operations = self._client._operations
+        call = calls.publish(operations.namespace, self._topic, request)
+        self._client._shell.run(operations.call(call))
+
+
+class RelayLanes:
+    """The sessions that are open."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._open: dict[str, RelayLane] = {}
+
+    def get(self, topic: str) -> RelayLane | None:
+        """The topic's, if it is open."""
+        return self._open.get(topic)
+
+    def open(self, topic: str, producer: str) -> RelayLane:
+        """Open a session: from now on nothing that an older one has sent can arrive."""
+        operations = self._client._operations
+        limit_s = operations.settings.deadline_s
+        known, _ = self._client._shell.run(opened(operations, topic, producer, limit_s=limit_s))
+        while len(self._open) >= MAX_LANES:
+            del self._open[next(iter(self._open))]
+        lane = RelayLane(self._client, topic, producer, Opened(known.epoch, known.generation, known.last_sequence_id))
+        self._open[topic] = lane
+        return lane
+
+    def last_known(self, topic: str, producer: str, generation: int) -> int | None:
+        """The last sequence id in a generation of the topic; None: the daemon does not know it any more."""
+        operations = self._client._operations
+        try:
+            known = self._client._shell.run(
+                operations.call(calls.ask(operations.namespace, topic, producer, generation))
+            )
+        except (ProducerNotFound, Gone, GenerationChanged):
+            return None
+        return known.last_sequence_id
+
+    def drop(self, topic: str) -> None:
+        """The next one is opened anew."""
+        self._open.pop(topic, None)
+
+    def close(self) -> None:
+        """All are opened anew."""
+        self._open.clear()
+
+
+# --- relay lock ------------------------------------------------------------------------------------
+#
+# One relay at a time: an advisory lock of PostgreSQL's session, or a locked file beside SQLite's.
+#
+# Both end with the process that holds them, however it ends. They are for calm: what keeps two relays from harm,
+# when one has lost its lock without knowing, are the numbers in the tables and the session that each opens in a
+# topic.
+
+
+#: What the file beside SQLite's database is called: the database's name, the table's, and this.
+SUFFIX = "relay"
+
+
+class RelayLock:
+    """The lock of one outbox.
+
+    Args:
+      engine: of its database.
+      table: the name of its table of messages.
+    """
+
+    def __init__(self, engine: Engine, table: str) -> None:
+        digest = hashlib.sha256(f"plainsong relay {table}".encode()).digest()
+        self._key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
+        self._path = _file_of(engine, table)
+        self._is_postgresql = engine.dialect.name == "postgresql"
+        self._file: int | None = None
+
+    def take(self, connection: Connection) -> bool:
+        """Whether it is ours now, for as long as this connection (of PostgreSQL) or this object (of SQLite) lives."""
+        if self._is_postgresql:
+            with connection.begin():
+                return bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), self._key).scalar_one())
+        if self._path is None or self._file is not None:
+            return True
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def let_go(self, connection: Connection) -> None:
+        """Let others have it. A connection that cannot be asked is given up, and the lock goes with it."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if self._is_postgresql:
+            try:
+                with connection.begin():
+                    connection.execute(text("SELECT pg_advisory_unlock(:key)"), self._key)
+            except SQLAlchemyError:
+                connection.invalidate()
+
+    def is_held(self, connection: Connection) -> bool:
+        """Whether somebody, perhaps this object, holds it."""
+        if self._file is not None:
+            return True
+        if not self.take(connection):
+            return True
+        self.let_go(connection)
+        return False
+
+
+def _file_of(engine: Engine, table: str) -> str | None:
+    """Where the lock of SQLite's database is; None: the database is in memory, or no file."""
+    if engine.dialect.name != "sqlite":
+        return None
+    with engine.connect() as connection:
+        path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar()
+    return f"{path}-{table}-{SUFFIX}" if path else None
+
+
+# --- outbox status ---------------------------------------------------------------------------------
+#
+# What waits in an outbox, and since when: for people, and for whoever watches.
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """What waits for one topic."""
+
+    topic: str
+    waiting: int
+    """Messages that are not known to be published."""
+    oldest_age_s: float | None
+    """Since the oldest of them was written, by this computer's clock and the database's; None: there is none."""
+    kept: int
+    """Messages that are published, and kept for ``keep_s``."""
+    producer: str | None
+    """The relay's name in the topic; None: no relay has begun there."""
+    next_number: int
+    last_sent: int
+    """The highest sequence id that the topic has; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """All of an outbox."""
+
+    is_relayed: bool
+    """Whether a relay is at work."""
+    topics: tuple[TopicStatus, ...]
+    """By name."""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not known to be published."""
+        return sum(each.waiting for each in self.topics)
+
+
+def outbox_status(engine: Engine, *, tables: OutboxTables | None = None) -> OutboxStatus:
+    """Count what is there; reads all that waits.
+
+    Raises:
+      OutboxUnusable, OutboxMissing: there is no outbox. OutboxUnavailable: the database cannot be asked.
+    """
+    check_dialect(engine.dialect)
+    tables = outbox_tables() if tables is None else tables
+    try:
+        with engine.connect() as connection:
+            is_relayed = RelayLock(engine, tables.messages.fullname).is_held(connection)
+            with connection.begin():
+                return OutboxStatus(is_relayed, tuple(_topics(connection, tables)))
+    except SQLAlchemyError as error:
+        lacks = missing(engine, tables)
+        raise (lacks or OutboxUnavailable(f"the database cannot be asked: {first_line(error)}")) from error
+
+
+def _topics(connection: Connection, tables: OutboxTables) -> list[TopicStatus]:
+    columns = tables.messages.c
+    waits, kept = columns.sent.is_(None), columns.sent.is_not(None)
+    counted = select(columns.topic, func.count().label("messages"), func.min(columns.written).label("oldest"))
+    waiting = {row.topic: row for row in connection.execute(counted.where(waits).group_by(columns.topic))}
+    done = {row.topic: row for row in connection.execute(counted.where(kept).group_by(columns.topic))}
+    stands = {row.topic: row for row in connection.execute(select(tables.topics))}
+    now = datetime.now(UTC)
+    found = []
+    for topic in sorted({*waiting, *done, *stands}):
+        row, stand = waiting.get(topic), stands.get(topic)
+        found.append(
+            TopicStatus(
+                topic,
+                0 if row is None else row.messages,
+                None if row is None else _age_s(row.oldest, now),
+                done[topic].messages if topic in done else 0,
+                None if stand is None else stand.producer,
+                0 if stand is None else stand.next_number,
+                -1 if stand is None else stand.last_sent,
+            )
+        )
+    return found
+
+
+def _age_s(written: datetime, now: datetime) -> float:
+    """SQLite's times are of UTC and do not say so."""
+    return max(0.0, (now - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds())

@@ -6,9 +6,8 @@ import tomllib
 
 import pytest
 
-from plainsong.cli.contexts import contexts_path, load_contexts
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.where import Where, where_of
+from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.where import Where, contexts_path, load_contexts, where_of
 from plainsong.settings import DEFAULT_URL
 
 A, B, C = "http://a.example:7420", "http://b.example:7420", "http://c.example:7420"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from plainsong.cli import disk, health
-from plainsong.cli.daemons import Found
+from plainsong.cli import doctor
+from plainsong.cli import doctor as health
+from plainsong.cli.ping import ProbeResult
 
-GOOD = disk.SyncTimes(400, 0.0015, 0.004, 0.00001)
+GOOD = doctor.SyncTimes(400, 0.0015, 0.004, 0.00001)
 MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
 tmpfs /run tmpfs rw,nosuid 0 0
@@ -20,17 +21,17 @@ server:/x /srv/far nfs4 rw 0 0
 
 
 def mount(kind="ext4", options="rw"):
-    return disk.Mount("/", "/dev/sda1", kind, tuple(options.split(",")))
+    return doctor.Mount("/", "/dev/sda1", kind, tuple(options.split(",")))
 
 
 def test_a_plausible_sync_on_a_plain_disk_is_believed():
-    assert disk.judged(GOOD, mount(), rotating=False) == ("ok", "a plausible time for a real disk")
+    assert doctor.judged(GOOD, mount(), rotating=False) == ("ok", "a plausible time for a real disk")
 
 
 @pytest.mark.parametrize(
     ("times", "where", "rotating", "preload", "says"),
     [
-        (disk.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
+        (doctor.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
         (GOOD, mount("tmpfs"), False, "", "memory"),
         (GOOD, mount(options="rw,nobarrier"), False, "", "without barriers"),
         (GOOD, mount("overlay", "rw,volatile"), False, "", "volatile overlay"),
@@ -38,19 +39,19 @@ def test_a_plausible_sync_on_a_plain_disk_is_believed():
     ],
 )
 def test_a_sync_that_cannot_be_true_is_not_believed(times, where, rotating, preload, says):
-    trust, why = disk.judged(times, where, rotating=rotating, preload=preload)
+    trust, why = doctor.judged(times, where, rotating=rotating, preload=preload)
     assert trust == "bad"
     assert says in why
 
 
 def test_a_disk_that_turns_and_is_too_fast_for_that_is_suspicious():
-    trust, why = disk.judged(disk.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
+    trust, why = doctor.judged(doctor.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
     assert trust == "warning"
     assert "a disk that turns" in why
 
 
 def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
-    assert disk.judged(GOOD, mount("nfs4"), rotating=None) == (
+    assert doctor.judged(GOOD, mount("nfs4"), rotating=None) == (
         "warning",
         "the file system is nfs4: whether a sync is one is up to the other side",
     )
@@ -61,18 +62,18 @@ def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
     [("/etc", "ext4"), ("/run/x", "tmpfs"), ("/srv/my data/x", "xfs"), ("/srv/far", "ext4"), ("/srv/m", "ext4")],
 )
 def test_a_directory_lies_on_the_closest_and_latest_mount(path, kind):
-    assert disk.mount_of(Path(path), MOUNTS).kind == kind
+    assert doctor.mount_of(Path(path), MOUNTS).kind == kind
 
 
 def test_measuring_leaves_nothing_behind(tmp_path):
-    times = disk.measure_sync(tmp_path)
-    assert 5 <= times.rounds <= disk.MAX_ROUNDS
+    times = doctor.measure_sync(tmp_path)
+    assert 5 <= times.rounds <= doctor.MAX_ROUNDS
     assert 0 < times.median_s <= times.p99_s
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
-    assert disk.nearest_directory(tmp_path / "a" / "b") == tmp_path
+    assert doctor.nearest_directory(tmp_path / "a" / "b") == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_what_a_message_survives_is_one_sentence(store, trust, says):
 
 
 def test_a_daemon_that_is_not_ready_or_of_another_version_is_told():
-    found = Found("http://x", answers=True, seconds=[0.001], version="9.9.0", reasons=["the disk is full"])
+    found = ProbeResult("http://x", answers=True, seconds=[0.001], version="9.9.0", reasons=["the disk is full"])
     states = {finding.what: finding.state for finding in health.look_at_daemon(found)}
     assert states == {"daemon": "ok", "version": "warning", "ready": "bad"}
 
@@ -102,7 +103,7 @@ def test_a_directory_that_cannot_be_written_to_is_bad(tmp_path, monkeypatch):
     def refuse(directory):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(disk, "measure_sync", refuse)
+    monkeypatch.setattr(doctor, "measure_sync", refuse)
     findings, trust = health.look_at_disk(tmp_path)
     assert trust is None
     assert findings[0].state == "bad"
@@ -146,7 +147,9 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
 
 
 def test_a_daemon_that_does_not_reach_an_instance_says_which_one_and_where():
-    found = Found("http://one", answers=True, ready=True, seconds=[0.001], version="0.1.0", unreached=["b at far:7420"])
+    found = ProbeResult(
+        "http://one", answers=True, ready=True, seconds=[0.001], version="0.1.0", unreached=["b at far:7420"]
+    )
     (finding,) = [each for each in health.look_at_daemon(found) if each.what == "instances"]
     assert finding.state == "warning"
     assert "http://one cannot reach the instance b at far:7420" in finding.says

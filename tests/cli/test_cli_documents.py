@@ -12,11 +12,9 @@ import threading
 import click
 import pytest
 
-from plainsong.cli import exits
-from plainsong.cli.exits import Exit
-from plainsong.cli.main import program, run
-from plainsong.cli.verb import Verb, WhereOption
-from plainsong.cli.verbs import VERBS
+from plainsong.cli import verb as exits
+from plainsong.cli.main import VERBS, program, run
+from plainsong.cli.verb import Exit, Verb, WhereOption
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
 from tests.documents import DOCUMENTS, shell_block, shell_lines
@@ -145,7 +143,7 @@ def test_the_exit_codes_are_those_of_the_program_in_the_same_words():
 
 
 def test_every_field_of_a_format_is_described():
-    from plainsong.cli.shapes import _ESCAPES, _FIELDS
+    from plainsong.cli.printing import _ESCAPES, _FIELDS
 
     text = section("poll")
     assert all(f"`%{field}`" in text for field in _FIELDS)

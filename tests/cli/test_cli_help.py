@@ -9,10 +9,8 @@ import sys
 import click
 import pytest
 
-from plainsong.cli.exits import Exit
-from plainsong.cli.main import program
-from plainsong.cli.verb import Verb
-from plainsong.cli.verbs import VERBS
+from plainsong.cli.main import VERBS, program
+from plainsong.cli.verb import Exit, Verb
 
 
 def every_verb():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.cli import inputs
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 
 
 class InPieces:
@@ -38,8 +38,8 @@ def test_lines_are_the_same_however_they_arrive(pieces):
 
 def test_whole_lines_are_handed_on_before_more_is_read():
     found = inputs.from_lines(InPieces([b"a\nb", b"c\n"]), inputs.as_is)
-    assert next(found).items == [inputs.Item(b"a")]
-    assert next(found).items == [inputs.Item(b"bc")]
+    assert next(found).items == [inputs.InputMessage(b"a")]
+    assert next(found).items == [inputs.InputMessage(b"bc")]
 
 
 def test_an_empty_line_is_an_empty_message():
@@ -91,7 +91,7 @@ def test_lines_before_a_wrong_one_are_handed_on_first():
     ],
 )
 def test_a_line_of_ndjson_is_a_payload_or_an_object_around_one(text, item):
-    assert inputs.from_json(text) == inputs.Item(*item)
+    assert inputs.from_json(text) == inputs.InputMessage(*item)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from plainsong.cli.exits import Exit
+from plainsong.cli.verb import Exit
 
 
 @pytest.fixture

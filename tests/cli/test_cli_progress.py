@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plainsong.cli import progress as progress_line
+from plainsong.cli import output as progress_line
 
 
 def test_progress_is_shown_after_a_while_and_taken_away_again(capsys, monkeypatch):

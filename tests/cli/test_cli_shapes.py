@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong import MessageId
-from plainsong.cli import inputs, tables
-from plainsong.cli.shapes import Shape, harmless, json_line
+from plainsong.cli import inputs, output
+from plainsong.cli.printing import Shape, harmless_bytes, json_line
 
 ID = "0000018bcfe56805000100000000000000000000"
 
@@ -71,19 +71,19 @@ def test_a_json_line_has_the_topic_the_id_the_time_and_the_payload():
 
 
 def test_a_terminal_is_spared_control_characters_and_broken_text():
-    assert harmless(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
-    assert harmless("é ok".encode()) == "é ok".encode()
+    assert harmless_bytes(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
+    assert harmless_bytes("é ok".encode()) == "é ok".encode()
 
 
 @given(st.binary(max_size=80))
 def test_nothing_that_steers_a_terminal_gets_through(line):
-    shown = harmless(line).decode()
+    shown = harmless_bytes(line).decode()
     assert all(char.isprintable() or char in "\t\n" for char in shown)
 
 
 def test_a_table_is_not_wider_than_it_may_be():
     rows = [("a-topic-with-a-very-long-name-" * 4, "12 345 678", "99.9 KiB"), ("b", "1", "1 B")]
-    lines = tables.table(("TOPIC", ">MESSAGES", ">SIZE"), rows, columns=80)
+    lines = output.table(("TOPIC", ">MESSAGES", ">SIZE"), rows, columns=80)
     assert max(map(len, lines)) <= 80
     assert len({line.rindex(" B") for line in lines if line.endswith(" B")} | {len(lines[0])}) == 2
     assert lines[1].split("  ")[0].endswith("…")
@@ -102,11 +102,11 @@ def test_a_table_is_not_wider_than_it_may_be():
     ],
 )
 def test_sizes_are_shown_in_binary_units(count, text):
-    assert tables.show_bytes(count) == text
+    assert output.show_bytes(count) == text
 
 
 def test_counts_rates_and_short_times_are_shown_short():
-    assert [tables.show_count(n) for n in (None, 0, 1234567)] == ["-", "0", "1 234 567"]
-    assert tables.show_count(1000, estimated=True) == "~1 000"
-    assert [tables.show_rate(n) for n in (0, 0.4, 1234.5)] == ["0", "0.4/s", "1 234/s"]
-    assert [tables.show_seconds(n) for n in (12e-6, 0.00345, 1.5)] == ["12 µs", "3.45 ms", "1.5 s"]
+    assert [output.show_count(n) for n in (None, 0, 1234567)] == ["-", "0", "1 234 567"]
+    assert output.show_count(1000, estimated=True) == "~1 000"
+    assert [output.show_rate(n) for n in (0, 0.4, 1234.5)] == ["0", "0.4/s", "1 234/s"]
+    assert [output.show_seconds(n) for n in (12e-6, 0.00345, 1.5)] == ["12 µs", "3.45 ms", "1.5 s"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.cli.times import Length, Place, parse_length_s, show_length, show_time, show_ttl
+from plainsong.cli.options import Length, Place, parse_length_s, show_length, show_time, show_ttl
 from plainsong.starts import NEWEST, OLDEST, parse_start
 
 ID = "0000018bcfe56805000100000000000000000000"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from plainsong import Client
-from plainsong.cli import tx_upkeep
-from plainsong.cli.exits import Exit
+from plainsong.cli import tx
+from plainsong.cli.verb import Exit
 from tests.cli.conftest import Said
 from tests.daemon.harness import Daemon
 
@@ -184,14 +184,14 @@ def test_pruning_says_why_nothing_is_pruned_by_itself_and_how_it_is_done_by_hand
         "topics": 2,
         "oldestByTopic": [{"topic": "shop:orders", "oldestPointer": 1_700_000_300_000_000_000}],
     }
-    lines = tx_upkeep._explained(figures)
+    lines = tx._explained(figures)
     text = "\n".join(lines)
     assert "no: transactions.max_lifetime_s is 0" in text
     assert "without end" in text
     assert "and 1 topics more" in text
     assert lines[-1] == "  plainsong tx truncate --before 2023-11-14T22:15:00.000Z"
-    assert "Wait for a complete pass" in "\n".join(tx_upkeep._explained({**figures, "safeBound": None}))
-    assert "yes, after each complete pass" in "\n".join(tx_upkeep._explained({**figures, "keptBecause": None}))
+    assert "Wait for a complete pass" in "\n".join(tx._explained({**figures, "safeBound": None}))
+    assert "yes, after each complete pass" in "\n".join(tx._explained({**figures, "keptBecause": None}))
 
 
 def test_recover_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch):

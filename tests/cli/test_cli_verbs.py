@@ -7,7 +7,7 @@ import json
 import pytest
 
 from plainsong import __version__
-from plainsong.cli.exits import Exit
+from plainsong.cli.verb import Exit
 
 ID = "0000018bcfe56805000100000000000000000000"
 
@@ -213,7 +213,7 @@ def test_poll_starts_and_ends_where_it_is_told(cli, greetings):
 def test_poll_reads_page_by_page_until_it_is_empty(cli, monkeypatch):
     cli("topic", "create", "numbers")
     cli("publish", "numbers", *map(str, range(25)))
-    monkeypatch.setattr("plainsong.cli.poll.PAGE_MESSAGES", 10)
+    monkeypatch.setattr("plainsong.cli.read.PAGE_MESSAGES", 10)
     assert len(cli("poll", "numbers").lines) == 10
     everything = cli("poll", "numbers", "--until-empty").lines
     assert everything == [str(number) for number in range(25)]

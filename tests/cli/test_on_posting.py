@@ -14,7 +14,7 @@ import pytest
 
 from plainsong.core.effects import Answer, Failure
 from plainsong.messages import Message, Origin
-from plainsong.reacting.posting import (
+from plainsong.react.post import (
     PASSING,
     Poster,
     checked_header,
@@ -24,8 +24,8 @@ from plainsong.reacting.posting import (
     retry_after_s,
     verdict_of,
 )
-from plainsong.reacting.stopping import Stop, Stopped
-from plainsong.reacting.verdicts import Again, Done, Never
+from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.stopping import Stop, Stopped
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
 from protocol.errors import InvalidParameter
 

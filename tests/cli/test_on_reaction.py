@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from plainsong import Client
 from plainsong.errors import ConnectFailed, PositionNotSaved
 from plainsong.messages import Message, Origin
-from plainsong.reacting.dead_letters import MAX_ERROR_BYTES, DeadLetters, attributes_of, size_of
-from plainsong.reacting.reaction import Patience, Reaction, Stuck
-from plainsong.reacting.stopping import Stop, Stopped
-from plainsong.reacting.verdicts import Again, Done, Never
+from plainsong.react.reaction import (
+    MAX_ERROR_BYTES,
+    Again,
+    DeadLetters,
+    Done,
+    Never,
+    Patience,
+    Reaction,
+    Stuck,
+    attributes_of,
+    size_of,
+)
+from plainsong.react.stopping import Stop, Stopped
 from protocol.checks import MAX_ATTRIBUTE_BYTES
 from protocol.errors import PositionChanged
 from tests.cli.conftest import url_of

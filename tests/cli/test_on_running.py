@@ -12,10 +12,9 @@ import time
 import pytest
 
 from plainsong.messages import Message, Origin
-from plainsong.reacting.pumping import CHUNK
-from plainsong.reacting.running import Runner, told_of, variable_of, verdict_of
-from plainsong.reacting.stopping import Stop, Stopped
-from plainsong.reacting.verdicts import Again, Done, Never
+from plainsong.react.command import CHUNK, Runner, environment_of, variable_of, verdict_of
+from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.stopping import Stop, Stopped
 from tests.daemon.harness import ROOT, eventually
 
 ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
@@ -135,12 +134,12 @@ def test_the_environment_tells_of_the_message(shell, output, monkeypatch):
 
 
 def test_attributes_that_no_variable_can_hold_are_in_the_json_alone():
-    told = told_of(message(attributes={"a": "x\0y", "b-c": "first", "b_c": "second", "ü=": "1"}), 1)
+    told = environment_of(message(attributes={"a": "x\0y", "b-c": "first", "b_c": "second", "ü=": "1"}), 1)
     assert "PLAINSONG_ATTRIBUTE_A" not in told
     assert told["PLAINSONG_ATTRIBUTE_B_C"] == b"first"
     assert variable_of("ü=") == "PLAINSONG_ATTRIBUTE___"
     assert "\\u0000" in str(told["PLAINSONG_ATTRIBUTES"])
-    assert "TRACEPARENT" not in told_of(message(attributes={"traceparent": "a\nb"}), 1)
+    assert "TRACEPARENT" not in environment_of(message(attributes={"traceparent": "a\nb"}), 1)
 
 
 def test_words_are_no_shell_line(stop, output):
@@ -161,7 +160,7 @@ def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, out
 
 
 def test_one_that_does_not_heed_sigterm_is_killed(shell, monkeypatch):
-    monkeypatch.setattr("plainsong.reacting.pumping.KILL_AFTER_S", 0.1)
+    monkeypatch.setattr("plainsong.react.command.KILL_AFTER_S", 0.1)
     assert shell("trap '' TERM; while :; do sleep 0.05; done", timeout_s=0.3) == Again("took longer than 0.3 s")
 
 

@@ -25,8 +25,8 @@ from pipeline.archive.reading import load_manifests
 from pipeline.archive.writing import BatchWriter
 from pipeline.job import Run
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed, Exit
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.pipeline.archives import in_archive, in_topic, published, raw_ids, url_of

@@ -13,7 +13,7 @@ from pipeline.archive import layout, read
 from pipeline.archive.compaction import Compaction, plan
 from pipeline.archive.inspection import damaged
 from pipeline.archive.reading import load_manifests
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 from tests.pipeline.archives import (
     BATCHES,
     DAY_MS,

@@ -14,7 +14,7 @@ from pipeline.archive.files import LocalFiles, open_files
 from pipeline.archive.hadoop import HadoopFiles
 from pipeline.archive.manifest import NAME, Manifest, Stats, parse_manifest
 from pipeline.archive.writing import Log, Offsets
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 
 ID = st.binary(min_size=20, max_size=20)
 STATS = st.builds(

@@ -15,8 +15,8 @@ from pipeline.archive.files import LocalFiles
 from pipeline.archive.hadoop import HadoopFiles
 from pipeline.archive.leases import RENEW_S, STALE_S, Lease, leased, numbers, take, told
 from pipeline.locks import Busy, locked, owner
-from plainsong.cli.exits import Exit
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import Exit
 
 HOLDER = "import sys; from pathlib import Path; from pipeline.locks import locked\n"
 HOLDER += "with locked(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"

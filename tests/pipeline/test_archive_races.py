@@ -13,7 +13,7 @@ from pipeline.archive.reading import load_manifests
 from pipeline.archive.rows import stats_of
 from pipeline.job import Run
 from pipeline.locks import Busy, busy
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from tests.pipeline.archives import (
     BATCHES,
     DAY_MS,

@@ -16,8 +16,8 @@ from pipeline.archive.reading import load_manifests
 from pipeline.job import Run
 from pipeline.locks import Busy
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import run as run_program
+from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
 from tests.daemon.harness import Daemon, eventually
 from tests.pipeline.archives import damage, in_archive, in_topic, published, raw_ids, url_of

@@ -10,7 +10,7 @@ from pipeline.audit.manifest import Manifest
 from pipeline.audit.quiet import NOTES, Quiet
 from pipeline.job import Run
 from plainsong import Client
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
 from plainsong.cli.where import Where
 from tests.daemon.harness import Daemon
 

@@ -24,8 +24,8 @@ from pipeline.audit.quiet import NOTES
 from pipeline.audit.stream import Choices, run_stream
 from pipeline.job import Run
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed
 from plainsong.cli.where import Where
 from protocol.ids import pack_id
 from tests.daemon.harness import ROOT, Daemon, eventually

@@ -15,7 +15,7 @@ from pipeline.audit.generator import payloads
 from pipeline.audit.keeping import FAN_IN, TablesBusy, keep
 from pipeline.audit.manifest import MANIFEST, FolderTaken, TablesUnreadable, load_manifest
 from pipeline.audit.reading import arrow, frame, manifest_of
-from plainsong.cli.exits import Exit
+from plainsong.cli.verb import Exit
 from tests.pipeline.audit_messages import check_equal, frame_of, messages_of, tables_in
 from tests.pipeline.audit_reference import Tables
 

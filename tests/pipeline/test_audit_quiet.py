@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.audit import quiet as quiet_module
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.quiet import NOTES, Quiet
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 from protocol.ids import pack_id
 
 TOPIC, TTL_S = "n:audit", 1000

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from pipeline.maintain import asking, command, looking
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from protocol.errors import GenerationChanged, TopicNotFound
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 

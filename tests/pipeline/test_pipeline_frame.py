@@ -27,9 +27,8 @@ from pipeline.jobs import JOBS
 from pipeline.metrics import METRICS, PREFIX, Metrics
 from pipeline.package import write_zip
 from pipeline.progress import Progress
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import Verb
+from plainsong.cli.verb import CommandFailed, Exit, Verb
 from protocol.errors import TopicNotFound, Unavailable
 from tests.daemon.harness import ROOT
 from tests.documents import DOCUMENTS, shell_lines

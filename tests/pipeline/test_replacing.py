@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.archive.files import LocalFiles
 from pipeline.replacing import check_replaceable
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 
 
 def made(folder, *names):

@@ -23,9 +23,9 @@ from pipeline.replay.command import replay
 from pipeline.replay.plans import Plan, Plans
 from pipeline.replay.sources import archive_source, parquet_source
 from plainsong import Client, Outgoing
-from plainsong.cli.exits import CommandFailed, Exit
 from plainsong.cli.main import program
 from plainsong.cli.main import run as run_program
+from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines

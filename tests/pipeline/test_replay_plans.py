@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.archive.files import LocalFiles
 from pipeline.replay.plans import Chunk, Plan, Plans
-from plainsong.cli.exits import CommandFailed
+from plainsong.cli.verb import CommandFailed
 
 
 @pytest.fixture

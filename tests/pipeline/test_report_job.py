@@ -15,8 +15,8 @@ from pipeline.report.decisions import Decision
 from pipeline.report.facts import TopicFacts
 from pipeline.report.grid import Grid, grid_over
 from plainsong import Client
-from plainsong.cli.exits import CommandFailed
-from plainsong.cli.times import now_ms
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed
 from plainsong.cli.where import Where
 from protocol.ids import unpack_id
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually

@@ -12,11 +12,11 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from plainsong import Client
-from plainsong.cli.exits import Exit
 from plainsong.cli.main import program, run
+from plainsong.cli.verb import Exit
 from plainsong.errors import ConnectionLost
 from plainsong.sql import Outbox, Relay, create_outbox, outbox_tables
-from plainsong.sql.relay_lane import Lane
+from plainsong.sql.relay import RelayLane
 from tests.daemon.harness import Daemon, clean_environ
 
 
@@ -123,11 +123,11 @@ def test_a_person_decides_about_messages_in_doubt_and_is_asked_first(
     client.create_topic("orders")
     publish(lite, b"1")
 
-    def lose(lane: Lane, messages: object) -> None:
+    def lose(lane: RelayLane, messages: object) -> None:
         raise ConnectionLost("as if the wire had been cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lane, "publish", lose)
+        patch.setattr(RelayLane, "publish", lose)
         with pytest.raises(ConnectionLost):
             Relay(lite, client).once()
     for words in (("--resend",), ("--yes",)):

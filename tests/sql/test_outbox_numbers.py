@@ -14,9 +14,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
 from plainsong.sql import Outbox, OutboxInDoubt, OutboxUnusable, create_outbox, outbox_tables
-from plainsong.sql.relay_doubt import Opened, Standing, check_doubt, check_remembered
-from plainsong.sql.relay_lock import RelayLock
-from plainsong.sql.relay_rows import SWEEP_ROWS, Numbered, RelayRows
+from plainsong.sql.relay import RelayLock
+from plainsong.sql.relay_rows import SWEEP_ROWS, Numbered, Opened, RelayRows, Standing, check_doubt, check_remembered
 from tests.daemon.harness import eventually
 from tests.sql.conftest import Order
 

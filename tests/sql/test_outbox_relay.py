@@ -28,7 +28,7 @@ from plainsong.sql import (
     outbox_status,
     outbox_tables,
 )
-from plainsong.sql.relay_lane import Lane
+from plainsong.sql.relay import RelayLane
 from protocol.errors import (
     DeduplicationDisabled,
     InvalidParameter,
@@ -104,15 +104,15 @@ def running(relay: Relay) -> Iterator[threading.Thread]:
 
 def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
     """The next publish raises: its request never arrived, or its answer was lost."""
-    real = Lane.publish
+    real = RelayLane.publish
 
-    def publish(lane: Lane, messages: Any) -> None:
-        monkeypatch.setattr(Lane, "publish", real)
+    def publish(lane: RelayLane, messages: Any) -> None:
+        monkeypatch.setattr(RelayLane, "publish", real)
         if arrives:
             real(lane, messages)
         raise ConnectionLost("as if the wire had been cut")
 
-    monkeypatch.setattr(Lane, "publish", publish)
+    monkeypatch.setattr(RelayLane, "publish", publish)
 
 
 def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client: Client):
@@ -226,13 +226,13 @@ def test_a_relay_that_has_lost_its_turn_without_knowing_can_store_nothing(
     client.create_topic("orders")
     publish(lite, b"1", b"2")
     late: list[Callable[[], None]] = []
-    real = Lane.publish
+    real = RelayLane.publish
 
-    def hold(lane: Lane, messages: Any) -> None:
+    def hold(lane: RelayLane, messages: Any) -> None:
         late.append(lambda: real(lane, messages))
         raise ConnectionLost("under way for a long time")
 
-    monkeypatch.setattr(Lane, "publish", hold)
+    monkeypatch.setattr(RelayLane, "publish", hold)
     with pytest.raises(ConnectionLost):
         Relay(lite, client, max_batch_messages=1).once()
     monkeypatch.undo()

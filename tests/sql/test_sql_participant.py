@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from plainsong import Transaction, TransactionAware
 from plainsong.sql import SqlInDoubt, SqlMisused, SqlParticipant, SqlUnusable
-from plainsong.sql.gids import Gid, new_gid, parse_gid
+from plainsong.sql.prepared import Gid, new_gid, parse_gid
 from tests.sql.conftest import Order, begun
 from tests.sql.server import Postgres
 

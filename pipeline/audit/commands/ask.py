@@ -8,7 +8,7 @@ import click
 
 from pipeline.audit.commands.shown import limit_option, moment, root_option, show_rows
 from pipeline.job import Run, job_options
-from plainsong.cli.times import Place
+from plainsong.cli.options import Place
 from plainsong.cli.verb import Verb
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from pipeline.audit.generator import payloads
 from pipeline.job import Run, job_options
-from plainsong.cli.tables import show_count
+from plainsong.cli.output import show_count
 from plainsong.cli.verb import Verb
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import click
 
 from pipeline.audit.commands.shown import root_option
 from pipeline.job import Run, job_options
-from plainsong.cli.tables import show_count
-from plainsong.cli.times import Length
+from plainsong.cli.options import Length
+from plainsong.cli.output import show_count
 from plainsong.cli.verb import VerbGroup
 from protocol.ids import FIRST_BOUND
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from plainsong.cli import tables
-from plainsong.cli.times import show_time
+from plainsong.cli import output
+from plainsong.cli.options import show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +68,8 @@ def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapp
     elif rows:
         cells = [_cells(row, names) for row in rows]
         columns = None if sys.stdout.isatty() else sys.maxsize
-        lines = tables.table([each.replace("_", " ") for each in headings], cells, columns=columns)
-        tables.echo_lines(lines)
+        lines = output.table([each.replace("_", " ") for each in headings], cells, columns=columns)
+        output.echo_lines(lines)
     if len(rows) >= limit:
         run.warn(f"only {limit} rows are shown, there may be more", "limited", limit=limit)
 

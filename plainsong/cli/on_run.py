@@ -1,30 +1,129 @@
-"""What ``plainsong on`` says: lines for people, events in JSON for programs, and the output of commands."""
+"""One run of `on`: begins, reacts and ends, and reports each message to people or as JSON.
+
+The course of ``plainsong on``: how it begins, goes on, and ends, and what it says of that.
+"""
 
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli.say import echo_json, harmless
-from plainsong.cli.times import show_length
-from plainsong.reacting.verdicts import Done
+from plainsong.cli.options import show_length
+from plainsong.cli.output import echo_json, harmless, note, show_count
+from plainsong.cli.verb import CommandFailed, failure_of, one_line
+from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
+from plainsong.react.stopping import Stopped
+from protocol.errors import PlainsongError, PositionChanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from plainsong import Client
+    from plainsong.cli.on_options import KeptPosition
     from plainsong.messages import Message
-    from plainsong.reacting.reaction import Patience, Told
-    from plainsong.reacting.running import Output
-    from plainsong.reacting.verdicts import Verdict
+    from plainsong.react.command import Output
+    from plainsong.react.reaction import Effect, Patience, ReactionEvent, Verdict
+    from plainsong.react.stopping import Stop
+    from plainsong.sync.reader import Reader
+
+
+class Course:
+    """One run of the command.
+
+    Args:
+      dead_letter: the topic for what fails for good, or None.
+      ends: it ends when there is no more.
+      dry_run: the effect only says what would be done.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        effect: Effect,
+        stop: Stop,
+        patience: Patience,
+        keeper: KeptPosition,
+        *,
+        dead_letter: str | None,
+        ends: bool,
+        dry_run: bool,
+        as_json: bool,
+    ) -> None:
+        self._stop = stop
+        self._keeper = keeper
+        self._ends = ends
+        self._dry_run = dry_run
+        self._as_json = as_json
+        letters = None if dead_letter is None else DeadLetters(client, dead_letter, keeper.name)
+        teller = _silent if dry_run else EventPrinter(patience, dead_letter, as_json=as_json)
+        self._reaction = Reaction(effect, stop, patience, letters, teller, waits=not ends)
+
+    def run(self, topic: str, reader: Reader) -> None:
+        """To its end.
+
+        Raises:
+          click.Abort: SIGINT asked for it. CommandFailed: a message was given up, or the position is not ours alone.
+          PlainsongError: of reading, a position, or a dead letter.
+        """
+        if self._as_json and not self._dry_run:
+            echo_json({"event": "begun", "topic": topic, "position": self._keeper.name})
+        elif not self._as_json:
+            note(f"{topic}: position {self._keeper.name}" + ("" if self._ends else "; Ctrl-C ends"))
+        try:
+            self._reaction.run(reader)
+        except Stopped:
+            if self._stop.signal == signal.SIGINT:
+                raise click.Abort from None
+        except Stuck as error:
+            raise _stuck(error) from error
+        except PositionChanged as error:
+            hint = "two at work need a --position each; after a plainsong reader reset start this again"
+            raise failure_of(error, hint=hint) from error
+        finally:
+            with suppress(PlainsongError):  # its last chance to save; that it could not has been raised
+                reader.close()
+            self._say_ended(topic)
+
+    def _say_ended(self, topic: str) -> None:
+        done, dead = self._reaction.done, self._reaction.dead
+        if self._dry_run:
+            note(f"{show_count(done)} messages; nothing was done")
+        elif self._as_json:
+            echo_json({"event": "ended", "topic": topic, "done": done, "deadLetters": dead})
+        else:
+            note(f"{show_count(done)} messages done" + (f", {show_count(dead)} dead letters" if dead else ""))
+
+
+def _silent(told: ReactionEvent) -> None:
+    del told
+
+
+def _stuck(error: Stuck) -> CommandFailed:
+    message_id = str(error.message.id)
+    failed = CommandFailed(
+        f"message {message_id}: {one_line(error.why)} ({times(error.attempts)})",
+        hint="it is still the first in line; --dead-letter TOPIC would have put it aside",
+    )
+    failed.word = "message_given_up"
+    failed.more = {"topic": error.message.topic, "id": message_id, "attempts": error.attempts}
+    return failed
+
+
+# --- on told ---------------------------------------------------------------------------------------
+#
+# What ``plainsong on`` says: lines for people, events in JSON for programs, and the output of commands.
+
 
 #: A longer line of a command comes in pieces.
 MAX_LINE_BYTES = 1 << 16
 
 
-class Teller:
+class EventPrinter:
     """Says what happens to messages: on standard error what went wrong, or everything as JSON on standard output."""
 
     def __init__(self, patience: Patience, dead_letters: str | None, *, as_json: bool) -> None:
@@ -32,14 +131,14 @@ class Teller:
         self._dead_letters = dead_letters
         self._as_json = as_json
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: ReactionEvent) -> None:
         """Say one thing."""
         if self._as_json:
             echo_json(self._event(told))
         elif told.event != "done":
             click.echo(f"{told.message.id}: {self._line(told)}", err=True)
 
-    def _event(self, told: Told) -> dict[str, Any]:
+    def _event(self, told: ReactionEvent) -> dict[str, Any]:
         event = {**named(told.event, told.message), "attempt": told.attempt}
         if told.event in ("done", "again"):
             event["tookMs"] = round(told.took_s * 1000)
@@ -49,7 +148,7 @@ class Teller:
             event["pauseMs"] = round(told.pause_s * 1000)
         return event
 
-    def _line(self, told: Told) -> str:
+    def _line(self, told: ReactionEvent) -> str:
         why = harmless(told.why)
         if told.event == "dead-letter":
             return f"{why}; now in {self._dead_letters}, after {times(told.attempt)}"

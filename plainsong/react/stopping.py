@@ -1,4 +1,4 @@
-"""An end asked for by signals: what is under way may come to its own end for a while, waiting ends at once.
+"""Stops a run when a signal asks for it: an attempt under way may end by itself within a grace period, waits end at once.
 
 Everything that waits here waits for file descriptors, one of which is the stop's own. What waits inside of others'
 code (a long poll) is left by an exception that the signal handler raises.

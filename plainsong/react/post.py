@@ -1,4 +1,4 @@
-"""An effect that is an HTTP request: the payload posted to a URL, all else in its headers, the status the verdict.
+"""An effect that posts to a URL: the payload is the body, the rest headers, the status the verdict.
 
 2xx is done. 4xx speaks of the message, which then never will be, except for those that speak of something else (who
 asks, or when); those, 5xx, redirects and broken connections are worth another attempt.
@@ -19,8 +19,8 @@ from urllib.parse import quote, urlsplit
 
 from plainsong import __version__
 from plainsong.core.effects import Answer, Failure, Request, Send
-from plainsong.reacting.stopping import Stopped
-from plainsong.reacting.verdicts import Again, Done, Never
+from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.stopping import Stopped
 from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from plainsong.messages import Message
-    from plainsong.reacting.stopping import Stop
-    from plainsong.reacting.verdicts import Verdict
+    from plainsong.react.reaction import Verdict
+    from plainsong.react.stopping import Stop
     from plainsong.transport.outward import Outward
 
 #: Statuses from 400 to 499 that do not speak of this message: who asks (401, 403, 407), or when (408, 425, 429).
@@ -38,7 +38,6 @@ PASSING = frozenset({401, 403, 407, 408, 421, 425, 429})
 #: Characters of an answer's first line that a verdict quotes.
 MAX_QUOTED = 300
 CONNECT_TIMEOUT_S = 10.0
-
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~%-]+\Z")
 _OURS = re.compile(r"(?i)(plainsong-.*|idempotency-key|host|content-length|transfer-encoding|connection)\Z")
 

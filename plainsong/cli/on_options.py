@@ -1,4 +1,4 @@
-"""What the options of ``plainsong on`` stand for: commands and URLs, positions, how often to retry."""
+"""Options of `on`: commands, headers, retries, and the position it keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from plainsong.cli.exits import CommandFailed, Exit
+from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.positions import FilePosition, ServerPosition
 from protocol.errors import PlainsongError
 
@@ -31,7 +31,7 @@ FOREVER = "forever"
 READER = "reader:"
 
 
-class Retries(click.ParamType["int | None"]):
+class RetriesType(click.ParamType["int | None"]):
     """A number of retries, or ``forever``, which is None."""
 
     name = "retries"
@@ -91,7 +91,7 @@ def header_lines(given: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class KeptPosition:
     """Where the position is kept."""
 
     name: str
@@ -127,7 +127,7 @@ class Keeper:
             os.close(lock)
 
 
-def keeper_of(given: str | None, derived: str) -> Keeper:
+def kept_position(given: str | None, derived: str) -> KeptPosition:
     """The position that is meant; without ``--position`` a reader with a derived name.
 
     Raises:
@@ -136,13 +136,13 @@ def keeper_of(given: str | None, derived: str) -> Keeper:
     text = READER + derived if given is None else given
     if text.startswith(READER):
         try:
-            return Keeper(text, ServerPosition(text.removeprefix(READER)))
+            return KeptPosition(text, ServerPosition(text.removeprefix(READER)))
         except PlainsongError as error:
             raise click.UsageError(f"--position {text}: {error.detail}; {error.hint}") from None
     if not text or text.endswith("/") or Path(text).is_dir():
         raise click.UsageError(f"--position {text!r} is no file; use a file's name, or {READER}NAME")
     path = Path(text).absolute()
-    return Keeper(str(path), FilePosition(path), path)
+    return KeptPosition(str(path), FilePosition(path), path)
 
 
 def derived_name(command: str | None, url: str | None) -> str:

@@ -1,0 +1,197 @@
+"""Messages on standard output: format strings, JSON lines, and no bytes that would steer a terminal.
+
+Messages on standard output: in a shape or as JSON, made harmless for a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from binascii import b2a_base64
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import click
+
+from plainsong.cli.options import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from plainsong.ids import MessageId
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+# --- shapes ----------------------------------------------------------------------------------------
+#
+# How messages are printed: format strings with ``%p``, JSON lines, and nothing that takes over a terminal.
+#
+# %p payload %t topic %s size in bytes %T publish time (UTC) \n \t \r \0 \\ and \xHH %i id %m publish time in
+# milliseconds %a attributes (JSON) %% a percent sign
+
+
+class Shape:
+    """A format string, parsed: ``shape(message)`` is the line without its end.
+
+    Raises:
+      ValueError: it has a field or an escape that is none.
+    """
+
+    def __init__(self, text: str = "%p") -> None:
+        self._parts: list[bytes | Callable[[Printable], bytes]] = []
+        end = 0
+        for found in _PART.finditer(text):
+            self._parts += [text[end : found.start()].encode("utf-8", "surrogateescape"), _part(found)]
+            end = found.end()
+        self._parts.append(text[end:].encode("utf-8", "surrogateescape"))
+
+    def __call__(self, message: Printable) -> bytes:
+        """The message in this shape."""
+        return b"".join([part if isinstance(part, bytes) else part(message) for part in self._parts])
+
+
+class ShapeType(click.ParamType[Shape]):
+    """A format string on the command line."""
+
+    name = "format"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Shape:
+        """The shape; fails for a field that is none."""
+        if isinstance(value, Shape):
+            return value
+        try:
+            return Shape(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_OPTIONS = (
+    click.option(
+        "-f",
+        "--format",
+        "shape",
+        type=ShapeType(),
+        metavar="FORMAT",
+        help="How each is printed: %p payload, %t topic, %i id, %T time, %m the same in ms, %s size, %a attributes, %%, \\n \\t \\x00.",
+    ),
+    click.option(
+        "-0", "--null", is_flag=True, help="End each with a NUL instead of a newline, as xargs -0 reads them."
+    ),
+)
+
+
+def printing_options(command: F) -> F:
+    """Adds ``--format`` and ``--null``; they arrive as ``shape`` and ``null``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Printer:
+    """Writes messages, one after the other.
+
+    Args:
+      shape: of a line; None: as JSON, when ``as_json``, else the payload.
+      null: end each with a NUL.
+    """
+
+    def __init__(self, shape: Shape | None, *, null: bool, as_json: bool, default: str = "%p") -> None:
+        if shape is not None and as_json:
+            raise click.UsageError("--format and --json exclude each other")
+        self._line: Callable[[Printable], bytes] = json_line
+        if not as_json:
+            self._line = shape or Shape(default)
+        self._end = b"\0" if null else b"\n"
+        self._harmless = sys.stdout.isatty() and not null
+        self._out = sys.stdout.buffer
+        self.count = 0
+
+    def write(self, messages: Iterable[Printable]) -> None:
+        """Write them, and flush: whoever reads has all of them now."""
+        lines = [self._line(message) for message in messages]
+        if not lines:
+            return
+        if self._harmless:
+            lines = [harmless_bytes(line) for line in lines]
+        left = memoryview(self._end.join(lines) + self._end)
+        while left:  # with PYTHONUNBUFFERED a write to a pipe may be a part
+            left = left[self._out.write(left) :]
+        self._out.flush()
+        self.count += len(lines)
+
+
+class Printable(Protocol):
+    """What a shape needs of a message."""
+
+    @property
+    def topic(self) -> str: ...  # noqa: D102
+    @property
+    def id(self) -> MessageId: ...  # noqa: D102
+    @property
+    def payload(self) -> bytes: ...  # noqa: D102
+    @property
+    def attributes(self) -> Mapping[str, str]: ...  # noqa: D102
+
+
+_FIELDS: dict[str, Callable[[Printable], bytes]] = {
+    "p": lambda message: message.payload,
+    "t": lambda message: message.topic.encode(),
+    "i": lambda message: str(message.id).encode(),
+    "s": lambda message: b"%d" % len(message.payload),
+    "T": lambda message: show_time(message.id.publish_time_ms).encode(),
+    "m": lambda message: b"%d" % message.id.publish_time_ms,
+    "a": lambda message: _dumped(dict(message.attributes)),
+}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_PART = re.compile(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)", re.DOTALL)
+
+
+def _part(found: re.Match[str]) -> bytes | Callable[[Printable], bytes]:
+    field, code, escape = found["field"], found["hex"], found["escape"]
+    if code is not None:
+        return bytes.fromhex(code)
+    if field is not None:
+        if field == "%":
+            return b"%"
+        if field in _FIELDS:
+            return _FIELDS[field]
+        raise ValueError(f"%{field} is no field; use %p %t %i %s %T %m %a or %%")
+    if escape in _ESCAPES:
+        return _ESCAPES[escape]
+    raise ValueError(f"\\{escape} is no escape; use \\n \\t \\r \\0 \\xHH or \\\\")
+
+
+def payload_json(payload: bytes) -> str | dict[str, str]:
+    """A payload in JSON, as the daemon's own answers have it: its text, or ``{"base64": …}`` when it is none."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return {"base64": b2a_base64(payload, newline=False).decode()}
+
+
+def json_line(message: Printable) -> bytes:
+    """A message as one line of JSON; ``publish --ndjson`` takes it."""
+    told: dict[str, Any] = {
+        "topic": message.topic,
+        "id": str(message.id),
+        "publishTimeMs": message.id.publish_time_ms,
+        "payload": payload_json(message.payload),
+    }
+    if message.attributes:
+        told["attributes"] = dict(message.attributes)
+    return _dumped(told)
+
+
+def _dumped(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def harmless_bytes(line: bytes) -> bytes:
+    """``line`` for a terminal: what would steer it, and what is no UTF-8, is written as ``\\xHH``; tabs stay."""
+    text = line.decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() or char in "\t\n" else _visible(char) for char in text).encode()
+
+
+def _visible(char: str) -> str:
+    return char.encode("unicode_escape").decode()

@@ -1,0 +1,315 @@
+"""The verbs `poll`, `tail` and `peek`: read messages and stop, follow topics, look at single messages.
+
+``plainsong poll``: reads messages of one topic, and ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from plainsong.cli import output
+from plainsong.cli.options import (
+    Length,
+    Place,
+    chosen,
+    is_pattern,
+    isolation_option,
+    now_ms,
+    show_length,
+    show_time,
+    why_held,
+)
+from plainsong.cli.output import echo_json, note
+from plainsong.cli.printing import Printer, harmless_bytes, payload_json, printing_options
+from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
+from plainsong.cli.where import complete_topic, where_options
+from plainsong.starts import NEWEST
+from protocol.ids import after, before
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from plainsong import Client, Page, Seen
+    from plainsong.cli.printing import Shape
+    from plainsong.cli.where import Where
+    from plainsong.starts import Start
+    from protocol.requests import Isolation
+
+#: Fetched at once when all of a topic is read: what is held in memory.
+PAGE_MESSAGES = 10_000
+#: The daemon's own bound on one wait.
+MAX_WAIT_MS = 60_000
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "plainsong poll greetings",
+        "plainsong poll greetings --last 10 -f '%T %i %p'",
+        "plainsong poll orders --from -10m --until-empty --json",
+        "plainsong poll orders --from 2026-01-31 --to 2026-02-01 --until-empty",
+        "plainsong poll orders --from now --wait 30s",
+        "plainsong poll orders --isolation committed --until-empty",
+    ],
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; oldest by default.")
+@click.option("--after", type=Place(), metavar="ID", help="Start just behind this message.")
+@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="End before this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N messages.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N messages.")
+@click.option("--until-empty", is_flag=True, help="Page by page, to the end.")
+@click.option("--wait", "wait_ms", type=Length(0.001), metavar="TIME", help="If there is none, wait for one.")
+@isolation_option
+@printing_options
+@json_option
+@where_options
+def poll(
+    topic: str,
+    start: Start,
+    after: Start,
+    until: Start,
+    last: int | None,
+    limit: int | None,
+    until_empty: bool,
+    wait_ms: int | None,
+    isolation: Isolation | None,
+    shape: Shape | None,
+    null: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Read messages of a topic and stop.
+
+    Prints one page: as much as the daemon gives at once. --until-empty, --last
+    and --limit read on for as long as it takes. Nothing is consumed: reading
+    again reads the same.
+
+    A PLACE is an id, a time (2026-01-31T12:00Z, or milliseconds since 1970),
+    that long ago (-10m, -2h, -7d), oldest or now. --from an id begins with that
+    message, --after it with the next.
+
+    With --isolation committed it ends at the first message whose transaction is
+    undecided.
+    """
+    if sum(each is not None for each in (start, after, last)) > 1:
+        raise click.UsageError("--from, --after and --last exclude each other")
+    printer = Printer(shape, null=null, as_json=as_json)
+    with where.client(topic) as client:
+        begin: Start = after if after is not None else start
+        inclusive: bool | None = None
+        if isinstance(start, bytes):
+            inclusive = True
+        if last is not None:
+            begin = client.position_of_last(topic, last)
+        page: Page | None = None
+        bounds = ReadLimits(inclusive, until, isolation, limit, wait_ms or 0)
+        pages = _pages(client, topic, begin, bounds)
+        for page in pages:
+            printer.write(page)
+            if not (until_empty or last or limit):
+                break
+    if page is not None and page.end == "more" and printer.count != limit:
+        note(f"there is more: --until-empty reads on, --after {page.last_id} begins there")
+    if page is not None and page.end == "held":
+        note(why_held(topic, page.held))
+    elif not printer.count:
+        note("there are no messages here" if start is None else "there are no messages from there on")
+
+
+class ReadLimits(NamedTuple):
+    """What is read of a topic."""
+
+    inclusive: bool | None
+    until: Start
+    isolation: Isolation | None
+    limit: int | None
+    wait_ms: int
+
+
+def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iterator[Page]:
+    """Pages until the end, or until there were ``limit`` messages."""
+    inclusive, until, isolation, left, wait_left_ms = bounds
+    while left is None or left > 0:
+        at_once = PAGE_MESSAGES if left is None else min(left, PAGE_MESSAGES)
+        wait_now_ms = min(wait_left_ms, MAX_WAIT_MS)
+        page = client.poll(
+            topic,
+            start,
+            inclusive=inclusive,
+            limit=at_once,
+            until=until,
+            wait_ms=wait_now_ms or None,
+            isolation=isolation,
+        )
+        wait_left_ms -= wait_now_ms
+        if page.last_id is not None:
+            start, inclusive = page.last_id, False
+        if len(page) or wait_left_ms <= 0:
+            yield page
+            if page.end != "more":
+                return
+            left = None if left is None else left - len(page)
+            wait_left_ms = 0
+
+
+# --- tail ------------------------------------------------------------------------------------------
+#
+# ``plainsong tail``: follows topics, also such as come later, and prints their messages as they come.
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "plainsong tail greetings",
+        "plainsong tail orders 'audit-*' -f '%T %t %p'",
+        "plainsong tail orders --from -1h --json | jq .payload",
+        "plainsong tail orders --last 10",
+        "plainsong tail orders --isolation committed",
+    ],
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...", shell_complete=complete_topic)
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here instead of now: oldest, -10m, a time.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages first; for one topic.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@isolation_option
+@printing_options
+@json_option
+@where_options
+def tail(
+    topics: tuple[str, ...],
+    start: Start,
+    last: int | None,
+    limit: int | None,
+    isolation: Isolation | None,
+    shape: Shape | None,
+    null: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Follow topics: print messages as they come.
+
+    Goes on until Ctrl-C, also while the daemon is restarted, and misses nothing
+    meanwhile. A pattern such as 'orders-*' takes in topics that are created
+    later, within ten seconds. With several topics the name stands before each
+    message. With --isolation committed it waits before messages whose
+    transaction is undecided; `plainsong tx blame` says whose that is.
+    """
+    several = len(topics) > 1 or is_pattern(topics[0])
+    if last is not None and (several or start is not None):
+        raise click.UsageError("--last is for one topic, and without --from")
+    printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p")
+    with where.client(*topics) as client:
+        # Following waits for daemons and new topics for ever: what is wrong from the start is said first.
+        there = client.topics()
+        chosen(there, [each for each in topics if not is_pattern(each)])
+        begin: Start = NEWEST if start is None else start
+        if isinstance(start, bytes):
+            begin = before(start)  # the client goes on behind an id, --from begins with it
+        if last is not None:
+            begin = client.position_of_last(topics[0], last)
+    with where.client(*topics, retry=True) as client:
+        note(f"following {', '.join(topics)}; Ctrl-C ends")
+        for message in client.read(topics, begin, follow=True, limit=limit, isolation=isolation):
+            printer.write([message])
+    if limit is None:
+        raise CommandFailed("there is nothing left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
+
+
+# --- peek ------------------------------------------------------------------------------------------
+#
+# ``plainsong peek``: looks at messages one by one: state, size, expiry, whose they are.
+
+
+#: Shown unless somebody wants more. The daemon gives so many at once, at most.
+DEFAULT_LIMIT = 10
+MAX_LIMIT = 1_000
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "plainsong peek orders",
+        "plainsong peek orders --last 3",
+        "plainsong peek orders --from -10m --limit 100 --json",
+    ],
+)
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; oldest by default.")
+@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="End before this.")
+@click.option("--last", type=click.IntRange(1, MAX_LIMIT), metavar="N", help="The last N messages.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
+@json_option
+@where_options
+def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, as_json: bool, where: Where) -> None:
+    """Look at messages: state, size, expiry.
+
+    A message with a producer is shown with its sequence id, one of an atomic
+    batch with its place there, and attributes stand on a line of their own.
+    Also shows what readers do not get: messages of open or rolled-back
+    transactions, and rows that are damaged. Nothing is consumed.
+    """
+    if last is not None and start is not None:
+        raise click.UsageError("--from and --last exclude each other")
+    with where.client(topic) as client:
+        if last is not None:
+            at = client.position_of_last(topic, last)
+            start, limit = (None if at is None else after(at)), last
+        seen = client.messages(topic, start, until=until, limit=limit)
+    now = now_ms()
+    for each in seen:
+        if as_json:
+            echo_json(_as_json(each))
+        else:
+            output.echo_lines(_lines(each, now))
+    if not seen:
+        note("there is nothing to see")
+
+
+def _lines(seen: Seen, now: int) -> list[str]:
+    """What is known of it, what it is, and then its request and its attributes, if it has any."""
+    if seen.state == "damaged":
+        return [f"{seen.id}  damaged", f"  {one_line(seen.detail)}"]
+    expires = "" if seen.expires_ms is None else f"  expires in {show_length(max(0, seen.expires_ms - now))}"
+    pointer = "" if seen.write_pointer is None else f" by {seen.write_pointer}"
+    first = f"{seen.id}  {seen.state}{pointer}  {output.show_bytes(seen.size)}{expires}"
+    time = show_time(seen.publish_time_ms)
+    shown = harmless_bytes(seen.payload[:1000].replace(b"\n", b" ").replace(b"\t", b" ")).decode("utf-8", "replace")
+    lines = [first, f"  {time}  {output.cut(shown, output.width() - len(time) - 4)}".rstrip()]
+    lines += [f"  {output.cut(one_line(said), output.width() - 2)}" for said in (_origin(seen), _strings(seen)) if said]
+    return lines
+
+
+def _origin(seen: Seen) -> str:
+    """Producer, sequence id and place in a batch, as far as it has them."""
+    parts = []
+    if seen.producer is not None:
+        parts.append(f"producer {seen.producer}")
+    if seen.sequence_id is not None:
+        parts.append(f"sequence id {seen.sequence_id}")
+    if seen.batch is not None:
+        parts.append(f"message {seen.batch.index + 1} of {seen.batch.count} in a batch")
+    return ", ".join(parts)
+
+
+def _strings(seen: Seen) -> str:
+    return "  ".join(f"{name}={text}" for name, text in seen.attributes.items())
+
+
+def _as_json(seen: Seen) -> dict[str, Any]:
+    return {
+        "id": str(seen.id),
+        "publishTimeMs": seen.publish_time_ms,
+        "expiresMs": seen.expires_ms,
+        "state": seen.state,
+        "writePointer": None if seen.write_pointer is None else str(seen.write_pointer),
+        "size": seen.size,
+        "payload": payload_json(seen.payload),
+        "attributes": dict(seen.attributes),
+        "producer": seen.producer,
+        "sequenceId": seen.sequence_id,
+        "batch": None if seen.batch is None else {"index": seen.batch.index, "count": seen.batch.count},
+        **({"detail": seen.detail} if seen.detail else {}),
+    }

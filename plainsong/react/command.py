@@ -1,0 +1,331 @@
+"""An effect that runs a command: the payload is its standard input, the rest its environment, its exit code the verdict.
+
+An effect that is a command: the payload on its standard input, all else in its environment, its exit code the verdict.
+
+0 is done, 65 (EX_DATAERR of sysexits.h) says that this message never will be, anything else that another attempt may
+go better.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import IO, TYPE_CHECKING, Protocol
+
+from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.stopping import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
+
+    from plainsong.messages import Message
+    from plainsong.react.reaction import Verdict
+    from plainsong.react.stopping import Stop
+
+#: The exit code for a message that no attempt will do better with. Source: sysexits.h, EX_DATAERR.
+NEVER = 65
+#: Characters of the last line of standard error that a verdict quotes.
+MAX_QUOTED = 300
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
+class Output(Protocol):
+    """Where the command's output goes."""
+
+    def take(self, message: Message, stream: str, data: bytes) -> None:
+        """Some bytes of ``stdout`` or ``stderr``, as they came."""
+        ...
+
+    def end(self, message: Message) -> None:
+        """There is no more from this attempt."""
+        ...
+
+
+class Runner:
+    """Runs a command for each message.
+
+    Args:
+      words: the command and its arguments.
+      environ: what its environment has besides what is told of the message.
+      namespace: of the topic.
+      timeout_s: how long an attempt may take; then its process group is ended.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        namespace: str,
+        *,
+        timeout_s: float,
+        stop: Stop,
+        output: Output,
+    ) -> None:
+        self._words = list(words)
+        inherited = {name: value for name, value in environ.items() if not name.startswith("PLAINSONG_ATTRIBUTE")}
+        self._environ: dict[str, str | bytes] = {**inherited, "PLAINSONG_NAMESPACE": namespace}
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._output = output
+
+    def __call__(self, message: Message, attempt: int) -> Verdict:
+        """One run of the command. Raises Stopped: it was ended before its time was over."""
+        environ = {**self._environ, **environment_of(message, attempt)}
+        try:
+            process = subprocess.Popen(  # noqa: S603 - to run what the user says is the purpose
+                self._words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=_dying_with_us(),  # noqa: PLW1509 - system calls alone
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return Again(f"{self._words[0]} cannot be started: {error}")
+        try:
+            with Pump(process, message.payload, self._stop, partial(self._output.take, message)) as pump:
+                code = pump.run(self._timeout_s)
+        finally:
+            self._output.end(message)
+        if pump.is_late:
+            return Again(_with_last_line(f"took longer than {self._timeout_s:g} s", pump.last_error))
+        return verdict_of(code, pump.last_error)
+
+
+def verdict_of(code: int, last_error: bytes = b"") -> Verdict:
+    """What an exit code means; negative for a signal.
+
+    Args:
+      last_error: the end of what the command said on standard error.
+    """
+    if code == 0:
+        return Done()
+    if code < 0:
+        return Again(_with_last_line(f"killed by {_signal_name(-code)}", last_error))
+    why = _with_last_line(f"exit {code}", last_error)
+    return Never(why) if code == NEVER else Again(why)
+
+
+def environment_of(message: Message, attempt: int) -> dict[str, str | bytes]:
+    """The variables that tell a command of a message. Payloads are not among them: they may be of any size.
+
+    An attribute ``some-name`` is PLAINSONG_ATTRIBUTE_SOME_NAME, unless its value has a NUL, which no variable can
+    hold. Where two names become one variable it is the first in alphabetical order.
+    """
+    told: dict[str, str | bytes] = {
+        "PLAINSONG_TOPIC": message.topic,
+        "PLAINSONG_MESSAGE_ID": str(message.id),
+        "PLAINSONG_PUBLISH_TIME_MS": str(message.id.publish_time_ms),
+        "PLAINSONG_ATTEMPT": str(attempt),
+        "PLAINSONG_ATTRIBUTES": json.dumps(dict(message.attributes)),
+    }
+    for name, value in sorted(message.attributes.items()):
+        if "\0" not in value:
+            told.setdefault(variable_of(name), value.encode())
+    if _is_plain(message.attributes.get("traceparent", "")):
+        told["TRACEPARENT"] = message.attributes["traceparent"]
+    return told
+
+
+def variable_of(name: str) -> str:
+    """The environment variable for an attribute."""
+    return "PLAINSONG_ATTRIBUTE_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _with_last_line(why: str, last_error: bytes) -> str:
+    lines = last_error.decode("utf-8", "backslashreplace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = "".join(char if char.isprintable() else " " for char in last)
+    return f"{why}: {last[:MAX_QUOTED]}" if last else why
+
+
+def _dying_with_us() -> Callable[[], None] | None:
+    """What the child does first: it is killed with us, so that no command works on beside its own repetition.
+
+    Only Linux can; elsewhere a command goes on when this program is killed.
+    """
+    prctl, parent = _prctl, os.getpid()
+    if prctl is None:
+        return None
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)  # we are gone already, and the signal with us
+
+    return tie
+
+
+# --- pumping ---------------------------------------------------------------------------------------
+#
+# One process under watch: fed, listened to, ended with its group when its time is over or the end is asked for.
+
+
+#: Between asking a process group to end and killing it.
+KILL_AFTER_S = 5.0
+#: Bytes read or written at once; as many of standard error are kept for its last line.
+CHUNK = 1 << 16
+#: What is still read of a stream when the process has ended; others may hold its pipes open for ever.
+MAX_REST = 1 << 20
+#: How often an exit is looked for where the kernel cannot tell of it.
+LOOK_S = 0.02
+
+
+class Pump:
+    """A process with three pipes, which leads its process group. Use it in a ``with`` block, and nothing is left.
+
+    Args:
+      take: gets the name of a stream and bytes of it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], payload: bytes, stop: Stop, take: Callable[[str, bytes], None]
+    ) -> None:
+        self._process = process
+        self._left = memoryview(payload)
+        self._stop = stop
+        self._take = take
+        self._selector = selectors.DefaultSelector()
+        self._has_ended = False
+        self._pidfd: int | None = None
+        #: Whether it was ended because its time was over.
+        self.is_late = False
+        #: The end of standard error.
+        self.last_error = b""
+
+    def __enter__(self) -> Self:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        self._selector.register(self._process.stdin, selectors.EVENT_WRITE, self._feed)
+        self._selector.register(self._process.stdout, selectors.EVENT_READ, lambda pipe: self._listen(pipe, "stdout"))
+        self._selector.register(self._process.stderr, selectors.EVENT_READ, lambda pipe: self._listen(pipe, "stderr"))
+        self._selector.register(self._stop, selectors.EVENT_READ, lambda _: self._stop.listened())
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._selector.register(self._pidfd, selectors.EVENT_READ, lambda _: self._look())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)  # its leader has not been waited for, so the group is still its own
+            self._process.wait()
+        self._selector.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def run(self, timeout_s: float) -> int:
+        """Until the process has ended.
+
+        Returns:
+          its exit code, negative for a signal.
+        Raises:
+          Stopped: the end was asked for, and it was ended for that.
+        """
+        until_s = monotonic() + timeout_s
+        while not self._turn(min(until_s, self._stop.until_s)):
+            if monotonic() >= until_s:
+                self.is_late = True
+                break
+            if monotonic() >= self._stop.until_s:
+                break
+        if self._has_ended:
+            return self._process.wait()
+        self._end()
+        if not self.is_late:
+            raise Stopped
+        return self._process.wait()
+
+    def _end(self) -> None:
+        self._signal_group(signal.SIGTERM)
+        kill_s = monotonic() + KILL_AFTER_S
+        while not self._turn(kill_s) and monotonic() < kill_s:
+            pass
+        self._signal_group(signal.SIGKILL)  # also whom the leader has left behind
+        while not self._turn(math.inf):
+            pass
+
+    def _turn(self, until_s: float) -> bool:
+        """Feed, listen and wait, until then at the latest; whether the process has ended."""
+        wait_s = None if until_s == math.inf else max(0.0, until_s - monotonic())
+        if self._pidfd is None:
+            wait_s = LOOK_S if wait_s is None else min(wait_s, LOOK_S)
+        if not self._has_ended:
+            for key, _ in self._selector.select(wait_s):
+                key.data(key.fileobj)
+            if self._pidfd is None:
+                self._look()
+        return self._has_ended
+
+    def _look(self) -> None:
+        """Has it ended? It stays unwaited for, so that nobody else gets its number meanwhile."""
+        self._has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if self._has_ended:
+            assert self._process.stdout is not None
+            assert self._process.stderr is not None
+            self._listen(self._process.stdout, "stdout", MAX_REST)
+            self._listen(self._process.stderr, "stderr", MAX_REST)
+
+    def _feed(self, pipe: IO[bytes]) -> None:
+        try:
+            self._left = self._left[os.write(pipe.fileno(), self._left[:CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it does not want to know; its exit code says whether that is an error
+            self._left = memoryview(b"")
+        if not self._left:
+            self._selector.unregister(pipe)
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _listen(self, pipe: IO[bytes], stream: str, limit: int = 1) -> None:
+        """Read what there is; with a ``limit`` go on until there is no more, or that much was read."""
+        if pipe.closed:
+            return
+        while limit > 0:
+            try:
+                data = os.read(pipe.fileno(), CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._selector.unregister(pipe)
+                pipe.close()
+                return
+            if stream == "stderr":
+                self.last_error = (self.last_error + data)[-CHUNK:]
+            self._take(stream, data)
+            limit -= len(data)
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
