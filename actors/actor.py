@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
+from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
 from storage.base import Deposed
 
 if TYPE_CHECKING:

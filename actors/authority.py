@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.effects import Expect, Put, Table
-from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
-from protocol.names import TopicName
-from protocol.records import pack_record, unpack_record
-from protocol.topic.pending import Pending
-from protocol.transactions.manager.rows import AUTHORITY, service_key
+from plainsong.protocol.effects import Expect, Put, Table
+from plainsong.protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import pack_record, unpack_record
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.transactions.ledger_rows import AUTHORITY, service_key
 from storage.base import Deposed, StoreConflict, StoreUnusable
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
-from protocol.transactions.view import Verdict
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
+from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from protocol.transactions.view import View
+    from plainsong.protocol.transactions.view import View
 
 #: No item has attributes.
 NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     PlainsongError,
     ShuttingDown,
     TransactionNotFound,
@@ -24,18 +24,18 @@ from protocol.errors import (
     TransactionsUnavailable,
     Unavailable,
 )
-from protocol.topic.pointer_asks import ClosePointers, ListPointers, RollBackPointer
+from plainsong.protocol.topic.asks import ClosePointers, ListPointers, RollBackPointer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from actors.mailbox import Ticket
     from actors.pointers import PointerLocations
-    from protocol.names import TopicName
-    from protocol.topic.asks import Ask
-    from protocol.transactions.manager.answers import TransactionStatus
-    from protocol.transactions.manager.core import ManagerCore
-    from protocol.transactions.manager.settings import TransactionSettings
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.asks import TransactionStatus
+    from plainsong.protocol.transactions.ledger import TransactionSettings
+    from plainsong.protocol.transactions.manager import ManagerCore
 
 log = logging.getLogger(__name__)
 #: Topics named when a commit could not reach them.

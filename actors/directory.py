@@ -24,7 +24,7 @@ from actors.cache import TopicCache
 from actors.mailbox import Mailbox, Ticket
 from actors.ownership import Alone, ClaimPauses
 from actors.topic import TopicActor, topic_moved
-from protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
+from plainsong.protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
 from storage.base import Deposed
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from actors.cache import CacheBudget
     from actors.topic import TopicEnvironment
-    from protocol.names import TopicName
-    from protocol.topic.asks import Ask
-    from protocol.topic.state import TopicState
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.state import TopicState
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from protocol.errors import PlainsongError, TransactionsUnavailable
-from protocol.topic.pointer_asks import RollBackPointer
+from plainsong.protocol.errors import PlainsongError, TransactionsUnavailable
+from plainsong.protocol.topic.asks import RollBackPointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from actors.decisions import AskTopic
     from actors.directory import Directory
     from actors.pointers import PointerLocations
-    from protocol.names import TopicName
-    from protocol.transactions.manager.answers import CompletePass, PruningFigures
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 
 log = logging.getLogger(__name__)
 #: Pointers a topic is asked about at once: they share its commits.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table
-from protocol.errors import PlainsongError
-from protocol.keys import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
     PRODUCERS,
@@ -27,10 +27,10 @@ from protocol.keys import (
     system_key,
     topic_of,
 )
-from protocol.keys import topic_range as all_topics
-from protocol.records import HighWater, Metadata
-from protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
-from protocol.topic.usage import Usage
+from plainsong.protocol.keys import topic_range as all_topics
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
+from plainsong.protocol.topic.usage import Usage
 from storage.base import read_rows
 from storage.cleaning import Sweep, is_message, is_payload
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.invalid_list import InvalidPass
     from actors.observe import Clock, Observer
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)

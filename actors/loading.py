@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table
-from protocol.keys import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
     PRODUCER,
@@ -23,19 +23,19 @@ from protocol.keys import (
     stop_after,
     system_key,
 )
-from protocol.records import HighWater, Metadata, Reader
-from protocol.topic.pending import Pending
-from protocol.topic.producers.record import Producer, Remembering
-from protocol.topic.settling import settle_known
-from protocol.topic.state import TopicLimits, TopicState
-from protocol.topic.torn_payloads import torn_ranges
-from protocol.transactions.authority import Nobody
+from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.state import TopicLimits, TopicState
+from plainsong.protocol.topic.transactional import settle_known
+from plainsong.protocol.topic.upkeep import torn_ranges
+from plainsong.protocol.transactions.transaction import NoAuthority
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from protocol.names import TopicName
-    from protocol.transactions.authority import Authority
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ async def load_topic(
       StoreError: the store cannot be read.
       DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
     """
-    state = TopicState(name, limits, authority=Nobody() if authority is None else authority)
+    state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority)
     value = await store.get(Table.METADATA, metadata_key(name))
     if value is None:
         return state
@@ -177,4 +177,4 @@ async def load_producers(state: TopicState, generation: int, store: Store) -> No
         return True
 
     await store.scan(Table.METADATA, start, stop_after(start), take)
-    state.producers.load(Remembering.decode(value), found)
+    state.producers.load(DeduplicationRecord.decode(value), found)

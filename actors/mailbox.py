@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import outcome
 import trio
 
-from protocol.errors import Overloaded, PlainsongError, ShuttingDown
+from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.effects import Ask
 
 A = TypeVar("A")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table, put_one
-from protocol.errors import InvalidProperty, PlainsongError, nearest
-from protocol.keys import (
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import InvalidProperty, PlainsongError, nearest
+from plainsong.protocol.keys import (
     NAMESPACE,
     SYSTEM,
     DamagedRow,
@@ -26,15 +26,15 @@ from protocol.keys import (
     topic_of,
     topic_range,
 )
-from protocol.names import TopicName
-from protocol.records import Metadata, NamespaceProperties
-from protocol.topic.producers.policy import INHERITED, NamespacePolicy
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import Metadata, NamespaceProperties
+from plainsong.protocol.topic.producers import INHERITED, NamespacePolicy
 from storage.base import Deposed, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from protocol.properties import Deduplication
+    from plainsong.protocol.properties import Deduplication
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from protocol.names import TopicName
-    from protocol.transactions.manager.answers import State
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.asks import State
     from storage.base import Store
 
 

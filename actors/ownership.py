@@ -12,12 +12,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from protocol.cluster.slices import SLICES
+from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Ownership(Protocol):
         ...
 
     def slices_of(self, instance: str) -> int:
-        """In how many slices an instance takes part (``protocol/cluster/slices.py``); 0: in none, or it is not there."""
+        """In how many slices an instance takes part (``plainsong/protocol/cluster.py``); 0: in none, or it is not there."""
         ...
 
     def deposed(self, name: TopicName) -> None:

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 from actors.loading import load_topic
-from protocol.effects import Table
-from protocol.errors import Overloaded
-from protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
-from protocol.topic.bookkeeping import write_pointers_among
-from protocol.topic.enlisted import NotEnlisted
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from plainsong.protocol.topic.publish import NotEnlisted
+from plainsong.protocol.topic.state import TopicLimits
+from plainsong.protocol.topic.step import write_pointers_among
 from storage.base import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from protocol.names import TopicName
-    from protocol.transactions.manager.core import ManagerCore
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.manager import ManagerCore
     from storage.base import Row, Store
 
 _LIST_ROWS = 500
@@ -330,7 +330,7 @@ ENLIST_ATTEMPTS = 5
 
 
 class Term:
-    """Implements ``protocol.topic.enlisted.Enlistment`` for one owner of one topic."""
+    """Implements ``plainsong.protocol.topic.state.Enlistment`` for one owner of one topic."""
 
     def __init__(self, max_held: int = MAX_ENLISTMENTS) -> None:
         self._max_held = max_held

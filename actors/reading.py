@@ -8,24 +8,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from protocol.effects import Table
-from protocol.errors import GenerationChanged, ProducerExpired, ProducerNotFound
-from protocol.keys import PRODUCER, PRODUCERS, system_key
-from protocol.page import Page
-from protocol.topic.paging import Paging
-from protocol.topic.producers.asks import GetProducer
-from protocol.topic.producers.record import Producer, Remembering
-from protocol.topic.producers.views import old_view
-from protocol.transactions.view import Verdict
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import GenerationChanged, ProducerExpired, ProducerNotFound
+from plainsong.protocol.keys import PRODUCER, PRODUCERS, system_key
+from plainsong.protocol.page import Page
+from plainsong.protocol.topic.asks import GetProducer
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.reading import Paging
+from plainsong.protocol.topic.sessions import old_producer_view
+from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from actors.cache import Chunk, TopicCache
     from actors.directory import Directory
-    from protocol.names import TopicName
-    from protocol.topic.asks import Span
-    from protocol.topic.producers.asks import ProducerView
-    from protocol.topic.walk import Walk
-    from protocol.transactions.view import View
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import ProducerView, Span
+    from plainsong.protocol.topic.reading import Walk
+    from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
 
@@ -151,4 +150,4 @@ async def producer_of(
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
     if row is None:
         raise ProducerNotFound(f"generation {generation} of topic {name} knew no producer {producer!r}")
-    return old_view(Producer.decode(producer, row), Remembering.decode(value), generation)
+    return old_producer_view(Producer.decode(producer, row), DeduplicationRecord.decode(value), generation)

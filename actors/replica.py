@@ -18,8 +18,8 @@ from actors.actor import service_moved
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
 from actors.transactions import SERVICE_NAME
-from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
-from protocol.transactions.mirrored import UNKNOWN, Mirrored
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
+from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from actors.pointers import PointerIndex
     from actors.transactions import TransactionService
-    from protocol.names import TopicName
-    from protocol.transactions.authority import Standing
-    from protocol.transactions.mirrored import Synced, Version
-    from protocol.transactions.view import View
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
+    from plainsong.protocol.transactions.transaction import Standing
+    from plainsong.protocol.transactions.view import View
 
 log = logging.getLogger(__name__)
 #: How long a question waits at the service for a change.
@@ -47,7 +47,7 @@ class Peer(Protocol):
     Every call raises TransactionsUnavailable while it cannot be reached, and NoOwner while nobody owns it.
     """
 
-    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """See ``TransactionService.sync``."""
         ...
 
@@ -62,7 +62,7 @@ class Replica:
     def __init__(self, peer: Peer, pointers: PointerIndex) -> None:
         self._peer = peer
         self._pointers = pointers
-        self._state = Mirrored()
+        self._state = ReplicaState()
         self._asking = SingleFlight(self._ask_now)
         self._why = "it has not answered yet"
         self._failures = 0
@@ -72,22 +72,22 @@ class Replica:
         return f"<Mirror {self._state!r}>"
 
     @property
-    def version(self) -> Version:
+    def version(self) -> ReplicaVersion:
         """How far the service is known."""
         return self._state.version
 
     @property
     def is_reached(self) -> bool:
         """Whether the last question was answered."""
-        return self._failures == 0 and self._state.version != UNKNOWN
+        return self._failures == 0 and self._state.version != UNKNOWN_VERSION
 
     def forget(self) -> None:
         """What is known will be old when it is asked for again."""
-        self._state = Mirrored()
+        self._state = ReplicaState()
 
-    def learn(self, known: Synced) -> None:
+    def learn(self, known: ReplicaUpdate) -> None:
         """Begin with what the service knew that was here a moment ago: it stays true, and only becomes less."""
-        self._state = Mirrored()
+        self._state = ReplicaState()
         self._state.apply(known)
 
     def ask_again(self) -> None:
@@ -122,7 +122,7 @@ class Replica:
         if self._failures == len(PAUSES_S):  # else it is only moving
             log.warning("transaction service not reached", extra={"why": error.detail})
 
-    def _take(self, given: Synced) -> None:
+    def _take(self, given: ReplicaUpdate) -> None:
         if self._failures >= len(PAUSES_S):
             log.info("transaction service reached again", extra={"term": given.version.term})
         self._failures = 0
@@ -163,8 +163,8 @@ class Replica:
         """What readers of committed messages see; ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()
 
-    def _known(self) -> Mirrored:
-        if self._state.version == UNKNOWN:
+    def _known(self) -> ReplicaState:
+        if self._state.version == UNKNOWN_VERSION:
             raise self._unreached()
         return self._state
 
@@ -201,7 +201,7 @@ def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callab
 class NoPeer:
     """There is no other instance; implements ``Peer``."""
 
-    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """Raises NoOwner."""
         del known, wait_ms
         await trio.lowlevel.checkpoint()
@@ -350,7 +350,7 @@ class RoutedTransactions:
         if self.home is not None:
             await self.home.fresh()
 
-    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """See ``Peer.sync``: where the service is, which may have become here while somebody asked for it."""
         return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 

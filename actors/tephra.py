@@ -19,22 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from actors.pointers import ClusterPointerLocations
-from protocol.errors import PlainsongError, TransactionsUnavailable
-from protocol.transactions.bounds import inactive_bound, prune_upper_bound, reader_of
-from protocol.transactions.manager.answers import CompletePass, PruningFigures
-from protocol.transactions.tephra_idl import Declared
-from protocol.transactions.tephra_rpc import ApplicationError, decode_reply, encode_call
-from protocol.transactions.tephra_state import decode_visibility_state
-from protocol.transactions.thrift import MalformedThrift
-from protocol.transactions.thrift_frames import Frames, FrameTooLarge, framed
-from protocol.transactions.view import View
+from plainsong.protocol.errors import PlainsongError, TransactionsUnavailable
+from plainsong.protocol.tephra.rpc import ApplicationError, TephraError, decode_reply, encode_call
+from plainsong.protocol.tephra.state import decode_visibility_state, inactive_bound, prune_upper_bound, reader_of
+from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, ThriftFrameTooLarge, framed
+from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
+from plainsong.protocol.transactions.view import View
 from storage.base import StoreError
 
 if TYPE_CHECKING:
     from actors.observe import Clock
     from actors.pointers import PointerIndex, PointerLocations
-    from protocol.transactions.authority import Standing
-    from protocol.transactions.transaction import Transaction
+    from plainsong.protocol.transactions.transaction import Standing, Transaction
     from storage.base import Store
 
 log = logging.getLogger(__name__)
@@ -276,7 +272,7 @@ class TephraClient:
         self._timeout_s = timeout_s
         self._max_reply_bytes = max_reply_bytes
         self._stream: trio.SocketStream | None = None
-        self._frames = Frames()
+        self._frames = ThriftFrames()
         self._sequence_id = 0
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -294,9 +290,9 @@ class TephraClient:
             raise self._unavailable(f"no answer to {method} within {self._timeout_s:g} s") from None
         except (trio.BrokenResourceError, EOFError):
             raise self._unavailable("it closed the connection") from None
-        except (MalformedThrift, FrameTooLarge) as error:
+        except (MalformedThrift, ThriftFrameTooLarge) as error:
             raise self._unavailable(f"what it answers is no Tephra's: {error}") from None
-        except (Declared, ApplicationError) as error:
+        except (TephraError, ApplicationError) as error:
             raise self._unavailable(f"it answers {error.message!r}") from None
 
     async def aclose(self) -> None:
@@ -309,7 +305,7 @@ class TephraClient:
         whole = False
         try:
             if self._stream is None:
-                self._frames = Frames(self._max_reply_bytes)
+                self._frames = ThriftFrames(self._max_reply_bytes)
                 self._stream = await trio.open_tcp_stream(self._host, self._port)
             self._sequence_id = self._sequence_id + 1 & 0x7FFFFFFF
             await self._stream.send_all(framed(encode_call(method, self._sequence_id, *args)))

@@ -25,17 +25,26 @@ from actors.loading import load_topic
 from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
-from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
-from protocol.ids import ID_BYTES, after
-from protocol.topic.asks import Describe, ListReaders, Look, Publish, PublishEach, Stats
-from protocol.topic.bookkeeping import write_pointers_among
-from protocol.topic.core import TopicCore
-from protocol.topic.pointer_asks import ListPointers, PublishUnder
-from protocol.topic.producers.asks import GetProducer, ListProducers
-from protocol.topic.producers.policy import INHERITED
-from protocol.topic.staging_asks import PublishStaged
-from protocol.topic.state import Now, TopicLimits
-from protocol.transactions.authority import Nobody
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
+from plainsong.protocol.ids import ID_BYTES, after
+from plainsong.protocol.topic.asks import (
+    Describe,
+    GetProducer,
+    ListPointers,
+    ListProducers,
+    ListReaders,
+    Look,
+    Publish,
+    PublishEach,
+    PublishStaged,
+    PublishUnder,
+    Stats,
+)
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.producers import INHERITED
+from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.topic.step import write_pointers_among
+from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
@@ -46,11 +55,11 @@ if TYPE_CHECKING:
     from actors.observe import Clock, Observer, SpaceGuard
     from actors.ownership import Ownership
     from actors.pointers import Enlistments
-    from protocol.names import TopicName
-    from protocol.topic.core import Answers
-    from protocol.topic.producers.policy import NamespacePolicy
-    from protocol.topic.step import Step
-    from protocol.transactions.authority import Authority
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.core import Answers
+    from plainsong.protocol.topic.producers import NamespacePolicy
+    from plainsong.protocol.topic.step import Step
+    from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
 
 #: Topics that are let go and write down where they were, at the same time; parked polls are answered before.
@@ -86,7 +95,7 @@ class TopicEnvironment:
     observer: Observer = field(default_factory=NoObserver)
     pointers: PointerIndex = field(default_factory=PointerIndex)
     """Which topics have rows of which write pointers."""
-    authority: Authority = field(default_factory=Nobody)
+    authority: Authority = field(default_factory=NoAuthority)
     """Who decides transactions."""
     policy: Callable[[str], NamespacePolicy] = field(default=_says_nothing)
     """What a namespace says about producers: ``Namespaces.policy``."""

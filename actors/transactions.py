@@ -19,15 +19,16 @@ from actors.decisions import PointerClosing, abort_all, roll_back, with_topics
 from actors.mailbox import Mailbox, SingleFlight, Ticket
 from actors.observe import NoTransactionObserver, TransactionObserver
 from actors.pointers import ClusterPointerLocations
-from protocol.effects import Table
-from protocol.errors import OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
-from protocol.names import TopicName
-from protocol.transactions.manager import asks
-from protocol.transactions.manager.answers import CompletePass
-from protocol.transactions.manager.asks import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.tephra.state import encode_snapshot, manager_state
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import (
     Abort,
     CloseFirst,
     Commit,
+    CompletePass,
     FinishAbort,
     InvalidBefore,
     ListAll,
@@ -35,15 +36,11 @@ from protocol.transactions.manager.asks import (
     Nothing,
     RollFirst,
 )
-from protocol.transactions.manager.invalid_list import pruning_figures
-from protocol.transactions.manager.loading import Loading
-from protocol.transactions.manager.looking import manager_state
-from protocol.transactions.manager.rows import SERVICE_RANGE
-from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.manager.step import Now
-from protocol.transactions.mirrored import UNKNOWN, Changes, synced
-from protocol.transactions.tephra_state import encode_snapshot
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
+from plainsong.protocol.transactions.manager import LedgerLoader, pruning_figures
+from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, Changes, replica_update
+from plainsong.protocol.transactions.transaction import TransactionType
 from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
@@ -52,9 +49,8 @@ if TYPE_CHECKING:
     from actors.decisions import AskTopic
     from actors.observe import Clock
     from actors.pointers import PointerIndex, PointerLocations
-    from protocol.topic.asks import Ask
-    from protocol.transactions.authority import Standing
-    from protocol.transactions.manager.answers import (
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.transactions.asks import (
         Begun,
         Decision,
         PruningFigures,
@@ -62,11 +58,11 @@ if TYPE_CHECKING:
         State,
         TransactionStatus,
     )
-    from protocol.transactions.manager.core import ManagerCore
-    from protocol.transactions.manager.step import Step
-    from protocol.transactions.mirrored import Synced, Version
-    from protocol.transactions.transaction import Transaction
-    from protocol.transactions.view import View
+    from plainsong.protocol.transactions.ledger import ManagerStep
+    from plainsong.protocol.transactions.manager import ManagerCore
+    from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
+    from plainsong.protocol.transactions.transaction import Standing, Transaction
+    from plainsong.protocol.transactions.view import View
     from storage.base import Claim, Row, Store
 
 A = TypeVar("A")
@@ -123,17 +119,17 @@ class TransactionService:
         return self._supervision.elsewhere
 
     @property
-    def known(self) -> Synced | None:
+    def known(self) -> ReplicaUpdate | None:
         """All that it would tell an instance that knows nothing; None while it is not loaded."""
         core = self._actor.core
-        return None if core is None else synced(core, self._actor.changes, UNKNOWN)
+        return None if core is None else replica_update(core, self._actor.changes, UNKNOWN_VERSION)
 
     async def where(self) -> PointerLocations:
         """Where undecided transactions have rows: never stale."""
         await trio.lowlevel.checkpoint()
         return self._where
 
-    def _settled(self, step: Step) -> None:
+    def _settled(self, step: ManagerStep) -> None:
         for state in set(step.outcomes):
             self._observer.decided(state, step.outcomes.count(state))
         if step.timed_out:
@@ -149,7 +145,7 @@ class TransactionService:
         """
         await self._mirrors.fresh()
 
-    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
 
         Raises:
@@ -341,7 +337,7 @@ class TransactionActor:
         ask: AskTopic,
         settings: TransactionSettings,
         mailbox: Mailbox,
-        on_settled: Callable[[Step], object],
+        on_settled: Callable[[ManagerStep], object],
         everywhere: ClusterPointerLocations | None = None,
     ) -> None:
         """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
@@ -397,7 +393,7 @@ class TransactionActor:
             self.wake_mirrors()
 
     async def _load(self) -> ManagerCore:
-        loading = Loading()
+        loading = LedgerLoader()
 
         def take(rows: list[Row]) -> bool:
             loading.feed(rows)
@@ -432,7 +428,7 @@ class TransactionActor:
         self, core: ManagerCore, claim: Claim, tickets: Sequence[Ticket[Any]], nursery: trio.Nursery
     ) -> None:
         """One step and, if it has something to write, one commit; then, and only then, the answers."""
-        step: Step | None = None
+        step: ManagerStep | None = None
         ready = [ticket for ticket in tickets if not self._set_aside(core, ticket, nursery)]
         try:
             step = core.step([(ticket, ticket.ask) for ticket in ready], self._now())
@@ -533,8 +529,8 @@ class TransactionActor:
             ticket.settle(outcome_unknown("the transaction service fell, or is leaving"))
         self._returning.clear()
 
-    def _now(self) -> Now:
-        return Now(self._clock.now_ms(), trio.current_time())
+    def _now(self) -> ManagerNow:
+        return ManagerNow(self._clock.now_ms(), trio.current_time())
 
 
 def _fell() -> TransactionsUnavailable:
@@ -591,14 +587,14 @@ class ReplicaServer:
         if self._actor.core is not core:
             raise service_not_loaded()
 
-    async def sync(self, known: Version, wait_ms: int) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int) -> ReplicaUpdate:
         """See ``TransactionService.sync``."""
         await self._supervision.tried()
         self._here()
         if wait_ms and known == self._actor.changes.version:
             await self._change(wait_ms)
         await self.fresh()
-        return synced(self._here(), self._actor.changes, known)
+        return replica_update(self._here(), self._actor.changes, known)
 
     async def _change(self, wait_ms: int) -> None:
         if self._waiting >= MAX_REPLICAS:
@@ -633,7 +629,7 @@ def outcome_unknown(why: str) -> OutcomeUnknown:
 
 
 def fail_transaction_requests(
-    tickets: Iterable[Ticket[Any]], step: Step | None, error: BaseException, *, shared: bool
+    tickets: Iterable[Ticket[Any]], step: ManagerStep | None, error: BaseException, *, shared: bool
 ) -> None:
     """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
 

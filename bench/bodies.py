@@ -10,9 +10,9 @@ import random
 from functools import lru_cache
 
 from bench.load import post
-from protocol.codec import AVRO, JSON
-from protocol.names import TopicName
-from protocol.requests import PollRequest, PublishRequest
+from plainsong.protocol.codec import AVRO, JSON
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.requests import PollRequest, PublishRequest
 
 NAMESPACE = "bench"
 AVRO_TYPE = "Content-Type: avro/binary"

@@ -24,8 +24,8 @@ from plainsong import AsyncClient, Client
 from plainsong.core import calls, polls
 from plainsong.core.effects import Send
 from plainsong.messages import Origin
+from plainsong.protocol.requests import PollRequest, PublishRequest
 from plainsong.transport.shared import http_request
-from protocol.requests import PollRequest, PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -19,9 +19,8 @@ from bench.generator import run_loads
 from bench.hbase import settings_of
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.silence import silences
-from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import Placement
-from protocol.ids import ID_BYTES
+from plainsong.protocol.cluster import Assignment, Member, Placement
+from plainsong.protocol.ids import ID_BYTES
 from tests.hbase_server import HBase, why_not
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from bench import bodies
 from bench.load import post
 from bench.stored import LAST_ID, PER_REQUEST, under
 from bench.wire import Wire, begin, decide
-from protocol.codec import AVRO, AVRO_2
-from protocol.frames import decode_frames
-from protocol.ids import after
-from protocol.requests import PollRequest, PublishRequest
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.frames import decode_frames
+from plainsong.protocol.ids import after
+from plainsong.protocol.requests import PollRequest, PublishRequest
 
 _STAMP = struct.Struct(">Q")
 _MAGIC = b"stamped:"

@@ -15,7 +15,7 @@ from bench.hbase_costs import call_costs, daemon_costs, open_costs
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.thrift import DAEMON_PREFIX, RAW_PREFIX, RawCalls, raw_calls
 from bench.wire import Wire
-from protocol.ids import ID_BYTES
+from plainsong.protocol.ids import ID_BYTES
 from tests.hbase_server import HBase, why_not
 
 if TYPE_CHECKING:

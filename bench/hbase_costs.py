@@ -16,7 +16,7 @@ from bench.generator import run_load
 from bench.load import post
 from bench.rounds import Row, Spread
 from bench.wire import JSON_TYPE, Wire
-from protocol.ids import ID_BYTES
+from plainsong.protocol.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from bench.generator import run_load
 from bench.raw import TOPIC, raw_store, row_prefix
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.seed import BATCH_ROWS, seed
-from protocol.ids import ID_BYTES
+from plainsong.protocol.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import plyvel
 
 from bench.bodies import payloads, topic
-from protocol.effects import Table
-from protocol.ids import pack_position
-from protocol.keys import generation_prefix
-from protocol.rows import plain_head
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.rows import plain_head
 from storage.leveldb.database import LevelDBOptions
 
 if TYPE_CHECKING:

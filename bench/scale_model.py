@@ -21,9 +21,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from protocol.cluster.assignment import Member, draw
-from protocol.keys import metadata_key
-from protocol.names import TopicName
+from plainsong.protocol.cluster import Member, draw
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.names import TopicName
 from storage.hbase.layout import HASHES, hashed
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from bench.bodies import payloads, topic
-from protocol.effects import Put, Table, put_one
-from protocol.ids import pack_id
-from protocol.keys import HIGH_WATER, generation_prefix, metadata_key, system_key
-from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata
-from protocol.topic.roll import Roll
-from protocol.topic.sequence import Sequence
-from protocol.topic.usage import ROW_BYTES, Usage
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.keys import HIGH_WATER, generation_prefix, metadata_key, system_key
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.topic.row_batch import RowBatch
+from plainsong.protocol.topic.state import Sequence
+from plainsong.protocol.topic.usage import ROW_BYTES, Usage
 from storage.leveldb.store import LevelDBStore
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def _seed(directory: Path, name: str, messages: int, size: int, first_ms: 
         for batch in range(0, messages, BATCH_ROWS):
             texts = payloads(BATCH_ROWS, size)[: messages - batch]
             runs = sequence.take(first_ms + batch // BATCH_ROWS, len(texts))
-            roll = Roll()
+            roll = RowBatch()
             roll.add(runs, texts, None)
             firsts.append(pack_id(runs[0].ts_ms, runs[0].first))
             usage.add(runs[0].ts_ms, len(texts), sum(map(len, roll.values)) + ROW_BYTES * len(texts), properties.ttl_ms)

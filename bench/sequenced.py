@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from bench import bodies
 from bench.load import RECEIVE_BYTES, Answers, post
-from protocol.codec import AVRO_2
-from protocol.requests import PublishRequest
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

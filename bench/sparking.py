@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from bench import bodies
 from bench.daemon import daemon
 from bench.rounds import Row, Section, Spread, in_turns
-from pipeline.session import build_session
 from plainsong import Client
+from pyspark_plainsong.pipeline.session import build_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ class _Bench:
         shutil.rmtree(target, ignore_errors=True)
         where = ["--root", str(target), "--url", self._url, "--namespace", bodies.NAMESPACE, "--no-progress"]
         where += ["--conf", f"{_JVM}={self._profile.jvm}"]
-        command = [sys.executable, "-m", "pipeline.archive", "append", topic, *where]
+        command = [sys.executable, "-m", "pyspark_plainsong.pipeline.archive", "append", topic, *where]
         begun_s = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return time.perf_counter() - begun_s

@@ -10,9 +10,9 @@ from bench import bodies
 from bench.load import post
 from bench.rounds import Spread
 from bench.wire import Wire, begin, decide
-from protocol.codec import AVRO, AVRO_2
-from protocol.ids import after
-from protocol.requests import PollRequest, PublishRequest
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.ids import after
+from plainsong.protocol.requests import PollRequest, PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

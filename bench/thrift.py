@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from bench.bodies import payloads, topic
-from protocol.effects import Put, Table
-from protocol.ids import pack_position
-from protocol.keys import generation_prefix, stop_after
-from protocol.rows import plain_head
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, stop_after
+from plainsong.protocol.rows import plain_head
 from storage.hbase.gateway import Gateway, thrift
 from storage.hbase.layout import CELL, hashed
 from storage.hbase.pool import Pool

@@ -39,7 +39,7 @@ from broker.metrics import Decisions
 from broker.service import Service
 from broker.stores import message_bound, place_of
 from broker.thrift import TephraMethods, serve_thrift
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from broker.http.budgets import HttpSettings
     from broker.http.messages import HotHandlers
     from broker.metrics import Metrics
-    from protocol.names import TopicName
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.names import TopicName
     from storage.base import Store
 
 #: Seconds between two looks at how late the event loop is.

@@ -15,8 +15,8 @@ from actors.replica import RoutedTransactions
 from actors.tephra import ForeignTephra
 from actors.transactions import SERVICE_NAME, TransactionService
 from broker.config.values import parse_address
-from protocol.errors import TransactionsUnavailable
-from protocol.transactions.manager.settings import TransactionSettings
+from plainsong.protocol.errors import TransactionsUnavailable
+from plainsong.protocol.transactions.ledger import TransactionSettings
 
 if TYPE_CHECKING:
     from actors.decisions import AskTopic
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from actors.pointers import PointerIndex
     from actors.replica import Peer
     from broker.config.sections import TransactionsConfig
-    from protocol.transactions.authority import Standing
-    from protocol.transactions.view import View
+    from plainsong.protocol.transactions.transaction import Standing
+    from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.logs import counters as log_counters
-from protocol.errors import TransactionsUnavailable
+from plainsong.protocol.errors import TransactionsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.metrics import Metrics
     from broker.service import Service
-    from protocol.topic.producers.book import Book
-    from protocol.topic.state import TopicState
-    from protocol.transactions.manager.answers import ServiceFigures
+    from plainsong.protocol.topic.producers import Book
+    from plainsong.protocol.topic.state import TopicState
+    from plainsong.protocol.transactions.asks import ServiceFigures
     from storage.base import Store
 
 

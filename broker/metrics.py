@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from protocol.names import TopicName
-    from protocol.transactions.manager.answers import State
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.asks import State
 
 log = logging.getLogger(__name__)
 #: Seconds: from a cached answer to a disk that stalls.

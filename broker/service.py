@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.logs import AccessLog
     from broker.metrics import Metrics
-    from protocol.names import TopicName
-    from protocol.page import Page
-    from protocol.topic.asks import Ask, Span
-    from protocol.transactions.view import View
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.page import Page
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
 A = TypeVar("A")

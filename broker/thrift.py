@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from broker.http.sockets import listen_on, shown
-from protocol.errors import (
+from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,
     PlainsongError,
@@ -23,36 +23,33 @@ from protocol.errors import (
     TransactionsUnavailable,
     TransactionTooLarge,
 )
-from protocol.transactions.manager.answers import ChangeConflict
-from protocol.transactions.tephra_idl import (
+from plainsong.protocol.tephra.rpc import (
     ILLEGAL_ARGUMENT,
-    TOO_LARGE,
-    Conflict,
-    CouldNotTakeSnapshot,
-    Declared,
-    Generic,
-    InvalidTruncateTime,
-    NotInProgress,
-)
-from protocol.transactions.tephra_rpc import (
     INTERNAL_ERROR,
+    TOO_LARGE,
     RefusedCall,
+    TephraConflict,
+    TephraCouldNotTakeSnapshot,
+    TephraError,
+    TephraGeneric,
+    TephraInvalidTruncateTime,
+    TephraNotInProgress,
     decode_call,
     encode_error,
     encode_failure,
     encode_result,
 )
-from protocol.transactions.thrift import MalformedThrift
-from protocol.transactions.thrift_frames import Frames, FrameTooLarge, framed
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, ThriftFrameTooLarge, framed
+from plainsong.protocol.transactions.asks import ChangeConflict
+from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from actors.transactions import TransactionService
     from broker.http.budgets import BodyBudget, Holding
-    from protocol.transactions.tephra_rpc import Call
-    from protocol.transactions.transaction import Transaction
+    from plainsong.protocol.tephra.rpc import Call
+    from plainsong.protocol.transactions.transaction import Transaction
 
 # --- methods ---------------------------------------------------------------------------------------
 #
@@ -104,7 +101,7 @@ class TephraMethods:
             return encode_failure(refused.call, refused.number, refused.message)
         try:
             return encode_result(call, await self._methods[call.method](*call.args))
-        except Declared as error:
+        except TephraError as error:
             return encode_error(call, error)
         except PlainsongError as error:
             declared = _in_tephras_words(error)
@@ -171,7 +168,7 @@ class TephraMethods:
         try:
             return self._service.snapshot()
         except TransactionsUnavailable as error:
-            raise CouldNotTakeSnapshot(error.detail) from None
+            raise TephraCouldNotTakeSnapshot(error.detail) from None
 
     async def _status(self) -> str:
         try:
@@ -190,7 +187,7 @@ class TephraMethods:
         try:
             return await self._service.truncate_before(before_ms) > 0
         except InvalidParameter as error:
-            raise InvalidTruncateTime(error.detail) from None
+            raise TephraInvalidTruncateTime(error.detail) from None
 
     async def _prune_now(self) -> None:
         """Nothing, as a Tephra whose pruning is off: while there are Tephra's clients, other stores rely on the list."""
@@ -198,19 +195,19 @@ class TephraMethods:
 
 def _named(client_id: str | None) -> str:
     if client_id is None:
-        raise Generic("a client id is due", ILLEGAL_ARGUMENT)
+        raise TephraGeneric("a client id is due", ILLEGAL_ARGUMENT)
     return client_id
 
 
-def _in_tephras_words(error: PlainsongError) -> Declared | None:
+def _in_tephras_words(error: PlainsongError) -> TephraError | None:
     if isinstance(error, ChangeConflict):
-        return Conflict(error.transaction_id, error.key, error.client_id)
+        return TephraConflict(error.transaction_id, error.key, error.client_id)
     if isinstance(error, TransactionNotFound | TransactionNotInProgress):
-        return NotInProgress(error.detail)
+        return TephraNotInProgress(error.detail)
     if isinstance(error, TransactionTooLarge):
-        return Generic(error.detail, TOO_LARGE)
+        return TephraGeneric(error.detail, TOO_LARGE)
     if isinstance(error, InvalidParameter):
-        return Generic(error.detail, ILLEGAL_ARGUMENT)
+        return TephraGeneric(error.detail, ILLEGAL_ARGUMENT)
     return None
 
 
@@ -245,7 +242,7 @@ class ThriftConnection:
         self._stream = stream
         self._methods = methods
         self._budget = budget
-        self._frames = Frames()
+        self._frames = ThriftFrames()
         self._idle = trio.CancelScope()
         self._stopping = False
 
@@ -263,7 +260,7 @@ class ThriftConnection:
                     holding.release()
                     with trio.fail_after(SEND_TIMEOUT_S):
                         await self._stream.send_all(answer)
-        except (FrameTooLarge, MalformedThrift) as error:
+        except (ThriftFrameTooLarge, MalformedThrift) as error:
             log.warning("a Thrift connection sent what is no call: %s", error)
         except Overloaded as error:
             log.warning("a Thrift connection was closed: %s", error.detail)

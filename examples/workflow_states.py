@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from plainsong import JSON, Client, Transaction, TransactionContext
-from protocol.errors import TransactionNotFound, TransactionNotInProgress
+from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgress
 
 STATES, TOKENS = "states", "tokens"
 Token: TypeAlias = dict[str, Any]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plainsong.ids import MessageId
     from plainsong.messages import Held, Message, Outgoing, Page, Receipt, Seen
     from plainsong.positions import FilePosition, ServerPosition
+    from plainsong.protocol.errors import PlainsongError
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.sync.client import Client
     from plainsong.sync.lightweight import LightweightTransaction
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from plainsong.sync.transaction import TransactionContext
     from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
     from plainsong.transactions.values import Transaction, TransactionStatus
-    from protocol.errors import PlainsongError
 
 #: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
 _HOMES = {

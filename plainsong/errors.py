@@ -1,6 +1,6 @@
 """What a client raises: the daemon's errors, told by code, and what can happen on the way to it.
 
-    protocol.errors.PlainsongError            every one has code, outcome, detail, hint
+    plainsong.protocol.errors.PlainsongError            every one has code, outcome, detail, hint
     ├── what the daemon answered: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
     ├── ConnectFailed         nobody answered the door: nothing happened
     ├── ConnectionLost        the connection broke before a whole answer: unknown, unless it was only reading
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     AlreadyPublished,
     BadRequest,
     BodyTooLarge,

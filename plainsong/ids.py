@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from protocol import ids
+from plainsong.protocol import ids
 
 if TYPE_CHECKING:
     from typing import Self

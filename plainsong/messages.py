@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 from plainsong.ids import MessageId
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.requests import MAX_TTL_S
 from plainsong.serializers import BYTES, Serializer, Undecodable
-from protocol.errors import InvalidParameter
-from protocol.frames import NO_ATTRIBUTES
-from protocol.requests import MAX_TTL_S
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from protocol.page import End
+    from plainsong.protocol.page import End
 
 
 #: Attributes of a message, if it has any.

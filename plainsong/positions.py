@@ -16,8 +16,8 @@ from plainsong.core import calls
 from plainsong.core.effects import Blocking
 from plainsong.errors import PositionNotSaved
 from plainsong.ids import MessageId
-from protocol.errors import NotFound, PositionChanged
-from protocol.names import reader_name
+from plainsong.protocol.errors import NotFound, PositionChanged
+from plainsong.protocol.names import reader_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

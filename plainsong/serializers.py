@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plainsong.errors import NotEncodable
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

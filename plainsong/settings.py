@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from protocol.errors import InvalidParameter
-from protocol.names import namespace_name
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.names import namespace_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from protocol import ids
-from protocol.errors import InvalidParameter
+from plainsong.protocol import ids
+from plainsong.protocol.errors import InvalidParameter
 
 #: What ``start`` and ``until`` take; None is the same as "oldest".
 Start: TypeAlias = "str | bytes | int | datetime | timedelta | None"

@@ -1,28 +1,117 @@
-"""What this package asks the daemon for, by name: topics, positions, frames, staging, producers."""
+"""Requests to the daemon by name, and its answers as plain data: topics, positions, frames, staging, producers.
+
+The daemon's answers as this package reads them: plain data.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from protocol.frames import FRAMES_END, FRAMES_TYPE
-from pyspark_plainsong.answers import (
-    Extent,
-    FramesPage,
-    News,
-    ProducerState,
-    Receipt,
-    TopicDescription,
-    TransactionService,
-)
+from plainsong.protocol.frames import FRAMES_END, FRAMES_TYPE
 from pyspark_plainsong.offsets import FIRST, after
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.wire import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark_plainsong.wire import Answer, Wire
+
+
+class TopicDescription(NamedTuple):
+    """A topic that exists."""
+
+    name: str
+    generation: int
+    ttl_s: int
+    properties: Mapping[str, str]
+    remembers: bool
+    """Whether it knows a producer's sequence ids again."""
+
+
+class Extent(NamedTuple):
+    """A bounded read, measured."""
+
+    end: bytes
+    """The exclusive bound, 20 bytes: where the next read starts."""
+    messages: int
+    size_bytes: int
+    """As messages travel, ids included."""
+    splits: tuple[bytes, ...]
+    """Bounds between the parts, ascending."""
+    earliest: bytes
+    """The bound before which everything has expired by the topic's time to live."""
+    generation: int
+    expired: bool
+    """Messages at or behind its start have expired by the topic's time to live, or may have."""
+
+
+class News(NamedTuple):
+    """What waiting for several topics came to."""
+
+    topics: frozenset[str]
+    """Those with something to read."""
+    quiet: Mapping[str, bytes]
+    """Those with nothing, decided or not, and the position up to which there is nothing."""
+    unreadable: Mapping[str, str]
+    """Topics that cannot be read, with the error's code."""
+
+
+class FramesPage(NamedTuple):
+    """A page of messages."""
+
+    body: bytes
+    """Frames, complete."""
+    last_id: bytes | None
+    """Where to go on, exclusively; None: there was never anything."""
+    end: str
+    """Why it ends: ``end``, ``more`` or ``held``."""
+    held_by: str | None
+    """The write pointer of the undecided message that holds it."""
+
+
+class TransactionService(NamedTuple):
+    """Who decides transactions for the daemon."""
+
+    service: str
+    """``embedded``, ``tephra`` or ``off``."""
+    available: bool
+    why: str
+    """Why it is not available."""
+
+
+class Receipt(NamedTuple):
+    """What became of a publish."""
+
+    duplicate: bool
+    """It was there before; nothing new was stored."""
+    deduplicated: bool
+    """Whether the topic remembers it, so that a repeated one will be known."""
+    last_sequence_id: int | None
+    generation: int | None
+
+
+class ProducerState(NamedTuple):
+    """What a topic remembers of a producer."""
+
+    producer: str
+    epoch: int
+    last_sequence_id: int
+    """-1: of a new one."""
+    generation: int
+    recent: tuple[tuple[int, int], ...] = ()
+    """The sequence ids, first and last, of its last publishes; five of them at most."""
+
+    def has(self, sequence_id: int) -> bool:
+        """Whether one of those is known to have published the id."""
+        return any(first <= sequence_id <= last for first, last in self.recent)
+
+
+# --- calls -----------------------------------------------------------------------------------------
+#
+# What this package asks the daemon for, by name: topics, positions, frames, staging, producers.
+
 
 AVRO_2 = "avro/binary; version=2"
 Isolation = Literal["committed", "uncommitted"]

@@ -1,4 +1,4 @@
-"""Where a stream stands: for each topic a generation and the id that comes next, as JSON in Spark's checkpoints.
+"""A stream's offsets: for each topic a generation and the id that comes next, as JSON in Spark's checkpoints.
 
     {"v": 1, "topics": {"namespace:topic": {"gen": 3, "next": "<40 hex digits>"}}}
 

@@ -1,23 +1,247 @@
-"""The options of reading and of writing, parsed once into what they mean; docs/spark.md lists them."""
+"""Options of reading and writing, each parsed once or refused by name; docs/spark.md lists them.
+
+Options as Spark hands them over, lower-cased names and text, taken for what they mean or refused by name.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from pyspark_plainsong.bounds import Bounds, parse_bounds
 from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.offsets import at_time
-from pyspark_plainsong.option_text import BadOption, OptionText
 from pyspark_plainsong.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from pyspark_plainsong.bounds import Bound
     from pyspark_plainsong.calls import Isolation
+
+#: Spark passes these on; they are not ours.
+SPARKS_OWN = frozenset({"checkpointlocation", "path"})
+#: What users of other connectors write, and what it is here.
+ELSEWHERE = {
+    "kafka.bootstrap.servers": "url",
+    "service.url": "url",
+    "admin.url": "url",
+    "topics": "subscribe",
+    "topicspattern": "subscribePattern",
+    "assign": "subscribe",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "kafka.isolation.level": "isolation",
+    "kafkaconsumer.polltimeoutms": "pollTimeoutMs",
+    "fetchoffset.numretries": "numRetries",
+    "fetchoffset.retryintervalms": "retryIntervalMs",
+}
+#: Words for yes and no.
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class BadOption(ValueError):
+    """An option that is unknown, ill-typed, missing, or at odds with another; nothing happened."""
+
+
+class OptionText:
+    """The options given for one use, such as reading a stream.
+
+    Args:
+      known: the options of this use, as they are documented.
+      others: those of other uses → which use.
+    Raises:
+      BadOption: one is not of this use; the nearest one that is, is named.
+    """
+
+    def __init__(self, given: Mapping[str, str], use: str, known: Iterable[str], others: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
+        self._spelling = {name.lower(): name for name in known}
+        for name in self._given:
+            if name not in self._spelling:
+                raise BadOption(self._why_not(name, use, others))
+
+    def _why_not(self, name: str, use: str, others: Mapping[str, str]) -> str:
+        if name == "includeheaders":
+            return "option includeHeaders is not needed: headers are the column headers, routing_key another"
+        for other, other_use in others.items():
+            if other.lower() == name:
+                near = " (its topics are in subscribe)" if other == "topic" else ""
+                return f"option {other} is for {other_use}, not for {use}{near}"
+        near = ELSEWHERE.get(name, "")
+        if near.lower() not in self._spelling:
+            close = get_close_matches(name, self._spelling, 1, cutoff=0.5)
+            near = self._spelling[close[0]] if close else ""
+        if near:
+            return f"unknown option {name}: is {near} meant?"
+        return f"unknown option {name}; those for {use} are {', '.join(self._spelling.values())}"
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def exclude(self, one: str, *others: str) -> None:
+        """Refuse ``one`` together with any of ``others``."""
+        for other in others:
+            if one in self and other in self:
+                raise BadOption(f"options {one} and {other} exclude each other")
+
+    def text(self, name: str, *, why: str = "") -> str | None:
+        """The text; None when it is missing, unless ``why`` says what it is needed for."""
+        value = self._given.get(name.lower())
+        value = None if value is None else value.strip()
+        if value == "":
+            raise BadOption(f"option {name} is empty")
+        if value is None and why:
+            raise BadOption(f"option {name} is missing: {why}")
+        return value
+
+    def number(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**63 - 1) -> int | None:
+        """A whole number."""
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= most:
+            upto = f" to {most}" if most < 2**63 - 1 else " or more"
+            raise BadOption(f"option {name} is {value!r}: a whole number, {least}{upto}, is expected")
+        return number
+
+    def count(self, name: str, default: int, *, least: int = 1, most: int = 2**63 - 1) -> int:
+        """A whole number that has a default."""
+        number = self.number(name, least=least, most=most)
+        return default if number is None else number
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in TRUTH:
+            raise BadOption(f"option {name} is {value!r}: true or false is expected")
+        return TRUTH[value.lower()]
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of some words, the first when it is missing."""
+        value = self.text(name)
+        if value is None:
+            return allowed[0]
+        if value.lower() not in allowed:
+            raise BadOption(f"option {name} is {value!r}: one of {', '.join(allowed)} is expected")
+        return value.lower()
+
+    def time_ms(self, name: str) -> int | None:
+        """Milliseconds since 1970, given as such or as ISO-8601, which is UTC unless it says otherwise."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if value.isascii() and value.isdigit():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise BadOption(
+                f"option {name} is {value!r}: milliseconds since 1970 or ISO-8601 are expected, "
+                "such as 2026-01-31T12:00:00Z"
+            ) from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        # Both bounds ask for what is not before this moment, and ids know milliseconds.
+        return max(0, math.ceil(moment.timestamp() * 1000))
+
+
+# --- bounds ----------------------------------------------------------------------------------------
+#
+# Where reading starts and ends, as options say it: for all topics, or for each of some.
+
+
+#: An id, exactly so: 20 bytes. A time: milliseconds.
+Bound = Literal["earliest", "latest"] | bytes | int
+_ID = re.compile(r"[0-9a-fA-F]{40}\Z")
+
+
+class TopicBound(NamedTuple):
+    """One topic's."""
+
+    bound: Bound
+    generation: int | None = None
+    """Of the topic the id is of, where that is known."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Every topic's."""
+
+    default: Bound
+    by_topic: Mapping[str, TopicBound] = field(default_factory=dict)
+
+    def of(self, topic: str) -> TopicBound:
+        """One topic's."""
+        return self.by_topic.get(topic, TopicBound(self.default))
+
+    def check_topics(self, name: str, topics: tuple[str, ...] | None, pattern: str) -> None:
+        """Refuse topics that are not subscribed to. Raises BadOption."""
+        for topic in self.by_topic:
+            if topics is not None and topic not in topics:
+                raise BadOption(f"option {name} names the topic {topic}, which subscribe does not")
+            if topics is None and not re.fullmatch(pattern, topic):
+                raise BadOption(f"option {name} names the topic {topic}, which subscribePattern does not match")
+
+
+def parse_bounds(name: str, text: str, default: Bound, namespace: str) -> Bounds:
+    """The bounds of an option's text: a word, an id, or JSON of these by topic, or a checkpoint's offset.
+
+    Raises:
+      BadOption: it is none of these.
+    """
+    if not text.startswith("{"):
+        return Bounds(_bound(name, text))
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise BadOption(f"option {name} is no JSON: {error}") from None
+    if isinstance(given.get("topics"), dict) and given.get("v") == 1:
+        given = given["topics"]
+    return Bounds(default, {_topic(name, topic, namespace): _topic_bound(name, each) for topic, each in given.items()})
+
+
+def _topic(name: str, topic: str, namespace: str) -> str:
+    of, colon, rest = topic.partition(":")
+    if colon and of != namespace:
+        raise BadOption(f"option {name} names {topic}, which is not of the namespace {namespace}")
+    return rest if colon else topic
+
+
+def _topic_bound(name: str, given: Any) -> TopicBound:
+    if isinstance(given, dict) and set(given) == {"gen", "next"} and type(given["gen"]) is int:
+        return TopicBound(_bound(name, given["next"]), given["gen"])
+    return TopicBound(_bound(name, given))
+
+
+def _bound(name: str, given: Any) -> Bound:
+    if isinstance(given, str):
+        if given.lower() == "earliest":
+            return "earliest"
+        if given.lower() == "latest":
+            return "latest"
+        if _ID.match(given):
+            return bytes.fromhex(given)
+    raise BadOption(
+        f"option {name} has {given!r}: earliest, latest, a message id of 40 hex digits, or a JSON object of these "
+        "by topic is expected; a time has an option of its own"
+    )
+
+
+# --- options ---------------------------------------------------------------------------------------
+#
+# The options of reading and of writing, parsed once into what they mean; docs/spark.md lists them.
+
 
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
 _READ = (
@@ -36,7 +260,6 @@ _USES = {
     "writing": _WRITE,
 }
 _OTHERS = {name: use for use, names in _USES.items() for name in names}
-
 #: Memory of a streaming query's producer unless asked otherwise: longer than any holiday.
 STREAM_MEMORY_DAYS = 90
 MAX_POLL_TIMEOUT_MS = 60_000

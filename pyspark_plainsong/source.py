@@ -1,15 +1,18 @@
-"""The data source ``plainsong``: what Spark finds by this package's name, and asks for readers and writers."""
+"""The data source `plainsong`: Spark finds it by the package's name and asks it for readers and writers.
+
+The data source ``plainsong``: what Spark finds by this package's name, and asks for readers and writers.
+"""
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from pyspark_plainsong.lacking import check_pyarrow
-from pyspark_plainsong.option_text import TRUTH
-from pyspark_plainsong.options import ReadOptions, WriteOptions
-from pyspark_plainsong.schema import check_schema, read_schema
+from pyspark_plainsong.columns import check_schema, read_schema
+from pyspark_plainsong.options import TRUTH, ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -44,24 +47,42 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a table. Raises BadOption, BadSchema."""
-        from pyspark_plainsong.batch_reader import BatchReader
+        from pyspark_plainsong.readers import BatchReader
 
         return BatchReader(ReadOptions.parse(self.options, streaming=False), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads a stream. Raises BadOption, BadSchema."""
-        from pyspark_plainsong.stream_reader import StreamReader
+        from pyspark_plainsong.readers import StreamReader
 
         return StreamReader(ReadOptions.parse(self.options, streaming=True), check_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a table. Raises ValueError."""
-        from pyspark_plainsong.batch_writer import BatchWriter
+        from pyspark_plainsong.writers import BatchWriter
 
         return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Writes a stream. Raises ValueError."""
-        from pyspark_plainsong.stream_writer import StreamWriter
+        from pyspark_plainsong.writers import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema, overwrite)
+
+
+# --- lacking ---------------------------------------------------------------------------------------
+#
+# What has to be installed where Spark's Python workers run, and is said clearly when it is not.
+
+
+class Lacking(ImportError):
+    """Something is not installed for the interpreter that Spark's workers run with."""
+
+
+def check_pyarrow() -> None:
+    """Raises Lacking: there is no pyarrow, or Spark runs another interpreter than the one that has it."""
+    if find_spec("pyarrow") is None:
+        raise Lacking(
+            f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong[spark] for it, or set "
+            "PYSPARK_PYTHON to the interpreter that has it, before the session starts"
+        )

@@ -1,4 +1,6 @@
-"""What a task does: it stores its rows under a segment of its own, in chunks, each of them exactly once.
+"""What a write task does: stores its rows under a segment of its own, in chunks, each exactly once.
+
+What a task does: it stores its rows under a segment of its own, in chunks, each of them exactly once.
 
 Every attempt of a task, a speculative copy too, has its own segment. The commit lists those of the attempts that
 Spark counts; what the others stored is seen by nobody, however late it comes.
@@ -12,19 +14,18 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from pyspark_plainsong.messages import Stored, TaskStored
-from pyspark_plainsong.store_body import StoredUnder, store_body
-from pyspark_plainsong.write_columns import WriteColumns
+from pyspark_plainsong.columns import WriteColumns
+from pyspark_plainsong.publishing import Stored, TaskStored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from pyspark_plainsong.calls import Calls
+    from pyspark_plainsong.columns import Chunk
     from pyspark_plainsong.options import WriteOptions
-    from pyspark_plainsong.write_columns import Chunk
 
 QUERY_ID = "sql.streaming.queryId"
 
@@ -117,3 +118,145 @@ class _Topic:
     def stored(self) -> Stored:
         assert self._under.generation is not None
         return Stored(self._rows, self._under.generation)
+
+
+# --- store body ------------------------------------------------------------------------------------
+#
+# The body of a store request in Avro binary version 2, made of bytes alone: executors have no Avro library.
+#
+#     pointer  messages  ttl  producer  epoch  generation  ids  atomic  key  segment  segments  ttls  attributes
+#
+# Rows of one length, which most tables have, take no step each: their bytes are joined by what stands before each
+# of them.
+
+
+CONTENT_TYPE = "avro/binary; version=2"
+_NULL = b"\x00"
+#: The second branch of a union whose first is null.
+_GIVEN = b"\x02"
+_END = b"\x00"
+_FALSE = b"\x00"
+#: The second branch of a union whose second is null, as version 1 wrote its only one.
+_NULL_LAST = b"\x02"
+
+
+def zigzag(number: int) -> bytes:
+    """An Avro int or long of at most 64 bits."""
+    raw = number << 1 ^ number >> 63
+    if raw < 0x80:
+        return bytes((raw,))
+    out = bytearray()
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+    return bytes(out)
+
+
+_BLOCK = 64
+#: First bytes of the numbers of a block, where others follow.
+_FIRST_BYTES = [bytes([0x80 | number << 1]) for number in range(_BLOCK)]
+#: The lengths of most payloads, as they stand before them.
+_SHORT = [zigzag(number) for number in range(4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUnder:
+    """What all chunks of one task attempt say of themselves."""
+
+    producer: str
+    segment: str
+    generation: int | None = None
+    """The topic's, so that rows never go on in a topic created anew; None: not asked about."""
+    write_pointer: int | None = None
+    """The outer transaction's; None: they are staged."""
+    ttl_s: int | None = None
+    """For all messages that bring none of their own."""
+
+
+def store_body(
+    under: StoredUnder,
+    payloads: Sequence[bytes],
+    first_id: int,
+    ttls_s: Sequence[int | None] | None = None,
+    attributes: Sequence[Mapping[str, str]] | None = None,
+) -> bytes:
+    """One chunk of a segment, its messages numbered from ``first_id`` on.
+
+    Args:
+      ttls_s: seconds to live, one for each message.
+      attributes: of each message, its routing key among them as ``routingKey``.
+    """
+    count = len(payloads)
+    pointer = _NULL_LAST if under.write_pointer is None else b"\x00" + zigzag(under.write_pointer)
+    return b"".join(
+        (
+            pointer,
+            *_messages(payloads),
+            _number_or_null(under.ttl_s),
+            _GIVEN + _string(under.producer),
+            _NULL,  # no epoch: a session is opened by the commit, and fences publishes
+            _number_or_null(under.generation),
+            _GIVEN + zigzag(count) + consecutive(first_id, count) + _END if count else _GIVEN + _END,
+            _FALSE,
+            _NULL,
+            _GIVEN + _string(under.segment),
+            _NULL,
+            _NULL if ttls_s is None else _GIVEN + _array(count, map(_number_or_null, ttls_s)),
+            _NULL if attributes is None else _GIVEN + _array(count, map(_strings, attributes)),
+        )
+    )
+
+
+def _messages(payloads: Sequence[bytes]) -> list[bytes]:
+    """The parts of an array of bytes: one block, and its end."""
+    count = len(payloads)
+    if not count:
+        return [_END]
+    sizes = list(map(len, payloads))
+    largest = max(sizes)
+    if min(sizes) == largest:
+        prefix = zigzag(largest)
+        return [zigzag(count), prefix, prefix.join(payloads), _END]
+    parts = [b""] * (2 * count)
+    parts[::2] = map(_SHORT.__getitem__ if largest < len(_SHORT) else zigzag, sizes)
+    parts[1::2] = payloads
+    return [zigzag(count), *parts, _END]
+
+
+def consecutive(first: int, count: int) -> bytes:
+    """The zigzags of ``count`` numbers from ``first`` on, which is 0 or more.
+
+    Numbers that differ in their last six bits alone have all bytes but the first in common: those are made 64 at a time.
+    """
+    out: list[bytes] = []
+    stop = first + count
+    while first < stop:
+        end = min(stop, (first | _BLOCK - 1) + 1)
+        if end - first < _BLOCK or first < _BLOCK:
+            out += map(zigzag, range(first, end))
+        else:
+            rest = zigzag(first)[1:]
+            out += (rest.join(_FIRST_BYTES), rest)
+        first = end
+    return b"".join(out)
+
+
+def _array(count: int, items: map[bytes]) -> bytes:
+    return b"".join((zigzag(count), *items, _END)) if count else _END
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return zigzag(len(raw)) + raw
+
+
+def _number_or_null(number: int | None) -> bytes:
+    return _NULL if number is None else _GIVEN + zigzag(number)
+
+
+def _strings(pairs: Mapping[str, str]) -> bytes:
+    """A map of strings: one block, and its end."""
+    if not pairs:
+        return _END
+    return b"".join((zigzag(len(pairs)), *(_string(text) for pair in pairs.items() for text in pair), _END))

@@ -1,19 +1,22 @@
-"""Which topics are read, where each of them ends, and whether transactions count."""
+"""A subscription: which topics are read, where each ends, whether transactions count, and what to do about lost messages.
+
+Which topics are read, where each of them ends, and whether transactions count.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pyspark_plainsong.extents import whole_extent
 from pyspark_plainsong.offsets import FIRST, Position, at_time
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.partitions import whole_extent
+from pyspark_plainsong.wire import BrokerError
 
 if TYPE_CHECKING:
-    from pyspark_plainsong.bounds import Bound, TopicBound
     from pyspark_plainsong.calls import Calls, Isolation
-    from pyspark_plainsong.loss import Losses
-    from pyspark_plainsong.options import ReadOptions
+    from pyspark_plainsong.options import Bound, ReadOptions, TopicBound
 
 
 class Subscription:
@@ -123,3 +126,61 @@ def _id(bound: Bound) -> bytes:
         return at_time(bound)
     assert isinstance(bound, bytes)
     return bound
+
+
+# --- loss ------------------------------------------------------------------------------------------
+#
+# Messages that are gone before they were read: told apart by why, and told in words.
+
+
+log = logging.getLogger("pyspark_plainsong")
+_WAY_OUT = "failOnDataLoss=false goes on with what there is"
+
+
+class DataLoss(RuntimeError):
+    """Messages are gone, or may be, before they were read."""
+
+
+class Losses:
+    """What is done about them: raise (failOnDataLoss), or say so and go on."""
+
+    def __init__(self, namespace: str, *, fail: bool) -> None:
+        self._namespace = namespace
+        self._fail = fail
+        self._told: set[str] = set()
+
+    def expired(self, topic: str, start: bytes, earliest: bytes) -> None:
+        """Messages from ``start`` on may have expired, if any were published then. Raises DataLoss."""
+        self._lost(
+            f"messages of topic {self._namespace}:{topic} published between {_when(start)} and {_when(earliest)} have "
+            f"expired by its time to live, and may not have been read"
+        )
+
+    def recreated(self, topic: str, known: int, found: int) -> None:
+        """The topic is another one by the same name. Raises DataLoss."""
+        self._lost(
+            f"topic {self._namespace}:{topic} was deleted and created anew (generation {known} before, {found} now): "
+            "what was not read of the former one is gone"
+        )
+
+    def deleted(self, topic: str) -> None:
+        """There is no such topic any more. Raises DataLoss."""
+        self._lost(
+            f"topic {self._namespace}:{topic} was deleted: what was not read of it is gone, unless it is undeleted"
+        )
+
+    def _lost(self, what: str) -> None:
+        if self._fail:
+            raise DataLoss(f"{what}; {_WAY_OUT}")
+        if what not in self._told and len(self._told) < 1_000:
+            self._told.add(what)
+            log.warning("%s", what)
+
+
+def _when(position: bytes) -> str:
+    """The time in an id, for people."""
+    milliseconds = int.from_bytes(position[:8], "big")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from protocol.errors import PlainsongError, StorageFailed
-from protocol.rows import HAS_POINTER
+from plainsong.protocol.errors import PlainsongError, StorageFailed
+from plainsong.protocol.rows import HAS_POINTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from protocol.effects import Expect, Operation, Table
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Expect, Operation, Table
+    from plainsong.protocol.names import TopicName
 
 #: A row: key and value.
 Row = tuple[bytes, bytes]

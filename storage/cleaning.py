@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table
-from protocol.ids import pack_position
-from protocol.keys import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import (
     MESSAGE_TAIL_BYTES,
     PAYLOAD_TAIL_BYTES,
     POINTER,
@@ -29,17 +29,16 @@ from protocol.keys import (
     system_key,
     topic_of,
 )
-from protocol.records import Reader
-from protocol.references import Stored
-from protocol.rows import NO_PAYLOAD, decode_row, is_intact, own_ttl_s
-from protocol.topic.asks import SliceCleaned
-from protocol.topic.bookkeeping import write_pointers_among
-from protocol.topic.usage import ROW_BYTES
+from plainsong.protocol.records import Reader
+from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact, own_ttl_s
+from plainsong.protocol.topic.asks import SliceCleaned
+from plainsong.protocol.topic.step import write_pointers_among
+from plainsong.protocol.topic.usage import ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
 
 _POSITION_BYTES = 10

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from protocol.effects import Table
-from protocol.keys import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import (
     COPYING,
     NAMESPACE,
     POINTER,
@@ -29,10 +29,10 @@ from protocol.keys import (
     topic_of,
     topic_prefix,
 )
-from protocol.names import TopicName
-from protocol.records import pack_record, unpack_record
-from protocol.rows import HAS_POINTER, decode_row
-from protocol.transactions.manager.rows import SERVICE_RANGE
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import pack_record, unpack_record
+from plainsong.protocol.rows import HAS_POINTER, decode_row
+from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.base import StoreUnusable, read_rows
 
 if TYPE_CHECKING:

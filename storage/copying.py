@@ -10,9 +10,16 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from protocol.effects import Delete, Put, Table, put_one
-from protocol.keys import MESSAGE_TAIL_BYTES, NAMESPACE, PAYLOAD_TAIL_BYTES, SYSTEM, metadata_key, topic_prefix
-from protocol.transactions.manager.rows import AUTHORITY, SERVICE_RANGE, service_key
+from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.keys import (
+    MESSAGE_TAIL_BYTES,
+    NAMESPACE,
+    PAYLOAD_TAIL_BYTES,
+    SYSTEM,
+    metadata_key,
+    topic_prefix,
+)
+from plainsong.protocol.transactions.ledger_rows import AUTHORITY, SERVICE_RANGE, service_key
 from storage.base import Deposed, StoreError, StoreUnusable, read_rows
 from storage.copy_parts import (
     COMPARED,
@@ -39,8 +46,8 @@ from storage.inspect.describe import describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from protocol.effects import Operation
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Operation
+    from plainsong.protocol.names import TopicName
     from storage.base import Claim, Row, Store
     from storage.copy_parts import Contents, Span
 

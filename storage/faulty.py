@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from protocol.effects import Delete, Put, RollBack, Table, put_one
+from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
 from storage.base import StoreError
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from protocol.effects import Expect, Operation
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Expect, Operation
+    from plainsong.protocol.names import TopicName
     from storage.base import Claim, Row, Store, StoreStatistics
 
 Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Delete, Put, RollBack, Table
+from plainsong.protocol.effects import Delete, Put, RollBack, Table
 from storage.base import Claim, Deposed, StoreConflict, StoreError, StoreStatistics, StoreTraits, chunks, rolled_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from protocol.effects import Expect, Operation
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Expect, Operation
+    from plainsong.protocol.names import TopicName
     from storage.base import Row
 
 #: Keys a walk takes at once, so that it need not hold a place in a list that others change.

@@ -8,7 +8,7 @@ from thriftpy2.parser import parse_fp
 from thriftpy2.protocol.binary import TBinaryProtocol
 from thriftpy2.transport import TMemoryBuffer
 
-from protocol.transactions.transaction import Transaction, TransactionType, VisibilityLevel
+from plainsong.protocol.transactions.transaction import Transaction, TransactionType, VisibilityLevel
 
 IDL = """
 struct TTransaction {

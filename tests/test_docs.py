@@ -19,11 +19,11 @@ from broker.config.config import sections
 from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges, add_transaction_gauges
 from broker.http.messages import TOPIC_VERBS
 from broker.metrics import Metrics
-from pipeline.metrics import METRICS, PREFIX
 from plainsong.cli.main import program
-from protocol.codec import codec_for
-from protocol.errors import BY_CODE
-from protocol.names import topic_name
+from plainsong.protocol.codec import codec_for
+from plainsong.protocol.errors import BY_CODE
+from plainsong.protocol.names import topic_name
+from pyspark_plainsong.pipeline.metrics import METRICS, PREFIX
 from tests.documents import DOCUMENTS, ROOT, anchors, links, shell_block, shell_lines, spans
 
 README = DOCUMENTS["README.md"]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("protocol", "storage", "actors", "broker", "plainsong", "pyspark_plainsong", "pipeline")
+PACKAGES = ("storage", "actors", "broker", "plainsong", "pyspark_plainsong")
 
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-SOURCES = sorted(path for floor in (*FLOORS, "bench", "examples", "tests") for path in (ROOT / floor).rglob("*.py"))
+SOURCES = sorted(path for floor in (*PACKAGES, "bench", "examples", "tests") for path in (ROOT / floor).rglob("*.py"))
 
 
 def named(path: Path) -> str:

@@ -9,11 +9,10 @@ import trio
 
 from broker.api.route import TRANSACTIONS, json_answer
 from broker.link.flow import LinkBroken, Reply
-from protocol.cluster.assignment import Member
-from protocol.cluster.placement import Placement, instance_name
-from protocol.codec import json_values as values
-from protocol.errors import Conflict, InvalidParameter, NotFound, PlainsongError, nearest
-from protocol.names import topic_name
+from plainsong.protocol.cluster import Member, Placement, instance_name
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.errors import Conflict, InvalidParameter, NotFound, PlainsongError, nearest
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.link.server import Call
     from broker.service import Service
-    from protocol.codec.json_values import Kind
-    from protocol.names import TopicName
+    from plainsong.protocol.codec.json_values import Kind
+    from plainsong.protocol.names import TopicName
 
 #: How long the others are waited for, of whom only a number is wanted.
 ASK_TIMEOUT_S = 1.0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from broker.api.route import json_answer
 from broker.http.messages import HttpAnswer, answer_for
-from protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
+from plainsong.protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
     from broker.cluster.membership import Membership
     from broker.cluster.serve import Cluster
     from broker.http.messages import ViewRequest
     from broker.service import Service
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 #: Topics that cannot be loaded and are named in an answer; of the others only the number is.
 MAX_NAMED_TOPICS = 10

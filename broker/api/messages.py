@@ -14,26 +14,26 @@ from actors.reading import walk_rows
 from broker.api.poll import bytes_within, hold_gathered
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import one_of, whole_number
-from protocol.codec import JSON
-from protocol.codec.positions import parse_query_position
-from protocol.effects import Table
-from protocol.errors import InvalidParameter, TransactionsUnavailable
-from protocol.ids import FIRST_BOUND, bound_at, unpack_position
-from protocol.keys import DamagedRow
-from protocol.page import items_in
-from protocol.rows import BATCH, INDEX, Stamp, decode_row
-from protocol.topic.asks import Describe, Look
-from protocol.topic.walk import Walk
-from protocol.transactions.view import Verdict
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec.json_values import parse_query_position
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
+from plainsong.protocol.ids import FIRST_BOUND, bound_at, unpack_position
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.page import items_in
+from plainsong.protocol.rows import BATCH, INDEX, Stamp, decode_row
+from plainsong.protocol.topic.asks import Describe, Look
+from plainsong.protocol.topic.reading import Walk
+from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
-    from protocol.names import TopicName
-    from protocol.rows import MessageRow
-    from protocol.topic.asks import Span
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.rows import MessageRow
+    from plainsong.protocol.topic.asks import Span
     from storage.base import Row, Store
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ import trio
 
 from broker.api.route import off_loop
 from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
-from protocol.checks import check_poll
-from protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
-from protocol.errors import InvalidParameter, RequestTooLarge, TopicNotFound
-from protocol.ids import after
-from protocol.names import topic_name
-from protocol.page import HIDDEN_COUNTED, Page
-from protocol.topic.asks import Describe, Look
-from protocol.transactions.codec import decode_transaction
-from protocol.transactions.view import View
+from plainsong.protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
+from plainsong.protocol.errors import InvalidParameter, RequestTooLarge, TopicNotFound
+from plainsong.protocol.ids import after
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.page import HIDDEN_COUNTED, Page
+from plainsong.protocol.requests import check_poll
+from plainsong.protocol.tephra.state import decode_transaction
+from plainsong.protocol.topic.asks import Describe, Look
+from plainsong.protocol.transactions.view import View
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import HotRequest
     from broker.service import Service
-    from protocol.codec import Codec
-    from protocol.names import TopicName
-    from protocol.page import Held
-    from protocol.requests import Isolation, PollRequest
-    from protocol.topic.asks import Span
+    from plainsong.protocol.codec import Codec
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.page import Held
+    from plainsong.protocol.requests import Isolation, PollRequest
+    from plainsong.protocol.topic.asks import Span
 
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20

@@ -23,16 +23,15 @@ from broker.api.poll import (
 )
 from broker.api.route import off_loop
 from broker.http.messages import HttpAnswer, answer_for
-from protocol.checks import check_poll
-from protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
-from protocol.codec import json_values as values
-from protocol.codec.positions import parse_position
-from protocol.errors import InvalidParameter, NoOwner, PlainsongError, RequestTooLarge
-from protocol.ids import after, before
-from protocol.names import TopicName, topic_name
-from protocol.page import Page
-from protocol.requests import PollRequest
-from protocol.topic.asks import Look
+from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.codec.json_values import parse_position
+from plainsong.protocol.errors import InvalidParameter, NoOwner, PlainsongError, RequestTooLarge
+from plainsong.protocol.ids import after, before
+from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.page import Page
+from plainsong.protocol.requests import PollRequest, check_poll
+from plainsong.protocol.topic.asks import Look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import ViewRequest
     from broker.service import Service
-    from protocol.page import Held
-    from protocol.topic.asks import Span
-    from protocol.transactions.view import View
+    from plainsong.protocol.page import Held
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.transactions.view import View
 
 #: Topics of one request. Source: the HTTP contract, section 6.
 MAX_TOPICS = 1_000

@@ -11,19 +11,18 @@ from broker.api.route import json_answer
 from broker.api.topics import shown_policy
 from broker.api.transactions import longs
 from broker.http.messages import HttpAnswer, whole_number
-from protocol.checks import check_producer_name
-from protocol.codec import json_values as values
-from protocol.errors import InvalidParameter
-from protocol.ids import ID_BYTES, after
-from protocol.topic.asks import Describe
-from protocol.topic.producers.asks import ListProducers, OpenProducer, RemoveProducer
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.ids import ID_BYTES, after
+from plainsong.protocol.requests import check_producer_name
+from plainsong.protocol.topic.asks import Describe, ListProducers, OpenProducer, RemoveProducer
 
 if TYPE_CHECKING:
     from broker.api.transactions import Numbers
     from broker.http.messages import ViewRequest
     from broker.service import Service
-    from protocol.requests import PublishResponse
-    from protocol.topic.producers.asks import ProducerView, ResultView, SnapshotView
+    from plainsong.protocol.requests import PublishResponse
+    from plainsong.protocol.topic.asks import ProducerView, ResultView, SnapshotView
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000

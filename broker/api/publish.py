@@ -9,9 +9,8 @@ import trio
 
 from broker.api.route import off_loop
 from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
-from protocol.checks import check_publish, check_rollback, check_store
-from protocol.codec import DEFAULT_OPTIONS, PageOptions, codec_for, rolls_back_all
-from protocol.errors import (
+from plainsong.protocol.codec import DEFAULT_OPTIONS, PageOptions, codec_for, rolls_back_all
+from plainsong.protocol.errors import (
     InvalidParameter,
     OutcomeUnknown,
     PartialDuplicate,
@@ -22,23 +21,29 @@ from protocol.errors import (
     TooManyProducers,
     TransactionNotInProgress,
 )
-from protocol.ids import SEQUENCES_PER_MS, pack_position
-from protocol.names import topic_name
-from protocol.requests import PublishResponse
-from protocol.topic.asks import Describe, Publish
-from protocol.topic.enlisted import NotEnlisted
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
+from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_position
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import PublishResponse, check_publish, check_rollback, check_store
+from plainsong.protocol.topic.asks import (
+    Describe,
+    Publish,
+    PublishStaged,
+    PublishUnder,
+    RollBackPointer,
+    StoreStaged,
+    StoreUnder,
+)
+from plainsong.protocol.topic.publish import NotEnlisted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from broker.http.messages import HotRequest
     from broker.service import Service
-    from protocol.codec import Codec
-    from protocol.names import TopicName
-    from protocol.requests import ProducerVerdict, PublishRequest, Receipt
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.codec import Codec
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 
 
 class Given(NamedTuple):

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer
 from broker.http.messages import HttpAnswer
-from protocol.codec import json_values as values
-from protocol.errors import InvalidParameter, MalformedBody, NotFound
-from protocol.ids import parse_id
-from protocol.names import reader_name
-from protocol.topic.asks import ListReaders, RemoveReader, SetReader
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.errors import InvalidParameter, MalformedBody, NotFound
+from plainsong.protocol.ids import parse_id
+from plainsong.protocol.names import reader_name
+from plainsong.protocol.topic.asks import ListReaders, RemoveReader, SetReader
 
 if TYPE_CHECKING:
     from broker.http.messages import ViewRequest
     from broker.service import Service
-    from protocol.topic.asks import ReaderView
+    from plainsong.protocol.topic.asks import ReaderView
 
 
 def message_id(value: Any, name: str) -> bytes:

@@ -11,15 +11,15 @@ import trio
 
 from broker.http.messages import TOPIC_VERBS, HttpAnswer, ViewRequest
 from broker.service import Service
-from protocol.codec import AVRO
-from protocol.errors import InvalidName
-from protocol.names import TopicName, topic_name
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.errors import InvalidName
+from plainsong.protocol.names import TopicName, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.http.messages import HotRequest
-    from protocol.codec import Codec
+    from plainsong.protocol.codec import Codec
 
 #: The largest body of a request that only says what to do.
 SMALL_BODY_BYTES = 64 << 10

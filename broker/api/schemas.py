@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker.http.messages import STATUS_OF
-from protocol.errors import BY_CODE
+from plainsong.protocol.errors import BY_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

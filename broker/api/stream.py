@@ -20,14 +20,11 @@ import trio
 from broker.api.publish import enlist_first, within_answer_timeout
 from broker.api.route import LOOP_BYTES
 from broker.http.messages import only_plain, problem_of, status_of
-from protocol.checks import check_publish
-from protocol.codec import stream as codec
-from protocol.errors import Internal, InvalidParameter, PlainsongError
-from protocol.names import topic_name
-from protocol.requests import PublishResponse, Receipt
-from protocol.topic.asks import Publish, PublishEach
-from protocol.topic.pointer_asks import PublishUnder
-from protocol.topic.staging_asks import PublishStaged
+from plainsong.protocol.codec import stream as codec
+from plainsong.protocol.errors import Internal, InvalidParameter, PlainsongError
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import PublishResponse, Receipt, check_publish
+from plainsong.protocol.topic.asks import Publish, PublishEach, PublishStaged, PublishUnder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
     from broker.http.budgets import Holding
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
-    from protocol.requests import PublishRequest
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.requests import PublishRequest
 
 log = logging.getLogger("plainsong.http")
 #: What a request counts for besides its payload: its number, its place in lists, its answer.

@@ -16,29 +16,24 @@ from broker.api.poll import fresh_for, view_for, wait_for_decision
 from broker.api.producers import bound
 from broker.api.route import json_answer
 from broker.api.transactions import longs
-from protocol.checks import check_poll
-from protocol.codec import json_values as values
-from protocol.codec.positions import parse_position
-from protocol.errors import InvalidParameter, TopicNotFound, TransactionsUnavailable
-from protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
-from protocol.page import items_in
-from protocol.requests import PollRequest
-from protocol.topic.asks import Describe, Look, PlanCleaning, Slice, Stats
-from protocol.topic.extent import Extent
-from protocol.topic.pointer_asks import ListPointers
-from protocol.topic.producers.asks import ListProducers
-from protocol.topic.tally import Newest, Tally
-from protocol.transactions.view import Verdict
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.codec.json_values import parse_position
+from plainsong.protocol.errors import InvalidParameter, TopicNotFound, TransactionsUnavailable
+from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
+from plainsong.protocol.page import items_in
+from plainsong.protocol.requests import PollRequest, check_poll
+from plainsong.protocol.topic.asks import Describe, ListPointers, ListProducers, Look, PlanCleaning, Slice, Stats
+from plainsong.protocol.topic.reading import Extent, Newest, Tally
+from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
-    from protocol.names import TopicName
-    from protocol.topic.asks import Span, TopicStats
-    from protocol.topic.pointer_asks import PointerView
-    from protocol.transactions.view import View
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import PointerView, Span, TopicStats
+    from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
 

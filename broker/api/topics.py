@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import HttpAnswer, flag
-from protocol.codec import JSON
-from protocol.effects import Table
-from protocol.errors import TopicNotFound
-from protocol.keys import DamagedRow, namespace_range, topic_of
-from protocol.names import TopicName
-from protocol.properties import parse_properties
-from protocol.records import Metadata
-from protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
-from protocol.topic.producers.policy import effective
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import TopicNotFound
+from plainsong.protocol.keys import DamagedRow, namespace_range, topic_of
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import parse_properties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
+from plainsong.protocol.topic.producers import effective_policy
 
 if TYPE_CHECKING:
     from broker.http.messages import ViewRequest
     from broker.service import Service
-    from protocol.properties import Deduplication
-    from protocol.topic.asks import Description
+    from plainsong.protocol.properties import Deduplication
+    from plainsong.protocol.topic.asks import Description
     from storage.base import Row
 
 #: What sorting and writing one name is worth, in bytes of JSON.
@@ -156,5 +156,5 @@ def _shown_namespace(service: Service, namespace: str) -> HttpAnswer:
 def shown_policy(service: Service, name: TopicName, own: Deduplication) -> dict[str, Any]:
     """Whether a topic remembers producers, and who said so."""
     policy = service.namespaces.policy(name.namespace)
-    found = effective(name, own, policy, default=service.config.deduplication.default)
+    found = effective_policy(name, own, policy, default=service.config.deduplication.default)
     return {"enabled": found.enabled, "level": found.level}

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from actors.actor import service_moved
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
-from protocol.codec import JSON
-from protocol.codec import json_values as values
-from protocol.codec.json_values import fields_of, parse_object
-from protocol.errors import BodyTooLarge, InvalidParameter, TransactionsUnavailable
-from protocol.transactions.codec import decode_transaction, encode_transaction
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.codec.json_values import fields_of, parse_object
+from plainsong.protocol.errors import BodyTooLarge, InvalidParameter, TransactionsUnavailable
+from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
+from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from actors.transactions import TransactionService
     from broker.http.messages import HotRequest, ViewRequest
     from broker.service import Service
-    from protocol.codec.json_values import Kind
-    from protocol.transactions.manager.answers import Begun, Decision, PruningFigures, State, TransactionStatus
+    from plainsong.protocol.codec.json_values import Kind
+    from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
 #: The largest body of a route that only says what to do.
 SMALL_BODY_BYTES = 64 << 10

@@ -18,9 +18,9 @@ from broker.api.route import TRANSACTIONS, only_looks, owned_name, owned_name_of
 from broker.cluster.owners import PATIENCE_S
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import decode_answer, decode_page, encode_hot, encode_view
-from protocol.codec import codec_for
-from protocol.errors import NoOwner, PlainsongError, ShuttingDown
-from protocol.names import TopicName, topic_name
+from plainsong.protocol.codec import codec_for
+from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
+from plainsong.protocol.names import TopicName, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from broker.http.messages import HotHandler, HotRequest, HttpAnswer, ViewRequest
     from broker.link.client import Link
     from broker.service import Service
-    from protocol.page import Page
-    from protocol.topic.asks import Span
-    from protocol.transactions.view import View
+    from plainsong.protocol.page import Page
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.transactions.view import View
 
 #: What one instance finds out for all, also where a Tephra decides.
 _KNOWN_TO_ONE = frozenset(("get_pruning",))

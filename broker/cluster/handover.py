@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from broker.link.flow import LinkBroken, Reply
-from protocol.cluster.slices import SLICES, lowered, raised
-from protocol.errors import BadRequest, PlainsongError
-from protocol.names import TopicName
+from plainsong.protocol.cluster import SLICES, lowered_slices, raised_slices
+from plainsong.protocol.errors import BadRequest, PlainsongError
+from plainsong.protocol.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -120,12 +120,12 @@ class Rebalance:
         if self._begun is None:
             self._begun = slices, topics
         begun_at, had = self._begun
-        return raised(slices, begun_at=begun_at, came=max(0, topics - had))
+        return raised_slices(slices, begun_at=begun_at, came=max(0, topics - had))
 
     def _down(self, slices: int) -> int:
         self._begun = None
         others = [each for each in self.membership.assignment.members if each.name != self.membership.me.name]
-        return 0 if all(each.leaving for each in others) else lowered(slices, self._hands.open())
+        return 0 if all(each.leaving for each in others) else lowered_slices(slices, self._hands.open())
 
 
 # --- handing ---------------------------------------------------------------------------------------

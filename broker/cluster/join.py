@@ -19,7 +19,7 @@ from broker.config.sections import parse_ensemble
 from broker.config.values import parse_address
 from broker.link.client import Link, connect
 from broker.link.flow import LinkBroken, Reply
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -24,17 +24,15 @@ import trio
 
 from actors.ownership import Instance
 from broker.cluster.zookeeper import Disconnected, Nodes, ZooKeeper
-from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import NameTaken, Placement
-from protocol.cluster.slices import SLICES, first, wanted
-from protocol.errors import ClusterUnavailable
+from plainsong.protocol.cluster import SLICES, Assignment, Member, NameTaken, Placement, first_slices, wanted_slices
+from plainsong.protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actors.observe import Clock
     from broker.config.sections import Ensemble
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
 
 log = logging.getLogger(__name__)
 #: How long nothing may be noticed before all is read again: a watch that was lost costs this much.
@@ -136,7 +134,7 @@ class Membership:
             return 0
         if self._me.name not in self._view:
             return self._me.slices  # until the view is read that has our node in it
-        return wanted(self._view.assignment.members, self._view.assignment.placement, self._me.name)
+        return wanted_slices(self._view.assignment.members, self._view.assignment.placement, self._me.name)
 
     def deposed(self, name: TopicName) -> None:
         """See ``Ownership.deposed``: it is nobody's until the view has been read again."""
@@ -247,7 +245,7 @@ class Membership:
             try:
                 if self._wanted and not self.entered:
                     others = await self._nodes.members()
-                    self._me = replace(self._me, slices=first(others, self._me))
+                    self._me = replace(self._me, slices=first_slices(others, self._me))
                 well = self._wanted is False or await self._keep()
                 members, placement = await self._nodes.members(), await self._nodes.placement()
             except Disconnected as error:

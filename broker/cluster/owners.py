@@ -14,9 +14,8 @@ import trio
 
 from actors.topic import TOPIC_READS
 from broker.link.flow import LinkBroken
-from protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
-from protocol.topic.asks import Look
-from protocol.topic.pointer_asks import ClosePointers, RollBackPointer
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
+from plainsong.protocol.topic.asks import ClosePointers, Look, RollBackPointer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.ownership import Instance, Ownership
     from broker.link.client import Link, Links
-    from protocol.errors import PlainsongError
-    from protocol.names import TopicName
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.errors import PlainsongError
+    from plainsong.protocol.names import TopicName
 
 A = TypeVar("A")
 #: How long an owner is looked for, unless the request itself has longer to wait.

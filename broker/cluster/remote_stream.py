@@ -23,9 +23,9 @@ from broker.api.stream import REQUEST_BYTES, PublishStream, StreamBounds, encode
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
-from protocol.codec import stream as codec
-from protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
-from protocol.names import topic_name
+from plainsong.protocol.codec import stream as codec
+from plainsong.protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

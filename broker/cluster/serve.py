@@ -27,8 +27,8 @@ from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted, encode_answer, encode_page
 from broker.link.server import CallHandler, peer_door
 from broker.link.wire import LinkBounds
-from protocol.errors import BadRequest, NoOwner, ShuttingDown
-from protocol.names import TopicName
+from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
+from plainsong.protocol.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable

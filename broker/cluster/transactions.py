@@ -20,10 +20,10 @@ from actors.replica import PATIENCE_S, PAUSES_S
 from actors.transactions import SERVICE_NAME
 from broker.link.flow import LinkBroken, Reply
 from broker.thrift import TephraMethods, failure
-from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
-from protocol.names import topic_name
-from protocol.transactions.mirrored import Synced, Version
-from protocol.transactions.tephra_rpc import RefusedCall, decode_call, encode_failure
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
+from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from broker.cluster.owners import Owners
     from broker.link.server import Call, CallHandler
     from broker.service import Service
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
 
 #: How long an answer may take that waits for nothing but the service.
 ANSWER_S = 5.0
@@ -50,10 +50,10 @@ class LinkedPeer:
         """``owners``: the way to other instances, once it is there."""
         self._owners = owners
 
-    async def sync(self, known: Version, wait_ms: int = 0) -> Synced:
+    async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """See ``Peer.sync``."""
         reply = await self._asked("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
-        return Synced.unpack(await _body(reply))
+        return ReplicaUpdate.unpack(await _body(reply))
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """See ``Peer.enlist``."""
@@ -138,7 +138,7 @@ class TransactionCalls:
 
     async def _sync(self, call: Call) -> Reply:
         term, changes, wait_ms = map(int, call.value)
-        synced = await self._home().sync(Version(term, changes), wait_ms)
+        synced = await self._home().sync(ReplicaVersion(term, changes), wait_ms)
         return Reply(None, synced.packed())
 
     async def _enlist(self, call: Call) -> Reply:

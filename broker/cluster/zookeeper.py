@@ -35,10 +35,8 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
-from protocol.cluster.assignment import Member
-from protocol.cluster.placement import NameTaken, Placement, UnreadablePlacement
-from protocol.cluster.slices import SLICES
-from protocol.errors import ClusterUnavailable
+from plainsong.protocol.cluster import SLICES, Member, NameTaken, Placement, UnreadablePlacement
+from plainsong.protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

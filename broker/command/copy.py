@@ -18,8 +18,8 @@ from broker.stores import StoreUrl, open_named, open_to_look
 from plainsong.cli import output
 from plainsong.cli.output import echo_json, show_bytes, show_count
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option
-from protocol.errors import InvalidName, PlainsongError
-from protocol.names import TopicName, topic_name
+from plainsong.protocol.errors import InvalidName, PlainsongError
+from plainsong.protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable
 from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differences
 

@@ -17,7 +17,7 @@ from broker.front import FrontEndFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
 from plainsong.cli.verb import CommandFailed, Exit
-from protocol.cluster.placement import NameTaken
+from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
 
 if TYPE_CHECKING:

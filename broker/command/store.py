@@ -17,9 +17,9 @@ import click
 from broker.command.options import load_settings
 from broker.stores import look_at_hbase
 from plainsong.cli.verb import CommandFailed, Exit
-from protocol.effects import Table
-from protocol.errors import InvalidMessageId
-from protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import InvalidMessageId
+from plainsong.protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
 from storage.base import StoreUnusable
 from storage.inspect.explain import RowFilter, explain, walk
 from storage.inspect.readonly import open_stopped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.config.config import Config, ConfigError, Problem, check_across, config_of, every_setting, sections
 from broker.config.values import parse_address, read_value
-from protocol.errors import nearest
+from plainsong.protocol.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -21,11 +21,11 @@ from broker.http.messages import HOT_PATHS, HotHandler
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import decode_answer, encode_hot, encode_view
 from broker.link.wire import INLINE_BYTES
-from protocol.codec import JSON
-from protocol.errors import Internal, NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown
-from protocol.names import topic_name
-from protocol.peering.vocabulary import VOCABULARY
-from protocol.requests import PublishRequest, PublishResponse, Receipt
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.errors import Internal, NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown
+from plainsong.protocol.link import VOCABULARY
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

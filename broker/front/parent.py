@@ -30,14 +30,14 @@ from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
-from protocol.codec import JSON
-from protocol.codec.stream import MAX_RUN
-from protocol.errors import BadRequest, NoOwner, PlainsongError
-from protocol.ids import consecutive_ids
-from protocol.names import TopicName
-from protocol.peering.vocabulary import VOCABULARY
-from protocol.requests import PublishRequest, Receipt
-from protocol.topic.asks import PublishEach
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec.stream import MAX_RUN
+from plainsong.protocol.errors import BadRequest, NoOwner, PlainsongError
+from plainsong.protocol.ids import consecutive_ids
+from plainsong.protocol.link import VOCABULARY
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.topic.asks import PublishEach
 
 if TYPE_CHECKING:
     import socket

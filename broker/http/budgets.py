@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
-from protocol.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMediaType
+from plainsong.protocol.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMediaType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

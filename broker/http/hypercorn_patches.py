@@ -21,7 +21,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from broker.http.budgets import BodyBudget, Holding, body_deadline, too_large, too_slow
 from broker.http.messages import answer_for, new_request_id, sane_request_id
 from broker.http.websocket import StreamSocket
-from protocol.errors import BadRequest, MalformedBody, PlainsongError
+from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -40,8 +40,8 @@ from broker.http.messages import (
     sane_request_id,
 )
 from broker.http.wire import ChunkedBody, admitted, respond
-from protocol.errors import PlainsongError
-from protocol.peering.frames import PREFACE
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-from protocol.codec.json_values import fields_of, parse_json, parse_object
-from protocol.errors import (
+from plainsong.protocol.codec.json_values import fields_of, parse_json, parse_object
+from plainsong.protocol.errors import (
     BadRequest,
     Conflict,
     Forbidden,
@@ -32,13 +32,13 @@ from protocol.errors import (
     UnsupportedMediaType,
     nearest,
 )
-from protocol.names import TopicName, namespace_name, topic_name
+from plainsong.protocol.names import TopicName, namespace_name, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from broker.http.budgets import AnswerRoom, BodyBudget, Holding, HttpSettings
-    from protocol.codec.json_values import Kind
+    from plainsong.protocol.codec.json_values import Kind
 
 #: What has a route of its own in the lane.
 Verb = Literal["publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"]

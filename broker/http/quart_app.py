@@ -21,7 +21,7 @@ from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_dec
 from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import HOT_PATHS, HotHandler, HotRequest, HttpAnswer, Verb, ViewRequest, answer_for
 from broker.http.wire import admitted, answer_to, compress, respond
-from protocol.errors import (
+from plainsong.protocol.errors import (
     BadRequest,
     BodyTooLarge,
     Internal,

@@ -31,8 +31,8 @@ from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream,
 from broker.http.lane import BRIEF_LINGER_S, Lane, LaneParts, Watch
 from broker.http.messages import Conversations, answer_for, new_request_id
 from broker.http.sockets import listen_on, shown
-from protocol.errors import Overloaded
-from protocol.peering.frames import PREFACE
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
     import ssl

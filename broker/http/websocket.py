@@ -21,7 +21,7 @@ from wsproto.utilities import generate_accept_token
 
 from broker.http.budgets import body_deadline
 from broker.http.messages import answer_for, new_request_id, sane_request_id
-from protocol.errors import BadRequest, Forbidden, MalformedBody, NotFound, PlainsongError, ShuttingDown
+from plainsong.protocol.errors import BadRequest, Forbidden, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -18,7 +18,7 @@ import trio
 
 from broker.http.budgets import FREE_BYTES, AnswerRoom
 from broker.http.messages import answer_for, only_plain
-from protocol.errors import Internal, MalformedBody, Overloaded
+from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

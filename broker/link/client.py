@@ -14,14 +14,13 @@ import trio
 from broker.http.sockets import split_bind
 from broker.link.flow import Inflow, LinkBroken, Outflow, PendingCall, Reply
 from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds, Wire
-from protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
-from protocol.peering.frames import Frame
-from protocol.peering.vocabulary import VOCABULARY
+from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
+from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from protocol.peering.values import Vocabulary
+    from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Channel", "Link", "LinkBroken", "Reply"]
 
@@ -120,9 +119,9 @@ class Link:
             await wire.room()
         if len(body) <= INLINE_BYTES:
             put = wire.put_at_once if at_once else wire.put
-            waiting.place = put(Frame.CALL, number, kind, value, body, left_s)
+            waiting.place = put(FrameKind.CALL, number, kind, value, body, left_s)
         else:
-            wire.put(Frame.BEGIN, number, kind, value, len(body), left_s)
+            wire.put(FrameKind.BEGIN, number, kind, value, len(body), left_s)
             await self._send_body(number, waiting, body)
         reply: Reply = await waiting.wait()
         return reply
@@ -133,7 +132,7 @@ class Link:
             if waiting.answer is not None:
                 return  # refused before it was whole
             last = start + PIECE_BYTES >= len(body)
-            place = self._wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], not last)
+            place = self._wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], not last)
             if last:
                 waiting.place = place
 
@@ -141,7 +140,7 @@ class Link:
         """Calls without waiting for the answer, or caring whether there is one."""
         if self.is_open:
             self._number += 1
-            self._wire.put(Frame.CALL, self._number, kind, value, b"", None)
+            self._wire.put(FrameKind.CALL, self._number, kind, value, b"", None)
 
     async def converse(self, kind: str, value: Any) -> Channel:
         """A conversation that the peer has begun: messages both ways. Whoever gets it closes it.
@@ -154,7 +153,7 @@ class Link:
         waiting.inflow = inflow = Inflow(self._wire, number)
         waiting.outflow = outflow = Outflow(self._wire, number)
         try:
-            waiting.place = self._wire.put(Frame.OPEN, number, kind, value)
+            waiting.place = self._wire.put(FrameKind.OPEN, number, kind, value)
             await waiting.wait()
         except BaseException:
             self._over(number, cancel=waiting.answer is None)
@@ -181,7 +180,7 @@ class Link:
             return
         self._bytes -= waiting.size
         if cancel and self._wire.is_open:
-            self._wire.put(Frame.CANCEL, number)
+            self._wire.put(FrameKind.CANCEL, number)
         if self._leaving and not self._waiting:
             self._wire.finish()
 
@@ -202,7 +201,7 @@ class Link:
     def take(self, frame: list[Any]) -> None:
         """One frame of the peer; what is for nobody who waits is dropped. Raises MalformedBody."""
         kind, number = frame[0], frame[1]
-        if kind == Frame.LEAVING:
+        if kind == FrameKind.LEAVING:
             self._leaving = True
             if not self._waiting:
                 self._wire.finish()
@@ -210,24 +209,24 @@ class Link:
         waiting = self._waiting.get(number)
         if waiting is None:
             return  # it has left
-        if kind == Frame.ANSWER and isinstance(frame[3], bytes):
+        if kind == FrameKind.ANSWER and isinstance(frame[3], bytes):
             waiting.settle(Reply(frame[2], frame[3]))
-        elif kind == Frame.FAILED:
+        elif kind == FrameKind.FAILED:
             self._failed(waiting, frame[2] if isinstance(frame[2], PlainsongError) else Internal("no error was told"))
             self._end_stream(number, waiting)
-        elif kind == Frame.HEAD:
+        elif kind == FrameKind.HEAD:
             self._begun(number, waiting, frame[2], whole=bool(frame[3]))
-        elif kind == Frame.OPENED and waiting.outflow is not None:
+        elif kind == FrameKind.OPENED and waiting.outflow is not None:
             waiting.settle(waiting.outflow)
-        elif kind == Frame.PIECE and isinstance(frame[2], bytes):
+        elif kind == FrameKind.PIECE and isinstance(frame[2], bytes):
             self._piece(waiting, frame[2], more=bool(frame[3]))
-        elif kind == Frame.END:
+        elif kind == FrameKind.END:
             if waiting.pieces is not None:
                 waiting.settle(Reply(waiting.value, b"".join(waiting.pieces)))
             elif waiting.inflow is not None:
                 waiting.inflow.end()
                 self._end_stream(number, waiting)
-        elif kind == Frame.CREDIT and waiting.outflow is not None and isinstance(frame[2], int):
+        elif kind == FrameKind.CREDIT and waiting.outflow is not None and isinstance(frame[2], int):
             waiting.outflow.credit(frame[2])
         else:
             raise MalformedBody(f"a frame of kind {kind} that makes no sense to a caller")

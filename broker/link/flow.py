@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_COSTS
-from protocol.errors import MalformedBody, RequestTooLarge
-from protocol.peering.frames import Frame
+from plainsong.protocol.errors import MalformedBody, RequestTooLarge
+from plainsong.protocol.link import FrameKind
 
 if TYPE_CHECKING:
     from broker.http.messages import BodyStream
@@ -113,14 +113,14 @@ class Outflow:
             if self._broken is not None:
                 raise self._broken
             self._credit -= len(piece) + PIECE_COSTS
-            self._wire.put(Frame.PIECE, self._number, bytes(piece), index < last)
+            self._wire.put(FrameKind.PIECE, self._number, bytes(piece), index < last)
         await trio.lowlevel.checkpoint()
 
     def end(self) -> None:
         """Says that there is no more."""
         if not self.ended and self._broken is None:
             self.ended = True
-            self._wire.put(Frame.END, self._number)
+            self._wire.put(FrameKind.END, self._number)
 
     def credit(self, more_bytes: int) -> None:
         """The other side has used so much."""
@@ -215,7 +215,7 @@ class Inflow:
         self._held -= cost
         self._used += cost
         if self._used >= self._wire.bounds.window_bytes // 4 and not self.ended:
-            self._wire.put(Frame.CREDIT, self._number, self._used)
+            self._wire.put(FrameKind.CREDIT, self._number, self._used)
             self._used = 0
 
 
@@ -233,7 +233,7 @@ async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) ->
     body = reply.body
     if not isinstance(body, bytes):
         try:
-            wire.put(Frame.HEAD, number, reply.value, False)
+            wire.put(FrameKind.HEAD, number, reply.value, False)
             async for data in body:
                 if data:
                     await outflow.send(data)
@@ -245,10 +245,10 @@ async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) ->
     if wire.is_full:
         await wire.room()  # until then it counts as under way: so answers that nobody reads are bounded, too
     if len(body) <= INLINE_BYTES:
-        wire.put(Frame.ANSWER, number, reply.value, body)
+        wire.put(FrameKind.ANSWER, number, reply.value, body)
         return
-    wire.put(Frame.HEAD, number, reply.value, True)
+    wire.put(FrameKind.HEAD, number, reply.value, True)
     for start in range(0, len(body), PIECE_BYTES):
-        wire.put(Frame.PIECE, number, body[start : start + PIECE_BYTES], False)
+        wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], False)
         await wire.room()
-    wire.put(Frame.END, number)
+    wire.put(FrameKind.END, number)

@@ -13,8 +13,8 @@ from broker.http.messages import OWNER_HEADER, HotRequest, HttpAnswer, ViewReque
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
-from protocol.errors import MalformedBody
-from protocol.page import Page
+from plainsong.protocol.errors import MalformedBody
+from plainsong.protocol.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping

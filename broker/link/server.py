@@ -14,13 +14,12 @@ import trio
 from broker.http.messages import only_plain
 from broker.link.flow import Inflow, LinkBroken, Outflow, Reply, send_reply
 from broker.link.wire import BETWEEN_INSTANCES, LinkBounds, Wire
-from protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
-from protocol.peering.frames import Frame
-from protocol.peering.vocabulary import VOCABULARY
+from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
+from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
     from broker.http.server import PeerDoor
-    from protocol.peering.values import Vocabulary
+    from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
 log = logging.getLogger("plainsong.peering")
@@ -112,9 +111,9 @@ class Answer:
             return  # its caller has left
         put = side.wire.put_at_once if at_once else side.wire.put
         if isinstance(outcome, Reply):
-            put(Frame.ANSWER, number, outcome.value, outcome.body)
+            put(FrameKind.ANSWER, number, outcome.value, outcome.body)
         else:
-            put(Frame.FAILED, number, outcome)
+            put(FrameKind.FAILED, number, outcome)
 
 
 class _Served:
@@ -129,36 +128,36 @@ class _Served:
     async def leave_at(self, stop: trio.Event) -> None:
         """Asks the peer to call no more; it closes the link when all is answered."""
         await stop.wait()
-        self.wire.put(Frame.LEAVING, 0)
+        self.wire.put(FrameKind.LEAVING, 0)
 
     # --- what the peer says --------------------------------------------------------------------
 
     def take(self, frame: list[Any]) -> None:
         """One frame of the peer. Raises MalformedBody."""
         kind, number = frame[0], frame[1]
-        if kind == Frame.CALL:
+        if kind == FrameKind.CALL:
             self._called(number, *frame[2:])
             return
-        if kind in (Frame.BEGIN, Frame.OPEN):
+        if kind in (FrameKind.BEGIN, FrameKind.OPEN):
             self._begun(frame)
             return
         known = self.calls.get(number)
         if known is None:
-            if kind in (Frame.CANCEL, Frame.PIECE, Frame.END, Frame.CREDIT):
+            if kind in (FrameKind.CANCEL, FrameKind.PIECE, FrameKind.END, FrameKind.CREDIT):
                 return  # it crossed our answer
-        elif kind == Frame.CANCEL:
+        elif kind == FrameKind.CANCEL:
             if known.scope is not None:
                 known.scope.cancel()
             else:
                 self._over(number)
             return
-        elif kind == Frame.PIECE and isinstance(frame[2], bytes):
+        elif kind == FrameKind.PIECE and isinstance(frame[2], bytes):
             self._piece(number, known, frame[2], more=bool(frame[3]))
             return
-        elif kind == Frame.END and known.inflow is not None:
+        elif kind == FrameKind.END and known.inflow is not None:
             known.inflow.end()
             return
-        elif kind == Frame.CREDIT and known.outflow is not None and isinstance(frame[2], int):
+        elif kind == FrameKind.CREDIT and known.outflow is not None and isinstance(frame[2], int):
             known.outflow.credit(frame[2])
             return
         raise MalformedBody(f"a frame of kind {kind} that makes no sense to whoever is called")
@@ -183,7 +182,7 @@ class _Served:
 
     def _begun(self, frame: list[Any]) -> None:
         kind, number, name, value = frame[:4]
-        size = frame[4] if kind == Frame.BEGIN else 0
+        size = frame[4] if kind == FrameKind.BEGIN else 0
         if type(name) is not str or type(size) is not int or size < 0:
             raise MalformedBody("a call is a kind, a value and the size of its body")
         if not self._admit(number, size):
@@ -191,7 +190,7 @@ class _Served:
         self._bytes += size
         call = Call(name, value)
         under_way = self.calls[number] = _UnderWay(call, size)
-        if kind == Frame.BEGIN:
+        if kind == FrameKind.BEGIN:
             call.deadline_s = _deadline(frame[5])
             under_way.pieces = []
             return
@@ -211,7 +210,7 @@ class _Served:
             detail = f"bodies of {self._bytes} bytes are under way on one link"
         else:
             return True
-        self.wire.put(Frame.FAILED, number, Overloaded(detail, hint="retry a little later"))
+        self.wire.put(FrameKind.FAILED, number, Overloaded(detail, hint="retry a little later"))
         return False
 
     def _piece(self, number: int, known: _UnderWay, piece: bytes, *, more: bool) -> None:
@@ -255,10 +254,10 @@ class _Served:
                         under_way.outflow = Outflow(self.wire, number)
                         await send_reply(self.wire, number, reply, under_way.outflow)
                 except Exception as error:  # noqa: BLE001 - a bug is told, and logged, as one
-                    self.wire.put(Frame.FAILED, number, _plain(error, call))
+                    self.wire.put(FrameKind.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
                 late = OutcomeUnknown("there was no answer in time", hint="what was taken still happens")
-                self.wire.put(Frame.FAILED, number, late)
+                self.wire.put(FrameKind.FAILED, number, late)
         finally:
             if under_way.inflow is not None:
                 under_way.inflow.end()
@@ -301,7 +300,7 @@ class ServedChannel:
         """Tells the caller that it has begun; a second call does nothing."""
         if not self._accepted:
             self._accepted = True
-            self._wire.put(Frame.OPENED, self._number)
+            self._wire.put(FrameKind.OPENED, self._number)
 
     async def send(self, data: bytes) -> None:
         """Sends a message. Waits while the peer has not used what was sent."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from trio.lowlevel import wait_readable
 
-from protocol.errors import MalformedBody
-from protocol.peering.frames import MAX_FRAME_BYTES, PREFACE, Frame, FrameReader, FrameWriter
+from plainsong.protocol.errors import MalformedBody
+from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, FrameKind, FrameReader, FrameWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.peering.values import Vocabulary
+    from plainsong.protocol.link import Vocabulary
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -93,7 +93,7 @@ class Wire:
         self.is_open = True
         #: Whether the other side has said its preface.
         self.met = False
-        self._pulse = Pulse(lambda: self.put(Frame.PING, 0))
+        self._pulse = Pulse(lambda: self.put(FrameKind.PING, 0))
         self._why = "the link was cut"
         self._meeting = trio.Event()
         self._stream = stream
@@ -226,9 +226,9 @@ class Wire:
             data = await self._after_preface(data)
             while True:
                 for frame in reader.feed(data):
-                    if frame[0] == Frame.PING:
-                        self.put(Frame.PONG, frame[1])
-                    elif frame[0] != Frame.PONG:
+                    if frame[0] == FrameKind.PING:
+                        self.put(FrameKind.PONG, frame[1])
+                    elif frame[0] != FrameKind.PONG:
                         side.take(frame)
                 side.taken()
                 data = await self._receive()

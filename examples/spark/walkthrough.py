@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.surroundings import worker_environ
+from pyspark_plainsong.pipeline.session import worker_environ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from plainsong.core.operations import Operations
     from plainsong.messages import Page
     from plainsong.positions import Position
+    from plainsong.protocol.requests import Isolation
     from plainsong.serializers import SerializerLike
     from plainsong.starts import Start
     from plainsong.transactions.values import Transaction
-    from protocol.requests import Isolation
 
 
 class AsyncPolling:

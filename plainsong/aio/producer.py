@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from plainsong.core.producing.producing import Producing
     from plainsong.core.producing.session import Session
     from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import SerializerLike
     from plainsong.transactions.values import Transaction
-    from protocol.requests import PublishRequest
 
 
 class AsyncProducer(AsyncSending):

@@ -14,8 +14,8 @@ from plainsong.core.gathering import Batch, Bounds, Gathering, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Outgoing, parts_of
+from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
-from protocol.errors import InvalidParameter, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from plainsong.errors import Closed
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

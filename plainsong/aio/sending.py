@@ -10,7 +10,7 @@ import anyio
 from plainsong.aio.sent import AsyncSettled, settle
 from plainsong.core.batches import bug_of
 from plainsong.errors import Closed, MessageDropped, NotSent
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

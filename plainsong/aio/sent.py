@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plainsong.core.producing.receipts import Delivered, MessageReceipt
     from plainsong.ids import MessageId
     from plainsong.messages import Receipt
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 T = TypeVar("T")
 

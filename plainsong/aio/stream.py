@@ -15,9 +15,9 @@ from plainsong.core.outcomes import Tally
 from plainsong.core.places import is_elsewhere
 from plainsong.core.streaming import MESSAGE_BYTES, Streaming, receipt_of
 from plainsong.errors import Closed, NotSent
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.transport.websocket import opened
-from protocol.errors import OutcomeUnknown, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from plainsong.core.operations import Operations
     from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest, PublishResponse
     from plainsong.transport.websocket import Socket
-    from protocol.requests import PublishRequest, PublishResponse
 
 log = logging.getLogger("plainsong.stream")
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from plainsong.aio.transaction import AsyncTransactionContext
 from plainsong.aio.transactions import AsyncTransactions
+from plainsong.protocol.errors import TransactionConflict
 from plainsong.transactions.messages import DEFAULT_BUFFER_BYTES, DEFAULT_BUFFER_MESSAGES
 from plainsong.transactions.retries import DEFAULT_RETRIES, Retries, pausing
-from protocol.errors import TransactionConflict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

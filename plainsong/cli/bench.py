@@ -16,7 +16,7 @@ from plainsong.cli.options import Length
 from plainsong.cli.output import echo_json, note
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import where_options
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from plainsong.cli.output import echo_json, harmless, note
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.core import cluster_calls
-from protocol.cluster.slices import SLICES
+from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
     from plainsong import Client

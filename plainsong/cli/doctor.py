@@ -23,7 +23,7 @@ from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, show_bytes, show_count, show_seconds
 from plainsong.cli.verb import CommandFailed, Verb, json_option, one_line
 from plainsong.cli.where import where_options
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from plainsong.cli.ping import ProbeResult

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from plainsong.cli.verb import CommandFailed, Exit
-from protocol.errors import nearest
+from plainsong.protocol.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -12,7 +12,7 @@ from plainsong.cli.producer import show_effective
 from plainsong.cli.verb import VerbGroup, json_option
 from plainsong.cli.where import run_call, where_options
 from plainsong.core import producer_calls
-from protocol.errors import InvalidProperty, nearest
+from plainsong.protocol.errors import InvalidProperty, nearest
 
 if TYPE_CHECKING:
     from plainsong.cli.where import Where

@@ -22,8 +22,8 @@ from plainsong.cli.options import Length, Place, chosen, why_held
 from plainsong.cli.output import note
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.protocol.ids import before
 from plainsong.starts import OLDEST
-from protocol.ids import before
 
 if TYPE_CHECKING:
     from plainsong.cli.where import Where

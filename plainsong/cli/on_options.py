@@ -18,7 +18,7 @@ import click
 
 from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.positions import FilePosition, ServerPosition
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -16,9 +16,9 @@ import click
 from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, harmless, note, show_count
 from plainsong.cli.verb import CommandFailed, failure_of, one_line
+from plainsong.protocol.errors import PlainsongError, PositionChanged
 from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
 from plainsong.react.stopping import Stopped
-from protocol.errors import PlainsongError, PositionChanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

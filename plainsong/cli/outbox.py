@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from plainsong.cli.where import Where
+    from plainsong.protocol.errors import PlainsongError
     from plainsong.sql import OutboxStatus, OutboxTables, TopicStatus
-    from protocol.errors import PlainsongError
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (

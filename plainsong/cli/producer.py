@@ -12,7 +12,7 @@ from plainsong.cli.output import confirmed, echo_json, note
 from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option, one_line
 from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.core import producer_calls
-from protocol.errors import ProducerNotFound, nearest
+from plainsong.protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:
     from plainsong import Client

@@ -24,8 +24,8 @@ from plainsong.core.producing.calls import open_session
 from plainsong.core.producing.lightweight import MAX_BYTES, MAX_MESSAGES
 from plainsong.errors import CommittedWithErrors
 from plainsong.messages import check_ttl
-from protocol.errors import PlainsongError
-from protocol.requests import PublishRequest
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -17,8 +17,8 @@ from plainsong.cli.options import Length, chosen, is_pattern, now_ms, show_lengt
 from plainsong.cli.output import echo_json
 from plainsong.cli.verb import Verb, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
-from protocol.errors import PlainsongError, TopicNotFound
-from protocol.ids import FIRST_BOUND
+from plainsong.protocol.errors import PlainsongError, TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,8 +31,8 @@ from plainsong.cli.producer import show_effective
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.core.producer_calls import list_producers
-from protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
-from protocol.names import topic_name
+from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,7 @@ from plainsong.cli.output import confirmed, echo_json, harmless, note
 from plainsong.cli.verb import CommandFailed, Verb, VerbGroup, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.core import calls
-from protocol.transactions.transaction import issued_ms
+from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
     from plainsong import Client, TransactionStatus

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
+from plainsong.protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

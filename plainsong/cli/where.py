@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from plainsong.cli.verb import CommandFailed, Exit, WhereOption, failure_of
+from plainsong.protocol.errors import PlainsongError, TopicNotFound, nearest
 from plainsong.settings import DEFAULT_URL, follows_owners
-from protocol.errors import PlainsongError, TopicNotFound, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

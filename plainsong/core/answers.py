@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.core.effects import Failure
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer
-from protocol.errors import (
+from plainsong.protocol.errors import (
     BY_CODE,
     BadRequest,
     Conflict,

@@ -14,8 +14,8 @@ from plainsong.core.answers import error_of
 from plainsong.core.effects import Failure, Now, Pause, Request, Send
 from plainsong.core.places import Places, is_elsewhere
 from plainsong.errors import ConnectionLost, DeadlineExceeded, UnexpectedAnswer
-from protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
-from protocol.frames import BrokenFrames
+from plainsong.protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
+from plainsong.protocol.frames import BrokenFrames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

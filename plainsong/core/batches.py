@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from plainsong.core import calls
 from plainsong.core.attempts import read_answer
 from plainsong.core.effects import Send
-from protocol.errors import Internal
-from protocol.requests import PublishRequest
+from plainsong.protocol.errors import Internal
+from plainsong.protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from plainsong.core.attempts import Call
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plainsong.core.gathering import Batch
     from plainsong.core.operations import Operations
     from plainsong.messages import Receipt
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 
 def attempt_of(operations: Operations, batch: Batch[Any], left_s: float) -> tuple[Send, Call[Receipt]]:

@@ -10,15 +10,15 @@ from plainsong.core.attempts import Call
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
 from plainsong.messages import Receipt
-from protocol.codec import AVRO, AVRO_2
-from protocol.errors import MalformedBody, NotFound
-from protocol.names import namespace_name, reader_name, topic_name
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.errors import MalformedBody, NotFound
+from plainsong.protocol.names import namespace_name, reader_name, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from plainsong.core.effects import Answer
-    from protocol.requests import PublishRequest
+    from plainsong.protocol.requests import PublishRequest
 
 _JSON = (("Content-Type", "application/json"),)
 _RECEIPT = ("Prefer", "return=representation")

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from plainsong.core.attempts import Call
 from plainsong.core.calls import as_json, json_of, nothing
 from plainsong.core.effects import Request
-from protocol.cluster.placement import instance_name
-from protocol.names import topic_name
+from plainsong.protocol.cluster import instance_name
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from plainsong.core.effects import Answer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from plainsong.core.attempts import Backoff, may_repeat
 from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped
-from protocol.errors import BadRequest, PlainsongError, TooLarge
+from plainsong.protocol.errors import BadRequest, PlainsongError, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

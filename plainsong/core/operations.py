@@ -12,20 +12,20 @@ from plainsong.core.places import Places
 from plainsong.core.plan import checked_isolation
 from plainsong.ids import MessageId
 from plainsong.messages import Origin, Outgoing, all_with_attributes, check_ttl, parts_of
+from plainsong.protocol import ids
+from plainsong.protocol.errors import InvalidParameter, NoMessages
+from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest, PublishRequest
 from plainsong.serializers import SerializerLike, encoded, serializer_for
 from plainsong.starts import NEWEST, as_bound, parse_start
-from protocol import ids
-from protocol.errors import InvalidParameter, NoMessages
-from protocol.requests import MAX_WAIT_MS, PollRequest, PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from plainsong.core.effects import Steps
     from plainsong.messages import Page, Receipt
+    from plainsong.protocol.requests import Isolation
     from plainsong.settings import Settings
     from plainsong.starts import Start
-    from protocol.requests import Isolation
 
 T = TypeVar("T")
 

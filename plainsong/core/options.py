@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from plainsong.core.gathering import Bounds, Mode, Overflow
 from plainsong.core.plan import Plan
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.serializers import SerializerLike, serializer_for
-from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from plainsong.protocol.requests import Isolation
     from plainsong.starts import Start
-    from protocol.requests import Isolation
 
 DEFAULT_BATCH_MESSAGES = 10_000
 DEFAULT_BATCH_BYTES = 1 << 20

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from plainsong.ids import MessageId
     from plainsong.messages import Receipt
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger("plainsong.publisher")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from plainsong.core.effects import Answer
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 OWNER_HEADER = "plainsong-owner"
 #: Owners that are remembered; with one more all are forgotten: they are told again.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from plainsong.messages import Held, Origin
+    from plainsong.protocol.requests import Isolation
     from plainsong.serializers import Serializer
     from plainsong.starts import Start
-    from protocol.requests import Isolation
 
 #: What makes a name a pattern.
 WILD = frozenset("*?[")

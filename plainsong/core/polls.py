@@ -14,15 +14,15 @@ from plainsong.core.calls import as_json, json_of, namespace_path, topic_path
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
 from plainsong.messages import BatchPlace, Held, Message, Origin, Page, Seen
-from protocol.codec import AVRO_2, JSON
-from protocol.errors import MalformedBody, PlainsongError
-from protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.codec import AVRO_2, JSON
+from plainsong.protocol.errors import MalformedBody, PlainsongError
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from plainsong.core.effects import Answer
-    from protocol.requests import Isolation, PollRequest
+    from plainsong.protocol.requests import Isolation, PollRequest
 
 _HEADERS = (("Content-Type", AVRO_2.content_type), ("Accept", FRAMES_TYPE + "; version=2"))
 _JSON = (("Content-Type", "application/json"),)

@@ -19,10 +19,10 @@ from plainsong.core.keeping import Keeping
 from plainsong.core.operations import is_inclusive
 from plainsong.core.plan import WILD, Plan, Track
 from plainsong.messages import Origin
-from protocol import ids
-from protocol.errors import PlainsongError, TopicNotFound, TransactionsUnavailable, Unavailable
-from protocol.names import topic_name
-from protocol.requests import PollRequest
+from plainsong.protocol import ids
+from plainsong.protocol.errors import PlainsongError, TopicNotFound, TransactionsUnavailable, Unavailable
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import PollRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

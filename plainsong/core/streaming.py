@@ -13,12 +13,12 @@ from plainsong.core.answers import problem_error
 from plainsong.errors import Closed, ConnectionLost
 from plainsong.ids import MessageId
 from plainsong.messages import Receipt
-from protocol.codec.stream import decode_answers, encode_request, encode_single
-from protocol.errors import BodyTooLarge, MalformedBody, OutcomeUnknown, PlainsongError, ShuttingDown
-from protocol.requests import PublishResponse
+from plainsong.protocol.codec.stream import decode_answers, encode_request, encode_single
+from plainsong.protocol.errors import BodyTooLarge, MalformedBody, OutcomeUnknown, PlainsongError, ShuttingDown
+from plainsong.protocol.requests import PublishResponse
 
 if TYPE_CHECKING:
-    from protocol.requests import PublishRequest
+    from plainsong.protocol.requests import PublishRequest
 
 #: What a request costs besides its bytes: its fate, and its places in queues. Measured, rounded up.
 REQUEST_BYTES = 300

@@ -19,9 +19,9 @@ from urllib.parse import quote, urlsplit
 
 from plainsong import __version__
 from plainsong.core.effects import Answer, Failure, Request, Send
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.react.reaction import Again, Done, Never
 from plainsong.react.stopping import Stopped
-from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from plainsong.core.attempts import may_repeat
 from plainsong.messages import Outgoing
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.stopping import Stopped
-from protocol.checks import MAX_ATTRIBUTE_BYTES
-from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

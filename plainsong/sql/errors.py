@@ -5,7 +5,7 @@ What goes wrong between a database and a transaction, each with its code and whe
 
 from __future__ import annotations
 
-from protocol.errors import Outcome, PlainsongError, Unavailable
+from plainsong.protocol.errors import Outcome, PlainsongError, Unavailable
 
 
 def first_line(error: BaseException) -> str:

@@ -39,11 +39,11 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import NullPool
 
 from plainsong.core.operations import outgoing_request
+from plainsong.protocol.errors import MessageTooLarge, NoMessages, TransactionTooLarge
+from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.names import MAX_NAME_BYTES, topic_name
+from plainsong.protocol.requests import check_publish
 from plainsong.sql.errors import OutboxMissing, OutboxUnusable, SqlMisused, first_line
-from protocol.checks import check_publish
-from protocol.errors import MessageTooLarge, NoMessages, TransactionTooLarge
-from protocol.frames import NO_ATTRIBUTES
-from protocol.names import MAX_NAME_BYTES, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -20,10 +20,10 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from plainsong.core import calls
 from plainsong.core.effects import Blocking
 from plainsong.errors import PositionNotSaved
+from plainsong.protocol.errors import PositionChanged
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import MAX_NAME_BYTES, reader_name
 from plainsong.sql.errors import first_line
-from protocol.errors import PositionChanged
-from protocol.ids import FIRST_BOUND
-from protocol.names import MAX_NAME_BYTES, reader_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

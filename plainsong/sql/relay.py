@@ -32,12 +32,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plainsong.core.producing import calls
 from plainsong.core.producing.session import opened
+from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
+from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.requests import PublishRequest
 from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
 from plainsong.sql.outbox import check_dialect, missing, outbox_tables
 from plainsong.sql.relay_rows import SWEEP_ROWS, Opened, RelayRows
-from protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
-from protocol.frames import NO_ATTRIBUTES
-from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from plainsong.core.batches import attempt_of, bug_of, outcome_of
 from plainsong.errors import NotSent
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from plainsong.core.outcomes import Counts
     from plainsong.core.producing.producing import Producing
     from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import SerializerLike
     from plainsong.sync.client import Client
     from plainsong.sync.sent import Settled
     from plainsong.transactions.values import Transaction
-    from protocol.requests import PublishRequest
 
 
 class Producer(Sending):

@@ -11,11 +11,11 @@ from plainsong.core.gathering import Batch, Bounds, Gathering, Lane, Lost
 from plainsong.core.outcomes import Counts, DroppedMessage, Tally, tell_of_drops
 from plainsong.errors import Closed, MessageDropped, NotSent
 from plainsong.messages import Outgoing, parts_of
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 from plainsong.sync.afterlife import watch
 from plainsong.sync.delivery import attempt
 from plainsong.sync.sent import Sent, settle
-from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.core.batches import bug_of
 from plainsong.errors import MessageDropped, NotSent
+from plainsong.protocol.errors import PlainsongError
 from plainsong.sync.afterlife import watch
 from plainsong.sync.sent import Settled, settle
-from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

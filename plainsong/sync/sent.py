@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from threading import Condition
 
     from plainsong.core.producing.receipts import Delivered
-    from protocol.errors import PlainsongError
+    from plainsong.protocol.errors import PlainsongError
 
 T = TypeVar("T")
 

@@ -14,17 +14,17 @@ from plainsong.core.outcomes import Tally
 from plainsong.core.places import is_elsewhere
 from plainsong.core.streaming import Streaming, receipt_of
 from plainsong.errors import Closed, NotSent
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 from plainsong.sync.afterlife import watch
 from plainsong.transport.thread import SocketThread
-from protocol.errors import OutcomeUnknown, PlainsongError
 
 if TYPE_CHECKING:
     from typing import Self
 
     from plainsong.core.operations import Operations
     from plainsong.messages import Receipt
-    from protocol.requests import PublishRequest, PublishResponse
+    from plainsong.protocol.requests import PublishRequest, PublishResponse
 
 log = logging.getLogger("plainsong.stream")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plainsong.protocol.names import topic_name
 from plainsong.starts import OLDEST
-from protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

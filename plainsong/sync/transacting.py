@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from plainsong.protocol.errors import TransactionConflict
 from plainsong.sync.transaction import TransactionContext
 from plainsong.sync.transactions import Transactions
 from plainsong.transactions.messages import DEFAULT_BUFFER_BYTES, DEFAULT_BUFFER_MESSAGES
 from plainsong.transactions.retries import DEFAULT_RETRIES, Retries, pausing
-from protocol.errors import TransactionConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

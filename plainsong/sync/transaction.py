@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong.core.operations import outgoing_request
 from plainsong.messages import PENDING, Receipt
+from plainsong.protocol.errors import NoMessages
 from plainsong.starts import OLDEST
 from plainsong.transactions import current
 from plainsong.transactions.course import Course
 from plainsong.transactions.messages import DEFAULT_BUFFER_BYTES, DEFAULT_BUFFER_MESSAGES, Bounds
 from plainsong.transactions.requests import as_list
-from protocol.errors import NoMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,17 +11,17 @@ from plainsong.core.calls import as_json, is_plain, json_of, nothing, topic_path
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
 from plainsong.messages import Receipt
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.errors import InvalidParameter, MalformedBody
+from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id
 from plainsong.transactions.values import Pruning, Transaction, TransactionStatus
-from protocol.codec import AVRO, AVRO_2
-from protocol.errors import InvalidParameter, MalformedBody
-from protocol.ids import NO_PAYLOAD_PART, pack_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from plainsong.core.effects import Answer
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.transactions.values import TransactionKind, TransactionState
-    from protocol.requests import PublishRequest
 
 _JSON = (("Content-Type", "application/json"),)
 _PATH = "/v1/transactions"

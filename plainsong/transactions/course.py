@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plainsong.core.attempts import outlasting
 from plainsong.errors import TransactionFailed, TransactionInProgress
+from plainsong.protocol.errors import PlainsongError
 from plainsong.transactions import calls, deciding
 from plainsong.transactions.failures import Failures, failure_of, timed_out
 from plainsong.transactions.members import Foreign
 from plainsong.transactions.messages import TransactionMessages, left_s
 from plainsong.transactions.undoing import Undoing
-from protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from plainsong.core.effects import Steps
     from plainsong.core.operations import Operations
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.transactions.messages import Bounds
     from plainsong.transactions.participants import AnyParticipant
     from plainsong.transactions.undoing import Enlisted
     from plainsong.transactions.values import Transaction, TransactionKind
-    from protocol.requests import PublishRequest
 
 log = logging.getLogger("plainsong.transaction")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plainsong.core.attempts import outlasting
 from plainsong.core.effects import Send
 from plainsong.errors import Closed, TransactionFailed, TransactionInDoubt
+from plainsong.protocol.errors import PlainsongError, TransactionConflict, TransactionNotInProgress
 from plainsong.transactions import calls
-from protocol.errors import PlainsongError, TransactionConflict, TransactionNotInProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

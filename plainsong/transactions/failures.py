@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from plainsong.errors import CommittedWithErrors, DeadlineExceeded, TransactionFailed, TransactionTimedOut
-from protocol.errors import PlainsongError, RolledBack, TransactionExpired, TransactionNotInProgress
+from plainsong.protocol.errors import PlainsongError, RolledBack, TransactionExpired, TransactionNotInProgress
 
 if TYPE_CHECKING:
     from plainsong.transactions.values import Transaction

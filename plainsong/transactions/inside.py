@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plainsong.core.reading import Reading
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from plainsong.core.operations import Operations

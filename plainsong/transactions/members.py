@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plainsong.core.effects import Tell
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -19,9 +19,9 @@ from plainsong.core.attempts import Backoff, outlasting
 from plainsong.core.calls import own_ttls
 from plainsong.core.effects import Pause
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
+from plainsong.protocol.errors import InvalidParameter, OutcomeUnknown, PlainsongError, TopicNotFound
+from plainsong.protocol.requests import PublishRequest
 from plainsong.transactions import calls
-from protocol.errors import InvalidParameter, OutcomeUnknown, PlainsongError, TopicNotFound
-from protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

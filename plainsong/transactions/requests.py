@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from plainsong.core.operations import outgoing_request
+from plainsong.protocol.errors import InvalidParameter, NoMessages
 from plainsong.transactions import calls
 from plainsong.transactions.values import Transaction
-from protocol.errors import InvalidParameter, NoMessages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

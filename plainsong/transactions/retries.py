@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from plainsong.core.attempts import Backoff
 from plainsong.core.effects import Pause
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plainsong.core.effects import Steps
-    from protocol.errors import TransactionConflict
+    from plainsong.protocol.errors import TransactionConflict
 
 #: Attempts after the first.
 DEFAULT_RETRIES = 20

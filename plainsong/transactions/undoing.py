@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from plainsong.core.attempts import outlasting
 from plainsong.errors import NoTransaction
+from plainsong.protocol.errors import PlainsongError, TransactionNotFound, TransactionNotInProgress
 from plainsong.transactions import calls
 from plainsong.transactions.failures import Failures, failure_of
 from plainsong.transactions.messages import UNDO_S
-from protocol.errors import PlainsongError, TransactionNotFound, TransactionNotInProgress
 
 if TYPE_CHECKING:
     from plainsong.core.effects import Steps

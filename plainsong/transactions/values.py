@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from protocol.transactions.transaction import issued_ms
+from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -22,8 +22,8 @@ from plainsong.core.answers import error_of
 from plainsong.core.effects import Answer, Failure
 from plainsong.core.streaming import closed_by
 from plainsong.errors import ConnectionLost, DeadlineExceeded, UnexpectedAnswer
+from plainsong.protocol.errors import MalformedBody, PlainsongError
 from plainsong.transport.shared import place_of
-from protocol.errors import MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

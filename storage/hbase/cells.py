@@ -18,7 +18,7 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from protocol.keys import SERVICE, SYSTEM, DamagedRow, topic_prefix
+from plainsong.protocol.keys import SERVICE, SYSTEM, DamagedRow, topic_prefix
 from storage.base import Deposed, StoreConflict, StoreError
 from storage.hbase.gateway import thrift
 from storage.hbase.layout import CELL, FAMILY, STAMP, Stamp

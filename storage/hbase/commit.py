@@ -15,8 +15,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from protocol.effects import Delete, Put, RollBack, Table
-from protocol.keys import metadata_key, stop_after, topic_prefix
+from plainsong.protocol.effects import Delete, Put, RollBack, Table
+from plainsong.protocol.keys import metadata_key, stop_after, topic_prefix
 from storage.base import Deposed, NothingWritten, StoreConflict, StoreError, rolled_back
 from storage.gather import gather
 from storage.hbase.cells import governor
@@ -39,7 +39,7 @@ from storage.hbase.scan import ScanRange, scan, scanned_row
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from protocol.effects import Expect, Operation
+    from plainsong.protocol.effects import Expect, Operation
     from storage.base import Claim
     from storage.hbase.cells import Cells
     from storage.hbase.layout import Packed

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
-from protocol.effects import Table
-from protocol.keys import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import (
     HIGH_WATER,
     MESSAGE_TAIL_BYTES,
     PAYLOAD_TAIL_BYTES,

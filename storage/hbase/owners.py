@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from protocol.effects import Table
-from protocol.keys import SYSTEM, metadata_key
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import SYSTEM, metadata_key
 from storage.base import Claim, Deposed, StoreError
 from storage.hbase import layout
 from storage.hbase.gateway import thrift
@@ -30,7 +30,7 @@ from storage.hbase.layout import FAMILY, Head, Stamp, decode_serial, encode_seri
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
     from storage.hbase.cells import Slots
     from storage.hbase.pool import Pool
     from storage.hbase.tables import Tables

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table
-from protocol.keys import stop_after, topic_prefix
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import stop_after, topic_prefix
 from storage.base import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from storage.hbase.cells import SlotPair, governor, value_in
 from storage.hbase.layout import CELL, HASHES, hashed, is_within_topic, stamp_of, unpack

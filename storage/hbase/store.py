@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.hbase.cells import Cells, Slots
 from storage.hbase.commit import CommitWriter, RowRemover, RowWriter
@@ -31,8 +31,8 @@ from storage.hbase.upkeep import Upkeep
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from protocol.effects import Expect, Operation
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Expect, Operation
+    from plainsong.protocol.names import TopicName
     from storage.base import Row
     from storage.hbase.gateway import Address
     from storage.hbase.settings import HBaseOptions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable
 from storage.hbase.gateway import GREETED, GREETING, REFUSALS, Gateway, TrioConnection, refusal_text, thrift
 from storage.hbase.pool import BROKEN_CONNECTION, GatewayRefused

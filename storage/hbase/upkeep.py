@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.effects import Table
-from protocol.keys import HIGH_WATER, POINTER, PRODUCER, PRODUCERS, READER, SYSTEM, stop_after
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import HIGH_WATER, POINTER, PRODUCER, PRODUCERS, READER, SYSTEM, stop_after
 from storage.hbase.cells import SERVICE_PREFIX, SlotPair, governor
 from storage.hbase.layout import CELL, hashed, stamp_of
 from storage.hbase.owners import EPOCHS_COLUMN, EPOCHS_KEY, FENCE, encode_epoch

@@ -9,17 +9,26 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from protocol import keys
-from protocol.effects import Table
-from protocol.ids import pack_id
-from protocol.keys import DamagedRow
-from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, unpack_record
-from protocol.references import Stored
-from protocol.rows import ATTRIBUTES, BATCH, INDEX, SEGMENT, STAMP, MessageRow, Stamp, attributes_in, decode_row
-from protocol.topic.pending import Pending
-from protocol.topic.producers.record import Producer, Remembering
-from protocol.transactions.manager.record import Record
-from protocol.transactions.manager.rows import (
+from plainsong.protocol import keys
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, unpack_record
+from plainsong.protocol.rows import (
+    ATTRIBUTES,
+    BATCH,
+    INDEX,
+    SEGMENT,
+    STAMP,
+    MessageRow,
+    Stamp,
+    Stored,
+    attributes_in,
+    decode_row,
+)
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.transactions.ledger_rows import (
     AUTHORITY,
     CHANGES,
     ENLISTED,
@@ -29,6 +38,7 @@ from protocol.transactions.manager.rows import (
     ChangeSet,
     Head,
     LastPass,
+    Record,
     enlisted_topic,
     parse_service_key,
 )
@@ -37,7 +47,7 @@ from storage.copy_parts import copying_fields, is_copying_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.names import TopicName
+    from plainsong.protocol.names import TopicName
 
 
 @dataclass(slots=True)
@@ -282,7 +292,7 @@ def producer_fields(name: bytes, value: bytes) -> Fields:
 
 def producers_fields(value: bytes) -> Fields:
     """Whether a topic remembers producers, and from where on. Raises DamagedRow."""
-    record = Remembering.decode(value)
+    record = DeduplicationRecord.decode(value)
     return {
         "remembered": record.on,
         "namespace_switched_off": record.switched,

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.base import StoreError
 from storage.inspect.describe import DescribedRow, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.names import TopicName
-    from protocol.records import Metadata
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.records import Metadata
     from storage.base import Row
 
 #: After every key: names are ASCII, and system keys start with 00.

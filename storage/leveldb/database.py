@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import plyvel
 
-from protocol.effects import Put, Table
+from plainsong.protocol.effects import Put, Table
 from storage.base import StoreConflict, StoreError, chunks
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from protocol.effects import Delete, Expect
+    from plainsong.protocol.effects import Delete, Expect
     from storage.base import Row
 
 MIB = 1 << 20

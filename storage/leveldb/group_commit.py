@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.effects import Delete, Put, RollBack, Table
+from plainsong.protocol.effects import Delete, Put, RollBack, Table
 from storage.base import StoreError, rolled_back
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from protocol.effects import Expect, Operation
+    from plainsong.protocol.effects import Expect, Operation
     from storage.leveldb.database import Database
 
 #: Bytes after which a group takes no further commit: beyond, joining saves nothing and only delays its first.

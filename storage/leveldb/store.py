@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 
-from protocol.effects import Delete
+from plainsong.protocol.effects import Delete
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.directory import DataDirectory
 from storage.leveldb.database import Database, LevelDBOptions
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from protocol.effects import Expect, Operation, Table
-    from protocol.names import TopicName
+    from plainsong.protocol.effects import Expect, Operation, Table
+    from plainsong.protocol.names import TopicName
     from storage.base import Row
 
 T = TypeVar("T")

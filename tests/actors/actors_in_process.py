@@ -14,13 +14,13 @@ from actors.janitor import Janitor, JanitorSettings
 from actors.observe import NoObserver, SpaceGuard
 from actors.reading import read_page
 from actors.topic import TopicEnvironment
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND, after
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create, Look, Publish
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, Look, Publish
+from plainsong.protocol.topic.state import TopicLimits
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -13,11 +13,11 @@ from actors.janitor import JanitorSettings
 from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.transactions import TransactionService
-from protocol.ids import FIRST_BOUND, after
-from protocol.topic.asks import Look
-from protocol.topic.state import TopicLimits
-from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.topic.asks import Look
+from plainsong.protocol.topic.state import TopicLimits
+from plainsong.protocol.transactions.ledger import TransactionSettings
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
 LIFETIME_MS = 1_000_000
 STEPS = JanitorSettings(step_rows=3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from actors_in_process import NAME, START_MS
 
-from protocol.effects import Table
-from protocol.keys import POINTER, SYSTEM
-from protocol.requests import PublishRequest
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import POINTER, SYSTEM
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import PublishUnder, RollBackPointer, StoreUnder
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
 #: Pointers issued when the clock of the tests starts.
 FIRST = START_MS * POINTERS_PER_MS

@@ -10,10 +10,10 @@ from actors_in_process import NAME, actors
 
 from actors.janitor import JanitorSettings
 from actors.reading import read_page
-from protocol.errors import PlainsongError
-from protocol.ids import FIRST_BOUND, after
-from protocol.names import TopicName
-from protocol.topic.asks import Look
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Look
 
 
 class Notes:

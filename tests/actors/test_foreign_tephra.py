@@ -10,12 +10,18 @@ from actors_in_process import NAME, SetClock
 
 from actors.pointers import PointerIndex
 from actors.tephra import STALE_AFTER, ForeignTephra, TephraClient
-from protocol.errors import MalformedTransaction, TransactionsUnavailable
-from protocol.transactions.tephra_idl import CouldNotTakeSnapshot
-from protocol.transactions.tephra_rpc import decode_call, encode_call, encode_error, encode_failure, encode_result
-from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
-from protocol.transactions.thrift_frames import Frames, framed
-from protocol.transactions.view import Verdict
+from plainsong.protocol.errors import MalformedTransaction, TransactionsUnavailable
+from plainsong.protocol.tephra.rpc import (
+    TephraCouldNotTakeSnapshot,
+    decode_call,
+    encode_call,
+    encode_error,
+    encode_failure,
+    encode_result,
+)
+from plainsong.protocol.tephra.state import Entry, ManagerState, encode_snapshot
+from plainsong.protocol.tephra.thrift import ThriftFrames, framed
+from plainsong.protocol.transactions.view import Verdict
 from storage.memory import MemoryStore
 
 STATE = ManagerState(4000, 300, 310, (50, 120), {100: Entry(5000, 99), 310: Entry(6000, 99)})
@@ -42,7 +48,7 @@ class Tephra:
 
     async def connection(self, stream):
         self.connections += 1
-        frames = Frames()
+        frames = ThriftFrames()
         async for data in stream:
             frames.feed(data)
             while (message := frames.take()) is not None:
@@ -188,7 +194,7 @@ RUBBISH = {
     "half a reply": lambda call: framed(encode_result(call, encode_snapshot(STATE))[:-9]),
     "a call": lambda call: framed(encode_call("getSnapshot", call.sequence_id)),
     "void": lambda call: framed(encode_result(call._replace(method="pruneNow"), None)),
-    "an error": lambda call: framed(encode_error(call, CouldNotTakeSnapshot("disk"))),
+    "an error": lambda call: framed(encode_error(call, TephraCouldNotTakeSnapshot("disk"))),
     "a failure": lambda call: framed(encode_failure(call, 6, "oops")),
     "another snapshot": lambda call: framed(encode_result(call, b"\x0a" + bytes(20))),
     "half a snapshot": lambda call: framed(encode_result(call, encode_snapshot(STATE)[:9])),

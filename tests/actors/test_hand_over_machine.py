@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from owners_in_process import instances
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.errors import NoOwner, PlainsongError
+from plainsong.protocol.errors import NoOwner, PlainsongError
 from storage.memory import SharedMemoryStore
 
 ALL = ("a", "b", "c")

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 from actors.pointers import REMEMBERED_WAKES, PointerIndex
-from protocol.errors import Overloaded
-from protocol.names import TopicName
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.names import TopicName
 
 
 async def started(nursery, pointers, pointer, since=None):

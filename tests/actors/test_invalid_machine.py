@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from pointers_in_process import publish, store
 from trio.testing import MockClock
 
-from protocol.effects import Table
-from protocol.errors import OutcomeUnknown, PlainsongError, TransactionConflict, TransactionNotInProgress
-from protocol.names import TopicName
-from protocol.rows import decode_row
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TransactionConflict, TransactionNotInProgress
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import decode_row
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -12,19 +12,19 @@ from pointers_in_process import pointer_rows, publish, store
 
 from actors.invalid_list import InvalidPass
 from actors.pointers import PointerIndex
-from protocol.effects import Table, put_one
-from protocol.errors import (
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import (
     OutcomeUnknown,
     RolledBack,
     TransactionExpired,
     TransactionNotInProgress,
     TransactionsUnavailable,
 )
-from protocol.keys import metadata_key
-from protocol.names import TopicName
-from protocol.rows import decode_row
-from protocol.topic.asks import Remove, Undelete
-from protocol.transactions.manager.answers import CompletePass, PruningFigures
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import decode_row
+from plainsong.protocol.topic.asks import Remove, Undelete
+from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -11,13 +11,13 @@ from actors.invalid_list import InvalidPass
 from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.tephra import LATE_MS, ForeignTephra
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND
-from protocol.rows import decode_row
-from protocol.topic.asks import Look
-from protocol.topic.state import TopicLimits
-from protocol.transactions.tephra_state import Entry, ManagerState, encode_snapshot
-from protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.rows import decode_row
+from plainsong.protocol.tephra.state import Entry, ManagerState, encode_snapshot
+from plainsong.protocol.topic.asks import Look
+from plainsong.protocol.topic.state import TopicLimits
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from storage.memory import MemoryStore, SharedMemory
 
 LIFETIME_MS = 90_000_000

@@ -13,12 +13,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.janitor import JanitorSettings
 from actors.observe import SpaceGuard, SystemClock
-from protocol.effects import Table, put_one
-from protocol.errors import LowSpace, PartlyCleaned
-from protocol.ids import FIRST_BOUND, after
-from protocol.keys import READER, metadata_key, system_key
-from protocol.names import TopicName
-from protocol.topic.asks import ListReaders, Remove, SetProperties, SetReader, Undelete
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import LowSpace, PartlyCleaned
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.keys import READER, metadata_key, system_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import ListReaders, Remove, SetProperties, SetReader, Undelete
 from storage.base import StoreStatistics
 from storage.memory import MemoryStore
 

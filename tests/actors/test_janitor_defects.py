@@ -7,10 +7,10 @@ from actors_in_process import NAME, START_MS, actors
 from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, roll_back, store
 
 from actors.janitor import JanitorSettings
-from protocol.effects import Table, put_one
-from protocol.keys import generation_prefix, payload_prefix
-from protocol.topic.asks import Remove, Undelete
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import generation_prefix, payload_prefix
+from plainsong.protocol.topic.asks import Remove, Undelete
+from plainsong.protocol.topic.state import TopicLimits
 
 GRACE_S = 100
 STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pointers_in_process import FIRST, Said, payload_rows, pointer_rows, publish, roll_back, store
 
 from actors.janitor import JanitorSettings
-from protocol.effects import Table, put_one
-from protocol.errors import RolledBack, TransactionExpired
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import RolledBack, TransactionExpired
+from plainsong.protocol.rows import MessageRow, encode_row
+from plainsong.protocol.topic.state import TopicLimits
 from storage.cleaning import STEP_BYTES
 
 GRACE_S = 100

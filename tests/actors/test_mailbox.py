@@ -7,9 +7,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.mailbox import Mailbox, Ticket
-from protocol.errors import Overloaded, Recovering, ShuttingDown
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Describe, Publish
+from plainsong.protocol.errors import Overloaded, Recovering, ShuttingDown
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Describe, Publish
 
 
 def publish(size):

@@ -8,11 +8,11 @@ import trio
 from actors import namespaces as module
 from actors.authority import AUTHORITY_KEY, AuthorityChanged, keep_authority
 from actors.namespaces import Namespaces
-from protocol.effects import Table, put_one
-from protocol.keys import pointer_key
-from protocol.names import TopicName
-from protocol.records import unpack_record
-from protocol.topic.pending import Pending
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import unpack_record
+from plainsong.protocol.topic.pending import Pending
 from storage.memory import SharedMemory
 
 CHOICES = ("embedded", "embedded", "embedded")

@@ -11,11 +11,11 @@ from trio.testing import wait_all_tasks_blocked
 from actors import ownership, topic
 from actors.ownership import ClaimPauses
 from actors.topic import FEW_ROWS
-from protocol.effects import Table
-from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
-from protocol.keys import HIGH_WATER, system_key
-from protocol.names import TopicName
-from protocol.topic.asks import Description, Look
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
+from plainsong.protocol.keys import HIGH_WATER, system_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Description, Look
 
 
 async def caught(call, *args, **kwargs):

@@ -16,12 +16,12 @@ from transactional_topic import (
     stored,
 )
 
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
-from protocol.keys import DamagedRow
-from protocol.page import HIDDEN_COUNTED
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.paging import Paging
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.page import HIDDEN_COUNTED
+from plainsong.protocol.rows import MessageRow, encode_row
+from plainsong.protocol.topic.reading import Paging
 
 SEEN = committed()
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pointers_in_process import FIRST, publish, roll_back, store
 
 from actors.reading import read_page, walk_rows
-from protocol.ids import FIRST_BOUND, after
-from protocol.topic.asks import Look
-from protocol.topic.extent import Extent
-from protocol.transactions.view import View
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.topic.asks import Look
+from plainsong.protocol.topic.reading import Extent
+from plainsong.protocol.transactions.view import View
 
 
 @dataclass

@@ -9,11 +9,11 @@ from owners_in_process import instances, say
 from trio.testing import wait_all_tasks_blocked
 
 from actors.janitor import JanitorSettings
-from protocol.effects import Table
-from protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ProducerFenced
-from protocol.keys import PRODUCER, system_key
-from protocol.topic.producers.asks import GetProducer, OpenProducer, RemoveProducer
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ProducerFenced
+from plainsong.protocol.keys import PRODUCER, system_key
+from plainsong.protocol.topic.asks import GetProducer, OpenProducer, RemoveProducer
+from plainsong.protocol.topic.state import TopicLimits
 
 #: All that is known of producers is written with every commit.
 EAGER = TopicLimits(snapshot_entries=1)

@@ -10,8 +10,8 @@ from trio.testing import wait_all_tasks_blocked
 from actors.janitor import JanitorSettings
 from actors.namespaces import Namespaces
 from actors.reading import producer_of
-from protocol.effects import Table, put_one
-from protocol.errors import (
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import (
     GenerationChanged,
     InvalidProperty,
     OutcomeUnknown,
@@ -21,13 +21,12 @@ from protocol.errors import (
     Recovering,
     StorageFailed,
 )
-from protocol.keys import PRODUCER, PRODUCERS, DamagedRow, namespace_key, system_key
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.topic.asks import Create, Remove
-from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
-from protocol.topic.producers.policy import NamespacePolicy
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.keys import PRODUCER, PRODUCERS, DamagedRow, namespace_key, system_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.topic.asks import Create, GetProducer, ListProducers, OpenProducer, Remove, RemoveProducer
+from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.state import TopicLimits
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

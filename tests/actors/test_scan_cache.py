@@ -13,11 +13,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.cache import SEAL_BYTES, CacheBudget, TopicCache
 from actors.reading import read_page
-from protocol.errors import OutcomeUnknown, TopicNotFound
-from protocol.ids import FIRST_BOUND, after, pack_id
-from protocol.names import TopicName
-from protocol.page import item
-from protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
+from plainsong.protocol.errors import OutcomeUnknown, TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND, after, pack_id
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import item
+from plainsong.protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
 from storage.base import StoreError
 
 OTHER = TopicName("ns", "other")

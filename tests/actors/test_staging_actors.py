@@ -11,15 +11,12 @@ from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, stor
 from actors.authority import keep_authority
 from actors.janitor import JanitorSettings
 from actors.pointers import PointerIndex
-from protocol.effects import Table, put_one
-from protocol.errors import InvalidParameter, PlainsongError, Unavailable
-from protocol.keys import pointer_key
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create, Remove, Stats
-from protocol.topic.pointer_asks import ListPointers
-from protocol.topic.producers.asks import OpenProducer
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import InvalidParameter, PlainsongError, Unavailable
+from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, ListPointers, OpenProducer, PublishStaged, Remove, Stats, StoreStaged
+from plainsong.protocol.topic.state import TopicLimits
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from protocol.effects import Put, Table
-from protocol.ids import pack_position
-from protocol.keys import generation_prefix, generations_range
-from protocol.names import TopicName
-from protocol.rows import plain_head
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, generations_range
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import plain_head
 from storage import cleaning
 from storage.base import read_rows
 from storage.cleaning import Sweep, is_message

@@ -7,7 +7,7 @@ import trio
 from actors_in_process import NAME, actors, after_receipt
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     GenerationChanged,
     OutcomeUnknown,
     Overloaded,
@@ -16,8 +16,8 @@ from protocol.errors import (
     StorageFailed,
     TopicNotFound,
 )
-from protocol.topic.asks import Describe, ListReaders, Remove, Span, Stats
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.topic.asks import Describe, ListReaders, Remove, Span, Stats
+from plainsong.protocol.topic.state import TopicLimits
 from storage.base import NothingWritten
 
 

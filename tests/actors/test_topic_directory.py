@@ -9,9 +9,9 @@ import trio
 from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed, TopicNotFound
-from protocol.names import TopicName
-from protocol.topic.asks import Describe
+from plainsong.protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed, TopicNotFound
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Describe
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -7,14 +7,13 @@ from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
 from actors.pointers import PointerIndex
-from protocol import errors
-from protocol.effects import Put, Table, put_one
-from protocol.ids import pack_position
-from protocol.keys import pointer_key
-from protocol.requests import PublishRequest
-from protocol.rows import decode_row
-from protocol.topic.asks import Remove, Undelete
-from protocol.topic.pointer_asks import ListPointers, PublishUnder, RollBackPointer, StoreUnder
+from plainsong.protocol import errors
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import decode_row
+from plainsong.protocol.topic.asks import ListPointers, PublishUnder, Remove, RollBackPointer, StoreUnder, Undelete
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -8,7 +8,7 @@ import trio.testing
 from actors_in_process import SetClock
 from transactions_in_process import OTHER, TOPIC, serving, settle
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     InvalidParameter,
     OutcomeUnknown,
     Overloaded,
@@ -21,9 +21,8 @@ from protocol.errors import (
     TransactionNotInProgress,
     TransactionsUnavailable,
 )
-from protocol.transactions.codec import decode_transaction, encode_transaction
-from protocol.transactions.tephra_state import decode_snapshot
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.tephra.state import decode_snapshot, decode_transaction, encode_transaction
+from plainsong.protocol.transactions.transaction import TransactionType
 from storage.faulty import FaultyStore
 from storage.leveldb.store import LevelDBStore
 from storage.memory import MemoryStore

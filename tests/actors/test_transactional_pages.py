@@ -20,10 +20,9 @@ from transactional_topic import (
     walk_through,
 )
 
-from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, bound_at
-from protocol.topic.extent import Extent
-from protocol.topic.tally import Newest, Tally
-from protocol.transactions.view import View
+from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, bound_at
+from plainsong.protocol.topic.reading import Extent, Newest, Tally
+from plainsong.protocol.transactions.view import View
 
 NOW_MS = START_MS + 5_000
 

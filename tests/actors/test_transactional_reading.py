@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.reading import read_page
-from protocol.errors import AlreadyPublished, RolledBack
-from protocol.ids import FIRST_BOUND, after
-from protocol.requests import PublishRequest
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.errors import AlreadyPublished, RolledBack
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import PublishUnder, RollBackPointer, StoreUnder
+from plainsong.protocol.transactions.view import Verdict, View
 from storage.base import StoreError
 
 BASE = START_MS * 1_000_000

@@ -19,10 +19,10 @@ from pointers_in_process import publish, store
 from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.transactions import TransactionService
-from protocol.errors import PlainsongError
-from protocol.ids import FIRST_BOUND, after
-from protocol.names import TopicName
-from protocol.transactions.manager.settings import TransactionSettings
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

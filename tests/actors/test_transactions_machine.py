@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transactions_of_instances import OTHER, cluster_of
 
 from actors.transactions import SERVICE_NAME
-from protocol.errors import NoOwner, PlainsongError
+from plainsong.protocol.errors import NoOwner, PlainsongError
 
 TOPICS = (NAME, OTHER)
 INSTANCES = ("a", "b", "c")

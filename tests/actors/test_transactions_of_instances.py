@@ -11,9 +11,9 @@ from transactions_of_instances import OTHER, cluster_of
 
 import actors.replica
 from actors.transactions import SERVICE_NAME
-from protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
-from protocol.topic.enlisted import NotEnlisted
-from protocol.topic.pointer_asks import PublishUnder
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
+from plainsong.protocol.topic.asks import PublishUnder
+from plainsong.protocol.topic.publish import NotEnlisted
 
 
 async def test_a_commit_is_seen_in_all_topics_of_all_instances_by_whoever_reads_after_it():
@@ -67,7 +67,7 @@ async def test_an_enlistment_that_arrives_after_the_commit_counts_for_nothing():
 
 
 def given_nothing():
-    from protocol.topic.asks import Describe
+    from plainsong.protocol.topic.asks import Describe
 
     return Describe()
 

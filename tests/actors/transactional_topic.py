@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 
 from actors.cache import CacheBudget, TopicCache
 from actors.reading import feed_cached
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, before, pack_id, pack_position
-from protocol.keys import generation_prefix
-from protocol.names import TopicName
-from protocol.page import HIDDEN_COUNTED, item
-from protocol.references import Stored
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.asks import Span
-from protocol.topic.paging import Paging
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, before, pack_id, pack_position
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import HIDDEN_COUNTED, item
+from plainsong.protocol.rows import MessageRow, Stored, encode_row
+from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import Paging
+from plainsong.protocol.transactions.view import Verdict, View
 from storage.memory import MemoryTable
 
 NAME = TopicName("ns", "t")

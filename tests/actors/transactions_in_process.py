@@ -10,10 +10,10 @@ from actors_in_process import SetClock
 from actors.observe import NoTransactionObserver
 from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
-from protocol.errors import TransactionNotInProgress
-from protocol.names import TopicName
-from protocol.topic.pointer_asks import ListPointers, PointerView, RollBackPointer
-from protocol.transactions.manager.settings import TransactionSettings
+from plainsong.protocol.errors import TransactionNotInProgress
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import ListPointers, PointerView, RollBackPointer
+from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

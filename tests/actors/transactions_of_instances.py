@@ -14,13 +14,12 @@ from actors.pointers import Enlistments, PointerIndex
 from actors.reading import read_page
 from actors.replica import RoutedTransactions
 from actors.transactions import SERVICE_NAME, TransactionService
-from protocol.errors import NoOwner, TransactionsUnavailable
-from protocol.ids import FIRST_BOUND
-from protocol.names import TopicName
-from protocol.topic.asks import Look
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.mirrored import Synced
+from plainsong.protocol.errors import NoOwner, TransactionsUnavailable
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Look, PublishUnder, RollBackPointer, StoreUnder
+from plainsong.protocol.transactions.ledger import TransactionSettings
+from plainsong.protocol.transactions.replica import ReplicaUpdate
 from storage.memory import SharedMemory
 
 OTHER = TopicName("ns", "u")
@@ -61,7 +60,7 @@ class Peer:
     async def sync(self, known, wait_ms=0):
         synced = await (await self._service()).sync(known, wait_ms)
         await self.cluster.lines.arrive(self.me)
-        return Synced.unpack(synced.packed())
+        return ReplicaUpdate.unpack(synced.packed())
 
     async def enlist(self, pointer, name):
         answer = await (await self._service()).enlist(pointer, name)

@@ -16,8 +16,8 @@ from bench.scale import plan
 from bench.scale_costs import FILE, Costs
 from bench.scale_model import Fleet, Load, Placement, commits_per_s, member_of, reckon
 from bench.scale_storm import storm
-from protocol.cluster.assignment import Assignment
-from protocol.cluster.placement import Placement as Pinned
+from plainsong.protocol.cluster import Assignment
+from plainsong.protocol.cluster import Placement as Pinned
 from storage.hbase.owners import BLOCK
 
 ROOT = Path(__file__).parents[2]

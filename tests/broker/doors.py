@@ -14,7 +14,7 @@ from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.messages import HotHandler, HotRequest, HttpAnswer, Verb
 from broker.http.quart_app import hot_rule, hot_view, install_errors
 from broker.http.server import serve_http
-from protocol.errors import Overloaded, TopicNotFound
+from plainsong.protocol.errors import Overloaded, TopicNotFound
 
 if TYPE_CHECKING:
     import ssl

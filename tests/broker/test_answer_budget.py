@@ -10,8 +10,8 @@ from broker.api.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, rea
 from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget
 from broker.http.messages import HttpAnswer
 from broker.http.wire import admitted
-from protocol.errors import Overloaded
-from protocol.page import Page
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.page import Page
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from actors.authority import AuthorityChanged, keep_authority
 from broker.authority import build_authority, describe_authority, service_settings
 from broker.config.sections import ClusterConfig, TransactionsConfig
-from protocol.errors import TransactionsUnavailable
+from plainsong.protocol.errors import TransactionsUnavailable
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

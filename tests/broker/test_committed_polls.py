@@ -8,7 +8,7 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from protocol.topic.asks import Look
+from plainsong.protocol.topic.asks import Look
 
 TX = "/v1/transactions"
 PATH = f"{TOPICS}/t/poll"

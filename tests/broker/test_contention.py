@@ -11,7 +11,7 @@ from broker.assemble import PAUSE_S, Contention
 from broker.config.config import config_of
 from broker.metrics import Metrics
 from broker.stores import MESSAGE_MARGIN_BYTES, fitted, message_bound
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 from storage.memory import MemoryStore
 
 

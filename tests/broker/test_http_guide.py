@@ -11,7 +11,7 @@ from broker_in_process import in_process
 
 from broker.api.operations import OPERATIONS
 from broker.api.schemas import status_of_code
-from protocol.errors import BY_CODE, Internal
+from plainsong.protocol.errors import BY_CODE, Internal
 from tests.documents import DOCUMENTS, shell_lines
 
 GUIDE = DOCUMENTS["docs/http.md"]

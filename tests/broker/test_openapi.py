@@ -12,7 +12,7 @@ from broker.api.operations import OPERATIONS
 from broker.api.routes import ROUTES
 from broker.api.schemas import by_status, status_of_code
 from broker.http.messages import HOT_PATHS, STATUS_OF
-from protocol.errors import BY_CODE
+from plainsong.protocol.errors import BY_CODE
 
 DOCUMENT = description("1.2.3")
 METHODS = {"get", "put", "post", "delete"}

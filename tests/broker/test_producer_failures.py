@@ -11,8 +11,8 @@ from trio.testing import wait_all_tasks_blocked
 from whole_course import Killed, life
 
 from actors.janitor import Janitor, JanitorSettings
-from protocol.effects import Table
-from protocol.keys import HIGH_WATER, PRODUCER
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import HIGH_WATER, PRODUCER
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

@@ -6,9 +6,9 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from protocol.effects import Table, put_one
-from protocol.keys import PRODUCER, system_key
-from protocol.names import TopicName
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import PRODUCER, system_key
+from plainsong.protocol.names import TopicName
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"

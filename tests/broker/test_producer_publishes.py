@@ -6,8 +6,8 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from protocol.codec import AVRO, AVRO_2
-from protocol.requests import PublishRequest
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.requests import PublishRequest
 
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"

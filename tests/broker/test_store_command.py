@@ -11,7 +11,7 @@ import trio
 from broker.config import every_setting
 from plainsong.cli.main import program, run
 from plainsong.cli.verb import Exit
-from protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id
 from storage.directory import DataDirectory
 from storage.leveldb import LevelDBStore
 from tests.storage.disks import snapshot

@@ -16,7 +16,7 @@ from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
 
 from broker.api.stream import REQUEST_BYTES, PublishStream, StreamBounds
 from broker.http.budgets import BodyBudget
-from protocol.codec import stream as codec
+from plainsong.protocol.codec import stream as codec
 
 
 class Echo:

@@ -15,13 +15,11 @@ from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
-from protocol.transactions.codec import decode_transaction
-from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.tephra_idl import ILLEGAL_ARGUMENT, TOO_LARGE
-from protocol.transactions.tephra_rpc import INTERNAL_ERROR
-from protocol.transactions.tephra_state import EntryType, decode_snapshot
-from protocol.transactions.transaction import Transaction, TransactionType
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE
+from plainsong.protocol.tephra.state import EntryType, decode_snapshot, decode_transaction
+from plainsong.protocol.transactions.ledger import TransactionSettings
+from plainsong.protocol.transactions.transaction import Transaction, TransactionType
+from plainsong.protocol.transactions.view import Verdict, View
 from storage.memory import MemoryStore
 
 START_MS = 1_700_000_000_000

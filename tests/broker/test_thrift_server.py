@@ -10,9 +10,8 @@ from tephra_thrift import TEPHRA, struct_bytes
 
 from broker.http.budgets import BodyBudget
 from broker.thrift import FRAME_TIMEOUT_S, SEND_TIMEOUT_S, TephraMethods, serve_thrift
-from protocol.errors import Overloaded, TransactionsUnavailable
-from protocol.transactions.manager.answers import ServiceFigures
-from protocol.transactions.tephra_rpc import (
+from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
+from plainsong.protocol.tephra.rpc import (
     INTERNAL_ERROR,
     PROTOCOL_ERROR,
     UNKNOWN_METHOD,
@@ -20,7 +19,8 @@ from protocol.transactions.tephra_rpc import (
     decode_reply,
     encode_call,
 )
-from protocol.transactions.thrift_frames import MAX_FRAME_BYTES, Frames, framed
+from plainsong.protocol.tephra.thrift import MAX_FRAME_BYTES, ThriftFrames, framed
+from plainsong.protocol.transactions.asks import ServiceFigures
 
 MAX_CONNECTIONS = 60
 
@@ -60,7 +60,7 @@ class Client:
 
     def __init__(self, stream):
         self.stream = stream
-        self.frames = Frames()
+        self.frames = ThriftFrames()
 
     async def send(self, method, *args, sequence_id=1):
         await self.stream.send_all(framed(encode_call(method, sequence_id, *args)))

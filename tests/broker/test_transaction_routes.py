@@ -8,11 +8,11 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from protocol.effects import Put, Table
-from protocol.names import TopicName
-from protocol.transactions.codec import decode_transaction
-from protocol.transactions.manager.rows import HEAD, service_key
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.tephra.state import decode_transaction
+from plainsong.protocol.transactions.ledger_rows import HEAD, service_key
+from plainsong.protocol.transactions.transaction import TransactionType
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 

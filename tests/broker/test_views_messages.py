@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from broker_in_process import START_MS, TOPICS
 
-from protocol.effects import Table, put_one
-from protocol.ids import pack_id, pack_position
-from protocol.keys import generation_prefix
-from protocol.names import TopicName
-from protocol.rows import MessageRow, encode_row
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.ids import pack_id, pack_position
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import MessageRow, encode_row
 
 LOOK = f"{TOPICS}/t/messages"
 

@@ -10,11 +10,10 @@ from broker_in_process import START_MS, TOPICS, in_process
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import FIRST_BOUND, after, bound_at, pack_id, pack_position
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.asks import Span
-from protocol.topic.extent import MAX_MARKS, Extent
-from protocol.topic.paging import Paging
+from plainsong.protocol.ids import FIRST_BOUND, after, bound_at, pack_id, pack_position
+from plainsong.protocol.rows import MessageRow, encode_row
+from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import MAX_MARKS, Extent, Paging
 
 OFFSETS = f"{TOPICS}/t/offsets"
 

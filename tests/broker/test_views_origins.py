@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from broker_in_process import START_MS, TOPICS
 
-from protocol.codec import AVRO, AVRO_2
-from protocol.effects import Table, put_one
-from protocol.frames import FRAMES_TYPE, decode_frames
-from protocol.ids import pack_id, pack_position
-from protocol.keys import generation_prefix, payload_prefix
-from protocol.names import TopicName
-from protocol.references import Stored
-from protocol.requests import PollRequest
-from protocol.rows import MessageRow, encode_row
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.ids import pack_id, pack_position
+from plainsong.protocol.keys import generation_prefix, payload_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.requests import PollRequest
+from plainsong.protocol.rows import MessageRow, Stored, encode_row
 
 LOOK = f"{TOPICS}/t/messages"
 NAME = TopicName("ns", "t")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.api import topic_stats
 from broker.metrics import WINDOW_S, Rate, Rates
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 
 STATS = f"{TOPICS}/t/stats"
 

@@ -7,9 +7,9 @@ from broker_in_process import TOPICS, in_process
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.effects import Table, put_one
-from protocol.keys import metadata_key
-from protocol.names import TopicName
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.names import TopicName
 
 DEFAULTS = {"ttl": "604800", "generation": "1", "transactional": "optional", "deduplication": "inherit"}
 

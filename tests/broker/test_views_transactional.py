@@ -11,9 +11,9 @@ import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
 from broker.api import topic_stats
-from protocol.ids import after
-from protocol.transactions.codec import encode_transaction
-from protocol.transactions.transaction import Transaction
+from plainsong.protocol.ids import after
+from plainsong.protocol.tephra.state import encode_transaction
+from plainsong.protocol.transactions.transaction import Transaction
 
 MANY = "/v1/namespaces/ns/poll"
 

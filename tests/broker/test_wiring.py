@@ -7,11 +7,10 @@ import trio
 from broker.assemble import build_service
 from broker.config.config import config_of
 from broker.metrics import Metrics
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create
-from protocol.topic.pointer_asks import ListPointers, PublishUnder
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, ListPointers, PublishUnder
 from storage.memory import MemoryStore
 
 NAME = TopicName("ns", "t")

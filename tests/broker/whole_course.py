@@ -14,8 +14,8 @@ import trio
 from broker_in_process import TOPICS, in_process
 
 from actors.invalid_list import InvalidPass
-from protocol.frames import FRAMES_TYPE, decode_frames
-from protocol.ids import FIRST_BOUND
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.ids import FIRST_BOUND
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.daemon.transactional_checker import check

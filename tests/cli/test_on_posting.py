@@ -14,6 +14,7 @@ import pytest
 
 from plainsong.core.effects import Answer, Failure
 from plainsong.messages import Message, Origin
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.react.post import (
     PASSING,
     Poster,
@@ -27,7 +28,6 @@ from plainsong.react.post import (
 from plainsong.react.reaction import Again, Done, Never
 from plainsong.react.stopping import Stop, Stopped
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
-from protocol.errors import InvalidParameter
 
 ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
 

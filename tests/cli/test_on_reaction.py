@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from plainsong import Client
 from plainsong.errors import ConnectFailed, PositionNotSaved
 from plainsong.messages import Message, Origin
+from plainsong.protocol.errors import PositionChanged
+from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.reaction import (
     MAX_ERROR_BYTES,
     Again,
@@ -26,8 +28,6 @@ from plainsong.react.reaction import (
     size_of,
 )
 from plainsong.react.stopping import Stop, Stopped
-from protocol.checks import MAX_ATTRIBUTE_BYTES
-from protocol.errors import PositionChanged
 from tests.cli.conftest import url_of
 
 

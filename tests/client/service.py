@@ -12,9 +12,9 @@ from typing import Any
 from world import problem, said
 
 from plainsong.core.effects import Answer, Failure, Send
-from protocol.codec import AVRO, AVRO_2
-from protocol.requests import PublishResponse
-from protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.requests import PublishResponse
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]

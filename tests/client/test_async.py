@@ -13,7 +13,7 @@ from plainsong import JSON, AsyncClient, Client, FilePosition, ServerPosition
 from plainsong.aio.reader import AsyncReader
 from plainsong.core.gathering import ITEM_BYTES
 from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotSent
-from protocol.errors import TopicExists, TopicNotFound
+from plainsong.protocol.errors import TopicExists, TopicNotFound
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 

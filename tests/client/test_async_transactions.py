@@ -14,7 +14,7 @@ from test_transactions import Rows
 
 from plainsong import AsyncClient, Client, FilePosition
 from plainsong.errors import NoTransaction, TransactionFailed, TransactionInProgress, TransactionTimedOut
-from protocol.errors import TransactionConflict
+from plainsong.protocol.errors import TransactionConflict
 from tests.client.proxy import Proxy
 
 

@@ -8,8 +8,8 @@ from world import LOST, NOBODY, SILENT, World, operations, problem, said
 from plainsong.core import calls
 from plainsong.core.effects import Answer
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer
-from protocol.codec import AVRO
-from protocol.errors import (
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
@@ -18,8 +18,8 @@ from protocol.errors import (
     TopicNotFound,
     Unavailable,
 )
-from protocol.ids import pack_id
-from protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.requests import PublishRequest, Receipt
 
 RECEIPT = Answer(200, {"content-type": "avro/binary"}, AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 1), 1)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from plainsong import JSON, Client, MessageId, Outgoing
 from plainsong.errors import Closed, ConnectFailed, DeadlineExceeded, NotSent
-from protocol.errors import (
+from plainsong.protocol.errors import (
     InvalidName,
     InvalidParameter,
     InvalidProperty,

@@ -11,11 +11,11 @@ from plainsong.core import calls
 from plainsong.core.effects import Answer
 from plainsong.core.operations import Operations
 from plainsong.core.places import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.settings import follows_owners
-from protocol.codec import AVRO
-from protocol.errors import OutcomeUnknown, PlainsongError
-from protocol.ids import pack_id
-from protocol.requests import PublishRequest, Receipt
 
 RECEIPT = AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1))
 

@@ -7,11 +7,11 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import frames
-from protocol.codec import FramesOptions, encode_frames
-from protocol.frames import BrokenFrames, decode_frames
-from protocol.ids import pack_id
-from protocol.page import Page, item
+from plainsong.protocol import frames
+from plainsong.protocol.codec import FramesOptions, encode_frames
+from plainsong.protocol.frames import BrokenFrames, decode_frames
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.page import Page, item
 
 
 def walked(data: bytes, attributes: bool) -> object:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plainsong.core.gathering import ITEM_BYTES, Bounds, Gathering
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, MessageDropped
-from protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
+from plainsong.protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
 
 
 def gathering(**changed: object) -> Gathering[int]:

@@ -13,7 +13,7 @@ import pytest
 
 from plainsong import Client, FilePosition
 from plainsong.errors import MessageDropped
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 from tests.client.proxy import Proxy
 from tests.daemon.harness import PATIENCE_S, eventually
 

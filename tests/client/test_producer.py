@@ -19,7 +19,7 @@ from plainsong.errors import (
     ProducerStopped,
     TransactionTimedOut,
 )
-from protocol.errors import (
+from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
     MessageTooLarge,

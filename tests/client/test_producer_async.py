@@ -10,7 +10,7 @@ import pytest
 
 from plainsong import AsyncClient, Client
 from plainsong.errors import Closed, DeadlineExceeded, NotSent, TransactionInProgress, TransactionTimedOut
-from protocol.errors import GenerationChanged, ProducerFenced
+from plainsong.protocol.errors import GenerationChanged, ProducerFenced
 from tests.client.proxy import Proxy
 
 

@@ -14,7 +14,7 @@ from plainsong.core.producing.receipts import Delivered, MessageReceipt, found
 from plainsong.core.producing.session import Session, begin
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
 from plainsong.ids import MessageId
-from protocol.errors import (
+from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
     InvalidSequenceIds,
@@ -26,8 +26,8 @@ from protocol.errors import (
     ProducerFenced,
     TopicNotFound,
 )
-from protocol.ids import NO_PAYLOAD_PART, pack_position
-from protocol.requests import PublishRequest
+from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
+from plainsong.protocol.requests import PublishRequest
 
 
 class Desk:

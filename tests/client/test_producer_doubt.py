@@ -15,8 +15,14 @@ from plainsong.core.producing.delivery import Delivery
 from plainsong.core.producing.numbering import MAX_SEQUENCE_ID, Numbering
 from plainsong.core.producing.receipts import Delivered
 from plainsong.core.producing.session import begin
-from protocol.errors import InvalidParameter, InvalidSequenceIds, OutcomeUnknown, PlainsongError, SequenceConsumed
-from protocol.requests import PublishRequest
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    InvalidSequenceIds,
+    OutcomeUnknown,
+    PlainsongError,
+    SequenceConsumed,
+)
+from plainsong.protocol.requests import PublishRequest
 from tests.client.proxy import Proxy
 
 

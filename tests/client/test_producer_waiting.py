@@ -27,8 +27,7 @@ from plainsong.errors import (
     TransactionTimedOut,
 )
 from plainsong.messages import Receipt
-from plainsong.serializers import BYTES
-from protocol.errors import (
+from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,
     MessageTooLarge,
@@ -36,6 +35,7 @@ from protocol.errors import (
     OutcomeUnknown,
     ProducerFenced,
 )
+from plainsong.serializers import BYTES
 
 
 @dataclass(eq=False)

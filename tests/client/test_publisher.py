@@ -12,7 +12,7 @@ import pytest
 from plainsong import JSON, Client, Outgoing
 from plainsong.core.gathering import ITEM_BYTES
 from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotEncodable, NotSent
-from protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
+from plainsong.protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 

@@ -11,7 +11,7 @@ import pytest
 from plainsong import JSON, Client, FilePosition, ServerPosition, Undecodable
 from plainsong.errors import Closed, PositionNotSaved
 from plainsong.positions import Position
-from protocol.errors import InvalidName, InvalidParameter, PositionChanged, TopicNotFound
+from plainsong.protocol.errors import InvalidName, InvalidParameter, PositionChanged, TopicNotFound
 from tests.daemon.harness import eventually
 
 

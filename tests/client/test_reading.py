@@ -13,10 +13,10 @@ from plainsong.core.options import read_plan
 from plainsong.core.reading import REFRESH_S, Reading
 from plainsong.errors import ConnectFailed, DeadlineExceeded
 from plainsong.positions import ServerPosition
-from protocol.codec import AVRO_2, FramesOptions, encode_frames
-from protocol.errors import PlainsongError, TopicNotFound
-from protocol.ids import pack_id
-from protocol.page import Page, item
+from plainsong.protocol.codec import AVRO_2, FramesOptions, encode_frames
+from plainsong.protocol.errors import PlainsongError, TopicNotFound
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.page import Page, item
 
 
 class FakeDaemon:

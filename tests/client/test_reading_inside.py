@@ -21,9 +21,9 @@ from plainsong.core.options import read_plan
 from plainsong.core.reading import Reading
 from plainsong.errors import CommittedWithErrors, PositionNotSaved
 from plainsong.messages import Origin
-from protocol.codec import AVRO_2
-from protocol.errors import InvalidParameter, TransactionsUnavailable
-from protocol.requests import PollRequest
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import eventually
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plainsong import AsyncClient, Client, FilePosition
-from protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plainsong import AsyncClient, Client
-from protocol.errors import TransactionTooLarge
-from protocol.requests import PublishRequest
+from plainsong.protocol.errors import TransactionTooLarge
+from plainsong.protocol.requests import PublishRequest
 
 
 def test_a_request_larger_than_the_bound_goes_alone(client: Client, topic: str):

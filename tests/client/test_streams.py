@@ -13,8 +13,8 @@ import pytest
 
 from plainsong import TEXT, AsyncClient, Client, Outgoing
 from plainsong.errors import Closed, ConnectFailed, NotSent
-from protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
-from protocol.requests import PublishRequest, PublishResponse
+from plainsong.protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
+from plainsong.protocol.requests import PublishRequest, PublishResponse
 from tests.client.conftest import url_of
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon

@@ -21,17 +21,17 @@ from plainsong.errors import (
     TransactionInProgress,
     TransactionTimedOut,
 )
-from plainsong.sync.shell import Shell
-from plainsong.transactions.course import Course
-from plainsong.transactions.messages import Bounds
-from protocol.errors import (
+from plainsong.protocol.errors import (
     PlainsongError,
     TopicNotFound,
     TransactionConflict,
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from protocol.requests import PublishRequest
+from plainsong.protocol.requests import PublishRequest
+from plainsong.sync.shell import Shell
+from plainsong.transactions.course import Course
+from plainsong.transactions.messages import Bounds
 
 NAMES = ("a", "b", "c")
 

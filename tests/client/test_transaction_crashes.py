@@ -12,7 +12,7 @@ import pytest
 from test_transactions import Rows, committed
 
 from plainsong import Client
-from protocol.errors import PlainsongError, TransactionNotInProgress
+from plainsong.protocol.errors import PlainsongError, TransactionNotInProgress
 from tests.client.conftest import url_of
 from tests.daemon.harness import PATIENCE_S, Daemon, eventually
 

@@ -11,12 +11,12 @@ from service import Service, then_lost
 from world import LOST, operations, problem
 
 from plainsong.errors import NoTransaction, TransactionFailed, TransactionTimedOut
+from plainsong.protocol.errors import InvalidParameter, PlainsongError
+from plainsong.protocol.requests import PublishRequest
 from plainsong.sync.shell import Shell
 from plainsong.transactions import messages as module
 from plainsong.transactions.course import Course
 from plainsong.transactions.messages import ITEM_BYTES, Bounds
-from protocol.errors import InvalidParameter, PlainsongError
-from protocol.requests import PublishRequest
 
 
 class Stage:

@@ -20,7 +20,7 @@ from plainsong.errors import (
     TransactionInProgress,
     TransactionTimedOut,
 )
-from protocol.errors import (
+from plainsong.protocol.errors import (
     AlreadyPublished,
     InvalidParameter,
     MessageTooLarge,

@@ -17,11 +17,11 @@ from plainsong.core.operations import is_inclusive
 from plainsong.errors import NotEncodable
 from plainsong.ids import nth_id
 from plainsong.messages import Origin
+from plainsong.protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
+from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_id
+from plainsong.protocol.topic.state import Sequence
 from plainsong.serializers import encoded, serializer_for
 from plainsong.starts import parse_start
-from protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
-from protocol.ids import SEQUENCES_PER_MS, pack_id
-from protocol.topic.sequence import Sequence
 
 NOW_MS = 1_700_000_000_000
 HEX = "0000018bcfe56800000200000000000000000000"

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, unquote
 from world import LOST, problem, said
 
 from plainsong.core.effects import Answer, Failure, Send
-from protocol.codec import AVRO_2
-from protocol.ids import pack_id
-from protocol.requests import PublishRequest, PublishResponse, Receipt
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]

@@ -6,10 +6,10 @@ import time
 
 import trio
 
-from protocol.codec import JSON
-from protocol.frames import FRAMES_TYPE, decode_frames
-from protocol.ids import FIRST_BOUND, after
-from protocol.requests import PollRequest
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.requests import PollRequest
 from tests.cluster.harness import Instance
 from tests.cluster.history.records import Poll, Row
 from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice

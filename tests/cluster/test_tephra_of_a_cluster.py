@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from actors.tephra import TephraClient
-from protocol.transactions.codec import encode_transaction
-from protocol.transactions.transaction import Transaction
+from plainsong.protocol.tephra.state import encode_transaction
+from plainsong.protocol.transactions.transaction import Transaction
 from tests.cluster.harness import Cluster, Instance, open_cluster
 from tests.daemon.harness import Daemon, free_port
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path

@@ -8,8 +8,8 @@ from typing import Any
 
 import trio
 
-from protocol.codec import JSON
-from protocol.requests import PublishRequest
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.requests import PublishRequest
 from tests.cluster.history.records import Opening, Transaction, Write
 from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
 from tests.daemon.talk import JSON_HEADERS, topic_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plainsong import Client, Outgoing
+from plainsong.protocol.errors import TopicNotFound
 from plainsong.transactions.values import Transaction
-from protocol.errors import TopicNotFound
 
 #: Sent by the producer, so many in each request.
 REQUESTS, EACH = 40, 500

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from protocol.ids import FIRST_BOUND, unpack_id
+from plainsong.protocol.ids import FIRST_BOUND, unpack_id
 
 Kind = Literal[
     "lost",  # acknowledged, and not there

@@ -11,8 +11,8 @@ from random import Random
 
 import trio
 
-from protocol.ids import FIRST_BOUND, after, bound_at
-from protocol.requests import PollRequest
+from plainsong.protocol.ids import FIRST_BOUND, after, bound_at
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.history import Seen, Sent
 from tests.daemon.talk import ENCODINGS, Answer, ConnectionLost, NotConnected, Talk, poll_call, publish_call
 

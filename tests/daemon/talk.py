@@ -10,10 +10,10 @@ from typing import Any
 
 import trio
 
-from protocol.codec import codec_for
-from protocol.codec.base import Message
-from protocol.frames import FRAMES_TYPE, decode_frames
-from protocol.requests import PollRequest, PublishRequest, Receipt
+from plainsong.protocol.codec import codec_for
+from plainsong.protocol.codec.base import Message
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 #: How a poll can be answered: a name, the request's type, what it accepts.

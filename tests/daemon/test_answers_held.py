@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.requests import PollRequest
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
 

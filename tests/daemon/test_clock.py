@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import unpack_id
-from protocol.requests import PollRequest
+from plainsong.protocol.ids import unpack_id
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon
 from tests.daemon.talk import create, poll, publish, read_all
 

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 import trio
 
-from protocol.ids import FIRST_BOUND
-from protocol.requests import PollRequest
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon
 from tests.daemon.history import check
 from tests.daemon.ring import MANNERS, History, Place, publisher, read_whole, reader

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client
-from protocol.requests import PollRequest
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
 

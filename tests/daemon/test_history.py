@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.ids import after, pack_id
+from plainsong.protocol.ids import after, pack_id
 from tests.daemon.history import Kind, Seen, Sent, check
 
 #: The log's messages: ``m0`` … ``m9``, two in each millisecond from 100 on; m4 is empty.

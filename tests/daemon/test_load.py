@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.requests import PollRequest
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import Answer, Talk, ask, create, metric, poll_call, publish, publish_call, read_all
 

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from plainsong.cli.verb import Exit
-from protocol.requests import PollRequest
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
 from tests.storage.disks import make_read_only, small_disk, snapshot

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id
 from tests.daemon.transactional_checker import GRACE_MS, check
 from tests.daemon.transactional_history import Log, Page, Request, Transaction
 

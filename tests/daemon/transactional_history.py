@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
 
-from protocol.ids import FIRST_BOUND
+from plainsong.protocol.ids import FIRST_BOUND
 
 Kind = Literal[
     "lost",  # told it was there, or committed, and it is not

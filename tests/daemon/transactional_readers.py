@@ -13,9 +13,9 @@ from typing import Any
 
 import trio
 
-from protocol.codec import codec_for
-from protocol.frames import FRAMES_TYPE, decode_frames
-from protocol.requests import PollRequest
+from plainsong.protocol.codec import codec_for
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.requests import PollRequest
 from tests.daemon.ring import Place, now_ms, since_of
 from tests.daemon.talk import ENCODINGS, JSON_HEADERS, ConnectionLost, NotConnected, Talk, topic_path
 from tests.daemon.transactional_history import Log, Page

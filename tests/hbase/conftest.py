@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from protocol.effects import Table
-from protocol.keys import generation_prefix, metadata_key, pointer_key
-from protocol.names import TopicName
-from protocol.rows import MessageRow, decode_row, encode_row
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import generation_prefix, metadata_key, pointer_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from storage.hbase.cells import SlotPair, cell_of, slot_of, value_in
 from storage.hbase.layout import (
     CELL,

@@ -8,13 +8,21 @@ import pytest
 import trio
 
 from actors.loading import load_topic
-from protocol.effects import Delete, Put, Table, put_one
-from protocol.keys import HIGH_WATER, POINTER, READER, generation_prefix, metadata_key, pointer_key, system_key
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import Metadata
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.state import TopicLimits
+from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    READER,
+    generation_prefix,
+    metadata_key,
+    pointer_key,
+    system_key,
+)
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.rows import MessageRow, encode_row
+from plainsong.protocol.topic.state import TopicLimits
 from storage.base import Deposed, StoreError
 from storage.hbase.layout import ALL_KINDS, KINDS_COLUMN, hashed
 from storage.hbase.owners import BLOCK

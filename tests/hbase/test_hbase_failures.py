@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.effects import Delete, RollBack, put_one
-from protocol.keys import pointer_key
+from plainsong.protocol.effects import Delete, RollBack, put_one
+from plainsong.protocol.keys import pointer_key
 from storage.base import NothingWritten, StoreConflict, StoreError
 from storage.hbase.gateway import thrift
 from storage.hbase.scan import ScanRange, first_rows

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from protocol.effects import Table, put_one
-from protocol.keys import metadata_key
-from protocol.names import TopicName
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.names import TopicName
 from storage.base import StoreUnusable
 from storage.hbase.store import HBaseStore
 from tests.hbase.conftest import OPTIONS

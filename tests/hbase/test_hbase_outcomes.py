@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import trio
 
-from protocol.effects import Delete, RollBack, Table, put_one
-from protocol.keys import metadata_key
+from plainsong.protocol.effects import Delete, RollBack, Table, put_one
+from plainsong.protocol.keys import metadata_key
 from storage.base import Deposed, NothingWritten, StoreError
 from tests.hbase.held_calls import Lost, puts_to
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import trio
 
-from protocol.effects import Put, Table, put_one
-from protocol.keys import generation_prefix, metadata_key, payload_prefix, pointer_key
-from protocol.names import TopicName
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.keys import generation_prefix, metadata_key, payload_prefix, pointer_key
+from plainsong.protocol.names import TopicName
 from storage.base import Claim, Deposed, NothingWritten, Store, StoreError, read_rows
 from storage.hbase.cells import SERVICE_PREFIX
 from tests.hbase.held_calls import Held, Lost, puts_to

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.keys import DamagedRow, generation_prefix
-from protocol.names import TopicName
-from protocol.rows import MessageRow, decode_row, encode_row
+from plainsong.protocol.keys import DamagedRow, generation_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from storage.hbase.layout import CELL, PRESENT, Stamp, pack, removing_columns, rolling_column, stamp_of, unpack
 
 PREFIX = generation_prefix(TopicName("ns", "topic"), 1)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.effects import Put, RollBack, Table, put_one
-from protocol.keys import generation_prefix, metadata_key, stop_after
-from protocol.names import TopicName
-from protocol.rows import MessageRow, encode_row
+from plainsong.protocol.effects import Put, RollBack, Table, put_one
+from plainsong.protocol.keys import generation_prefix, metadata_key, stop_after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import MessageRow, encode_row
 from storage.base import StoreError, read_rows
 from storage.hbase.gateway import thrift
 from storage.hbase.pool import GatewayRefused, Pool

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.keys import DamagedRow, namespace_key, pointer_key, system_key
-from protocol.names import TopicName
+from plainsong.protocol.keys import DamagedRow, namespace_key, pointer_key, system_key
+from plainsong.protocol.names import TopicName
 from storage.hbase.cells import SERVICE_PREFIX, SlotPair, cell_of, epoch_in, governor, slot_of, value_in
 from storage.hbase.layout import NO_OWNER, Head, Stamp, decode_serial, encode_serial
 

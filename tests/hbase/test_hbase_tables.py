@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.base import StoreUnusable
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables

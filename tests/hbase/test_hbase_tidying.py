@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import trio
 
-from protocol.effects import Delete, Put, RollBack, put_one
-from protocol.keys import generation_prefix, metadata_key, pointer_key
-from protocol.names import TopicName
+from plainsong.protocol.effects import Delete, Put, RollBack, put_one
+from plainsong.protocol.keys import generation_prefix, metadata_key, pointer_key
+from plainsong.protocol.names import TopicName
 from storage.base import StoreError
 from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.store import HBaseStore

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from protocol.errors import PlainsongError, Unavailable
-from protocol.requests import PublishRequest
-from protocol.topic.pointer_asks import PublishUnder, StoreUnder
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
+from plainsong.protocol.errors import PlainsongError, Unavailable
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import PublishStaged, PublishUnder, StoreStaged, StoreUnder
 from storage.faulty import FaultyStore
 from tests.actors.actors_in_process import START_MS, SetClock, actors
 from tests.hbase.held_calls import Held, puts_to

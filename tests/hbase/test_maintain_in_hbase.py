@@ -11,13 +11,13 @@ import threading
 import pytest
 import trio
 
-from pipeline.maintain.place import Place, count_rows, shares
-from pipeline.maintain.ranges import KeyRange
 from plainsong import Client
-from protocol.effects import Table
-from protocol.keys import generation_prefix, stop_after
-from protocol.names import TopicName
-from protocol.rows import decode_row
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import generation_prefix, stop_after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import decode_row
+from pyspark_plainsong.pipeline.maintain.hbase import Place, count_rows, shares
+from pyspark_plainsong.pipeline.maintain.plan import KeyRange
 from storage.base import read_rows
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 from tests.spark_session import why_not

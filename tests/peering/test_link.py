@@ -9,8 +9,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.link.flow import LinkBroken, Reply
 from broker.link.wire import INLINE_BYTES, LinkBounds
-from protocol.errors import Internal, MessageTooLarge, NoOwner, Overloaded
-from protocol.names import TopicName
+from plainsong.protocol.errors import Internal, MessageTooLarge, NoOwner, Overloaded
+from plainsong.protocol.names import TopicName
 
 
 async def test_a_call_is_answered_with_value_and_body():

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import MalformedBody
-from protocol.peering.frames import MAX_FRAME_BYTES, Frame, FrameReader, FrameTooLarge, FrameWriter
-from protocol.peering.vocabulary import VOCABULARY
+from plainsong.protocol.errors import MalformedBody
+from plainsong.protocol.link import MAX_FRAME_BYTES, VOCABULARY, FrameKind, FrameReader, FrameTooLarge, FrameWriter
 
 FRAMES = [
-    [Frame.CALL, 1, "kind", {"a": (1, 2)}, b"body", 1.5],
-    [Frame.BEGIN, 2, "kind", None, 7, None],
-    [Frame.PIECE, 2, b"1234567", False],
-    [Frame.OPEN, 3, "talk", [1]],
-    [Frame.CANCEL, 1],
-    [Frame.PING, 0],
-    [Frame.LEAVING, 0],
+    [FrameKind.CALL, 1, "kind", {"a": (1, 2)}, b"body", 1.5],
+    [FrameKind.BEGIN, 2, "kind", None, 7, None],
+    [FrameKind.PIECE, 2, b"1234567", False],
+    [FrameKind.OPEN, 3, "talk", [1]],
+    [FrameKind.CANCEL, 1],
+    [FrameKind.PING, 0],
+    [FrameKind.LEAVING, 0],
 ]
 
 
@@ -53,22 +52,23 @@ def test_a_frame_that_announces_too_much_is_refused_before_it_comes():
 
 def test_a_frame_that_is_too_large_is_not_made():
     with pytest.raises(FrameTooLarge):
-        FrameWriter(VOCABULARY).encode(Frame.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
+        FrameWriter(VOCABULARY).encode(FrameKind.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
 
 
 def test_a_frame_that_cannot_be_made_leaves_nothing_in_the_next():
     writer = FrameWriter(VOCABULARY)
     with pytest.raises(TypeError):
-        writer.encode(Frame.CALL, 1, "kind", [b"x" * 1000, object()], b"", None)
-    assert writer.encode(Frame.CANCEL, 1) == FrameWriter(VOCABULARY).encode(Frame.CANCEL, 1)
+        writer.encode(FrameKind.CALL, 1, "kind", [b"x" * 1000, object()], b"", None)
+    assert writer.encode(FrameKind.CANCEL, 1) == FrameWriter(VOCABULARY).encode(FrameKind.CANCEL, 1)
 
 
 @pytest.mark.parametrize(
-    "value", [1, None, [], [1], [1, 2], ["CALL", 1], [1.0, 1], [99, 1], [Frame.CANCEL, 1, 2], [Frame.PING, b""], {1: 2}]
+    "value",
+    [1, None, [], [1], [1, 2], ["CALL", 1], [1.0, 1], [99, 1], [FrameKind.CANCEL, 1, 2], [FrameKind.PING, b""], {1: 2}],
 )
 def test_values_that_are_no_frame_are_refused(value):
     packed = VOCABULARY.pack(
-        [int(each) if isinstance(each, Frame) else each for each in value] if isinstance(value, list) else value
+        [int(each) if isinstance(each, FrameKind) else each for each in value] if isinstance(value, list) else value
     )
     with pytest.raises(MalformedBody):
         FrameReader(VOCABULARY).feed(struct.pack(">I", len(packed)) + packed)

@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.link.flow import LinkBroken, Reply
 from broker.link.wire import LinkBounds
-from protocol.errors import Internal, RequestTooLarge, TopicNotFound
+from plainsong.protocol.errors import Internal, RequestTooLarge, TopicNotFound
 
 SMALL = LinkBounds(window_bytes=10_000)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     BY_CODE,
     Internal,
     MalformedBody,
@@ -22,16 +22,14 @@ from protocol.errors import (
     QuotaExceeded,
     TopicNotFound,
 )
-from protocol.names import TopicName
-from protocol.page import Held, Page
-from protocol.peering.values import MAX_DEPTH, Vocabulary
-from protocol.peering.vocabulary import VOCABULARY
-from protocol.properties import TopicProperties
-from protocol.requests import ProducerVerdict, PublishRequest, Receipt
-from protocol.topic.asks import Look, Publish, Span
-from protocol.topic.pointer_asks import ListPointers, RollBackPointer
-from protocol.transactions.manager.answers import ChangeConflict
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.link import MAX_DEPTH, VOCABULARY, Vocabulary
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import Held, Page
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
+from plainsong.protocol.topic.asks import ListPointers, Look, Publish, RollBackPointer, Span
+from plainsong.protocol.transactions.asks import ChangeConflict
+from plainsong.protocol.transactions.view import Verdict, View
 
 
 def there_and_back(value):
@@ -95,7 +93,7 @@ def test_a_view_decides_afar_as_it_did_at_home():
 
 
 def test_every_ask_of_the_protocol_is_known():
-    from protocol.topic.asks import Ask
+    from plainsong.protocol.effects import Ask
 
     def below(cls):
         for each in cls.__subclasses__():

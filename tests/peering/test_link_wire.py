@@ -15,8 +15,7 @@ from broker.link.client import Link
 from broker.link.flow import LinkBroken, Reply
 from broker.link.server import serve_link
 from broker.link.wire import LinkBounds
-from protocol.peering.frames import PREFACE, Frame, FrameWriter
-from protocol.peering.vocabulary import VOCABULARY
+from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameWriter
 
 
 def frame(*parts) -> bytes:
@@ -45,14 +44,14 @@ async def served(data: bytes) -> bytes:
         PREFACE + b"GET / HTTP/1.1\r\n\r\n",
         PREFACE + struct.pack(">I", 1 << 30),
         PREFACE + b"\x00\x00\x00\x01\xc1",
-        PREFACE + frame(Frame.ANSWER, 1, None, b""),
-        PREFACE + frame(Frame.CALL, 1, 7, None, b"", None),
-        PREFACE + frame(Frame.CALL, 1, "x", None, "text", None),
-        PREFACE + frame(Frame.CALL, 1, "x", None, b"", "soon"),
-        PREFACE + frame(Frame.BEGIN, 1, "x", None, -1, None),
-        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) + frame(Frame.PIECE, 1, b"123456", True),
-        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) + frame(Frame.PIECE, 1, b"123", False),
-        PREFACE + frame(Frame.BEGIN, 1, "x", None, 5, None) * 2,
+        PREFACE + frame(FrameKind.ANSWER, 1, None, b""),
+        PREFACE + frame(FrameKind.CALL, 1, 7, None, b"", None),
+        PREFACE + frame(FrameKind.CALL, 1, "x", None, "text", None),
+        PREFACE + frame(FrameKind.CALL, 1, "x", None, b"", "soon"),
+        PREFACE + frame(FrameKind.BEGIN, 1, "x", None, -1, None),
+        PREFACE + frame(FrameKind.BEGIN, 1, "x", None, 5, None) + frame(FrameKind.PIECE, 1, b"123456", True),
+        PREFACE + frame(FrameKind.BEGIN, 1, "x", None, 5, None) + frame(FrameKind.PIECE, 1, b"123", False),
+        PREFACE + frame(FrameKind.BEGIN, 1, "x", None, 5, None) * 2,
     ],
 )
 async def test_garbage_ends_the_link_and_the_log_says_why(garbage, caplog):
@@ -67,8 +66,8 @@ async def test_more_than_there_was_credit_for_ends_the_link(caplog):
     mine, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_link, theirs, deaf)
-        flood = frame(Frame.PIECE, 1, bytes(100_000), False) * 20
-        await mine.send_all(PREFACE + frame(Frame.OPEN, 1, "talk", None) + flood)
+        flood = frame(FrameKind.PIECE, 1, bytes(100_000), False) * 20
+        await mine.send_all(PREFACE + frame(FrameKind.OPEN, 1, "talk", None) + flood)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert "credit" in str([record.__dict__ for record in caplog.records])
@@ -84,10 +83,10 @@ def test_whatever_is_sent_the_served_side_ends_in_good_order(data):
 
 
 @given(st.lists(st.sampled_from([
-    (Frame.CALL, 1, "x", None, b"", None), (Frame.CALL, 2, "x", (1,), b"b", 0.0), (Frame.BEGIN, 3, "x", None, 4, 9.0),
-    (Frame.PIECE, 3, b"1234", False), (Frame.OPEN, 4, "x", None), (Frame.PIECE, 4, b"1", True), (Frame.END, 4),
-    (Frame.CANCEL, 3), (Frame.CANCEL, 4), (Frame.CREDIT, 4, 10), (Frame.PING, 0), (Frame.PONG, 0), (Frame.CANCEL, 99),
-    (Frame.LEAVING, 0), (Frame.ANSWER, 1, None, b""), (Frame.CREDIT, 4, "x"),
+    (FrameKind.CALL, 1, "x", None, b"", None), (FrameKind.CALL, 2, "x", (1,), b"b", 0.0), (FrameKind.BEGIN, 3, "x", None, 4, 9.0),
+    (FrameKind.PIECE, 3, b"1234", False), (FrameKind.OPEN, 4, "x", None), (FrameKind.PIECE, 4, b"1", True), (FrameKind.END, 4),
+    (FrameKind.CANCEL, 3), (FrameKind.CANCEL, 4), (FrameKind.CREDIT, 4, 10), (FrameKind.PING, 0), (FrameKind.PONG, 0), (FrameKind.CANCEL, 99),
+    (FrameKind.LEAVING, 0), (FrameKind.ANSWER, 1, None, b""), (FrameKind.CREDIT, 4, "x"),
 ]), max_size=12))  # fmt: skip
 @settings(max_examples=100)
 def test_whatever_order_frames_come_in_the_served_side_ends_in_good_order(frames):

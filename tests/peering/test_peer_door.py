@@ -19,7 +19,7 @@ from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
 from broker.link.server import peer_door
 from broker.link.wire import LinkBounds
-from protocol.peering.frames import PREFACE
+from plainsong.protocol.link import PREFACE
 from tests.broker.doors import SETTINGS, Toys, toy_app
 
 BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])

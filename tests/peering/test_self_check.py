@@ -11,7 +11,7 @@ import trio.testing
 from test_peer_door import serving
 
 from broker.cluster.join import WHO, verify_advertised_address, who_handler
-from protocol.errors import BadRequest
+from plainsong.protocol.errors import BadRequest
 
 SAYS = "this instance is not found at its own address"
 

@@ -13,8 +13,7 @@ from broker.link.client import Link
 from broker.link.flow import Reply
 from broker.link.server import Call, serve_link
 from broker.link.wire import INLINE_BYTES, WITHIN_DAEMON, Wire
-from protocol.peering.frames import PREFACE, Frame, FrameReader
-from protocol.peering.vocabulary import VOCABULARY
+from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
 
 
 class Silent:
@@ -57,7 +56,7 @@ async def met(ends, nursery) -> Wire:
 async def test_a_frame_that_is_put_at_once_has_left_with_all_before_it(ends):
     async with trio.open_nursery() as nursery:
         wire = await met(ends, nursery)
-        places = [wire.put(Frame.PING, 1), wire.put(Frame.PING, 2), wire.put_at_once(Frame.PING, 3)]
+        places = [wire.put(FrameKind.PING, 1), wire.put(FrameKind.PING, 2), wire.put_at_once(FrameKind.PING, 3)]
         frames = FrameReader(VOCABULARY).feed(received(ends[1]))
         assert [number for _, number in frames] == [1, 2, 3]
         assert places == [1, 2, 3]
@@ -72,7 +71,7 @@ async def test_what_the_connection_does_not_take_follows_in_order(ends):
         wire = await met(ends, nursery)
         reader, frames = FrameReader(VOCABULARY), []
         for number in range(40):
-            wire.put_at_once(Frame.PIECE, number, b"x" * INLINE_BYTES, False)
+            wire.put_at_once(FrameKind.PIECE, number, b"x" * INLINE_BYTES, False)
         while len(frames) < 40:
             await trio.testing.wait_all_tasks_blocked()
             frames += reader.feed(received(ends[1]))
@@ -88,7 +87,7 @@ async def test_nothing_is_written_at_once_to_what_has_not_said_that_it_is_a_link
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.run, Silent())
         await trio.testing.wait_all_tasks_blocked()
-        wire.put_at_once(Frame.PING, 1)
+        wire.put_at_once(FrameKind.PING, 1)
         await trio.testing.wait_all_tasks_blocked()
         assert received(theirs) == PREFACE
         assert wire.written == 0

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.archive import layout, read
-from pipeline.archive.files import LocalFiles
-from pipeline.archive.manifest import Manifest, Stats
-from pipeline.archive.reading import load_manifests
-from pipeline.archive.writing import BatchWriter, Log, Offsets
 from plainsong import Client
+from pyspark_plainsong.pipeline.archive import layout, read
+from pyspark_plainsong.pipeline.archive.manifest import Manifest, Stats
+from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter, Log, Offsets
+from pyspark_plainsong.pipeline.files import LocalFiles
 from tests.daemon.harness import Daemon
 
 LOG = Log("default", "orders", 1)
@@ -55,7 +55,7 @@ class Archive:
         self.files = LocalFiles(root)
         self.log = log
         self.archive = archive
-        self.writer = BatchWriter(self.files, log, Offsets(self.files, log))
+        self.writer = ArchiveWriter(self.files, log, Offsets(self.files, log))
 
     def append(self, spark: SparkSession, batch: int, times_ms: Sequence[int], bounds: tuple[bytes, bytes]) -> Manifest:
         return self.writer.put(messages(spark, times_ms), self.archive, batch, bounds)

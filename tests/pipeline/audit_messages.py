@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.audit.absorbing import TABLE
-from pipeline.audit.reading import arrow
+from pyspark_plainsong.pipeline.audit.keeping import TABLE
+from pyspark_plainsong.pipeline.audit.reading import arrow
 from tests.pipeline.audit_reference import Message, Tables, change_of
 
 COLUMNS = "namespace string, topic string, message_id binary, publish_timestamp timestamp, payload binary"

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.report.decisions import Decision
-from pipeline.report.grid import Grid
+from pyspark_plainsong.pipeline.report.facts import Grid
+from pyspark_plainsong.pipeline.report.sources import Decision
 
 
 class Row(NamedTuple):

@@ -16,18 +16,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.archive import appending, layout, read
-from pipeline.archive.appending import Choices, Subject
-from pipeline.archive.archiving import append
-from pipeline.archive.files import LocalFiles, open_files
-from pipeline.archive.manifest import NAME
-from pipeline.archive.reading import load_manifests
-from pipeline.archive.writing import BatchWriter
-from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.options import now_ms
 from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
+from pyspark_plainsong.pipeline.archive import appending, layout, read
+from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
+from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
+from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
+from pyspark_plainsong.pipeline.files import LocalFiles, open_files
+from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.pipeline.archives import in_archive, in_topic, published, raw_ids, url_of
 from tests.spark_session import spark_environ
@@ -142,7 +142,7 @@ def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys
 
 def test_a_run_looks_out_for_losses_unless_the_archive_had_caught_up_not_long_ago(client, run, root):
     def fails_on_data_loss(**choices):
-        return Subject(run, client, "orders", Choices(root, **choices)).source(bytes(20))["failOnDataLoss"]
+        return Subject(run, client, "orders", AppendOptions(root, **choices)).source(bytes(20))["failOnDataLoss"]
 
     published(client, 0, 10)
     assert fails_on_data_loss() == "true"
@@ -156,7 +156,7 @@ def test_a_run_looks_out_for_losses_unless_the_archive_had_caught_up_not_long_ag
 def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, monkeypatch):
     published(client, 0, 10)
     append(run, ["orders"], root, every=None)
-    subject = Subject(run, client, "orders", Choices(root))
+    subject = Subject(run, client, "orders", AppendOptions(root))
     assert subject.source(bytes(20))["failOnDataLoss"] == "false"
     subject.check_nothing_was_lost()
     monkeypatch.setattr(appending, "now_ms", lambda: now_ms() + 8 * 86_400_000)
@@ -186,12 +186,14 @@ def dying_after(monkeypatch, step):
         return does
 
     if step == "write":
-        monkeypatch.setattr(BatchWriter, "write", dying(BatchWriter.write))
+        monkeypatch.setattr(ArchiveWriter, "write", dying(ArchiveWriter.write))
     elif step == "settle":
         monkeypatch.setattr(LocalFiles, "settle", dying(LocalFiles.settle))
     else:
         real, dies = LocalFiles.write, dying(LocalFiles.write)
-        monkeypatch.setattr(LocalFiles, "write", lambda *given: (dies if given[1].endswith(NAME) else real)(*given))
+        monkeypatch.setattr(
+            LocalFiles, "write", lambda *given: (dies if given[1].endswith(MANIFEST_NAME) else real)(*given)
+        )
 
 
 def test_whatever_step_a_run_dies_after_the_next_one_archives_each_message_once(spark, client, run, root, monkeypatch):
@@ -216,7 +218,17 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     published(client, 0, 4_000)
     folder = Path(root) / layout.topic_folder(client.namespace, "orders")
     random_numbers = random.Random(7)
-    command = [sys.executable, "-m", "pipeline.archive", "append", "orders", "--root", root, "--batch-rows", "1000"]
+    command = [
+        sys.executable,
+        "-m",
+        "pyspark_plainsong.pipeline.archive",
+        "append",
+        "orders",
+        "--root",
+        root,
+        "--batch-rows",
+        "1000",
+    ]
     command += ["--url", url_of(daemon), "-n", client.namespace, "--json", "--master", "local[2]"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     for trace in ["_temporary", *random_numbers.choices(TRACES, k=kills - 1)]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.archive import layout, read
-from pipeline.archive.compaction import Compaction, plan
-from pipeline.archive.inspection import damaged
-from pipeline.archive.reading import load_manifests
 from plainsong.cli.verb import CommandFailed
+from pyspark_plainsong.pipeline.archive import layout, read
+from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
+from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests
 from tests.pipeline.archives import (
     BATCHES,
     DAY_MS,
@@ -181,7 +180,7 @@ def test_what_killed_runs_left_is_taken_away_when_it_is_old(spark, archive, comp
     left = archive.writer.new_folder("b" * 32, 0)
     archive.files.write(f"{left}/part-0.parquet", b"half")
     assert compaction.sweep(0) == 0
-    monkeypatch.setattr("pipeline.archive.compaction.ORPHAN_MS", -1)
+    monkeypatch.setattr("pyspark_plainsong.pipeline.archive.compaction.ORPHAN_MS", -1)
     assert compaction.sweep(0) == 1
     assert archive.files.names(left) == []
     assert times_read(spark, archive) == TIMES

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.archive.compaction import replaced
-from pipeline.archive.coverage import Range, covered, holes, merged, minus, pieces
+from pyspark_plainsong.pipeline.archive.compaction import replaced
+from pyspark_plainsong.pipeline.archive.manifest import Range, covered, holes, merged, minus, pieces
 from tests.pipeline.archives import batch_entry, entry, small_id
 
 WORLD = 30

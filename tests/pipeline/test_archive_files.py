@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.archive import layout
-from pipeline.archive.files import LocalFiles, open_files
-from pipeline.archive.hadoop import HadoopFiles
-from pipeline.archive.manifest import NAME, Manifest, Stats, parse_manifest
-from pipeline.archive.writing import Log, Offsets
 from plainsong.cli.verb import CommandFailed
+from pyspark_plainsong.pipeline.archive import layout
+from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
+from pyspark_plainsong.pipeline.archive.manifest import Manifest, Stats, parse_manifest
+from pyspark_plainsong.pipeline.archive.writing import Log, Offsets
+from pyspark_plainsong.pipeline.files import LocalFiles, open_files
+from pyspark_plainsong.pipeline.hadoop import HadoopFiles
 
 ID = st.binary(min_size=20, max_size=20)
 STATS = st.builds(
@@ -64,9 +65,9 @@ def test_files_are_written_over_each_other_and_found(files):
     assert files.read("a/b=1/_manifest.json") == b"other"
     assert files.read("a/none") is None
     assert files.read("none/none") is None
-    assert files.find("a", NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
-    assert files.find("", NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
-    assert files.find("none", NAME) == []
+    assert files.find("a", MANIFEST_NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
+    assert files.find("", MANIFEST_NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
+    assert files.find("none", MANIFEST_NAME) == []
     assert files.sizes("a/c") == {"part-0.parquet": 5}
     assert files.sizes("none") == {}
     assert files.names("a") == ["b=1", "c"]

@@ -10,15 +10,14 @@ import sys
 
 import pytest
 
-from pipeline.archive import leases
-from pipeline.archive.files import LocalFiles
-from pipeline.archive.hadoop import HadoopFiles
-from pipeline.archive.leases import RENEW_S, STALE_S, Lease, leased, numbers, take, told
-from pipeline.locks import Busy, locked, owner
 from plainsong.cli.options import now_ms
 from plainsong.cli.verb import Exit
+from pyspark_plainsong.pipeline import locks
+from pyspark_plainsong.pipeline.files import LocalFiles
+from pyspark_plainsong.pipeline.hadoop import HadoopFiles
+from pyspark_plainsong.pipeline.locks import RENEW_S, STALE_S, Busy, Lease, leased, locked, numbers, owner, take, told
 
-HOLDER = "import sys; from pathlib import Path; from pipeline.locks import locked\n"
+HOLDER = "import sys; from pathlib import Path; from pyspark_plainsong.pipeline.locks import locked\n"
 HOLDER += "with locked(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"
 
 
@@ -163,7 +162,7 @@ def test_a_lease_whose_maker_died_before_it_was_written_is_stale_some_day_too(di
 
 
 def test_a_lease_is_renewed_while_it_is_held_and_given_back_at_the_end(disk, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_S", 0.001)
+    monkeypatch.setattr(locks, "RENEW_S", 0.001)
     from threading import Event
 
     renewed, real = Event(), Lease.renew

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.archive import archiving, inspection, layout, read
-from pipeline.archive.compaction import Compaction, plan
-from pipeline.archive.reading import load_manifests
-from pipeline.archive.rows import stats_of
-from pipeline.job import Run
-from pipeline.locks import Busy, busy
 from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.pipeline.archive import archiving, layout, read, reading
+from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
+from pyspark_plainsong.pipeline.archive.reading import load_manifests, stats_of
+from pyspark_plainsong.pipeline.job import Run
+from pyspark_plainsong.pipeline.locks import Busy, busy
 from tests.pipeline.archives import (
     BATCHES,
     DAY_MS,
@@ -86,7 +85,7 @@ def test_a_day_whose_files_went_while_it_was_read_back_gets_no_manifest(spark, a
             next((Path(archive.root) / folder).glob("*.parquet")).unlink()
         return stats
 
-    monkeypatch.setattr(inspection, "stats_of", counted_then_lost)
+    monkeypatch.setattr(reading, "stats_of", counted_then_lost)
     with pytest.raises(CommandFailed, match="was changed by somebody while it was written"):
         compaction.finish(day, folder)
     monkeypatch.undo()

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.archive import archiving, layout
-from pipeline.archive.archiving import append
-from pipeline.archive.command import archive as archive_command
-from pipeline.archive.coverage import Range
-from pipeline.archive.files import open_files
-from pipeline.archive.reading import load_manifests
-from pipeline.job import Run
-from pipeline.locks import Busy
 from plainsong import Client
 from plainsong.cli.main import run as run_program
 from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
+from pyspark_plainsong.pipeline.archive import archiving, layout
+from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.archive.command import archive as archive_command
+from pyspark_plainsong.pipeline.archive.manifest import Range
+from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.job import Run
+from pyspark_plainsong.pipeline.locks import Busy
 from tests.daemon.harness import Daemon, eventually
 from tests.pipeline.archives import damage, in_archive, in_topic, published, raw_ids, url_of
 

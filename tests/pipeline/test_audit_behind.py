@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.audit import behind
-from pipeline.audit.behind import Behind
-from pipeline.audit.manifest import Manifest
-from pipeline.audit.quiet import NOTES, Quiet
-from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.options import now_ms
 from plainsong.cli.where import Where
+from pyspark_plainsong.pipeline.audit import stream
+from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
+from pyspark_plainsong.pipeline.audit.stream import NOTES, Behind, Quiet
+from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import Daemon
 
 
@@ -31,11 +30,13 @@ def client(url, request):
 @pytest.fixture
 def lag(url, client, monkeypatch, tmp_path):
     """The lag of topics whose last messages in the tables are given, a minute from now."""
-    monkeypatch.setattr(behind, "now_ms", lambda: now_ms() + 60_000)
+    monkeypatch.setattr(stream, "now_ms", lambda: now_ms() + 60_000)
 
     def told(*topics, uncommitted=False, **through):
         run = Run("audit", Where((url,), client.namespace))
-        known = Manifest(through={f"{client.namespace}:{topic}": bytes(last).hex() for topic, last in through.items()})
+        known = TablesManifest(
+            through={f"{client.namespace}:{topic}": bytes(last).hex() for topic, last in through.items()}
+        )
         ttls_s = dict.fromkeys([f"{client.namespace}:{topic}" for topic in topics], 3600)
         worst_s = Behind(run, client, ttls_s, Quiet(tmp_path, ttls_s), uncommitted=uncommitted).tell(known)
         lines = [line.rpartition(" ") for line in run.metrics.text().splitlines() if "_lag_seconds{" in line]
@@ -71,7 +72,7 @@ def test_rolled_back_messages_wait_for_nobody_and_those_of_an_open_transaction_d
 
 
 def test_only_so_many_messages_are_passed_over(client, lag, monkeypatch):
-    monkeypatch.setattr(behind, "_PAGES", (1, 1))
+    monkeypatch.setattr(stream, "_PAGES", (1, 1))
     transaction = client.transactions.begin()
     client.publish("audit", [b"x"] * 3, transaction=transaction)
     client.transactions.abort(transaction)

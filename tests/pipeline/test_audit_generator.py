@@ -8,8 +8,8 @@ from itertools import islice, pairwise
 
 from click.testing import CliRunner
 
-from pipeline.audit.commands import audit
-from pipeline.audit.generator import SPAN_MS, START_MS, payloads
+from pyspark_plainsong.pipeline.audit.command import audit
+from pyspark_plainsong.pipeline.audit.generator import SPAN_MS, START_MS, payloads
 from tests.pipeline.audit_reference import Bad, Tables, flows_of, judge
 
 PUBLISHED_MS = START_MS + SPAN_MS

@@ -12,22 +12,20 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from pipeline.audit import stream
-from pipeline.audit.absorbing import TABLES
-from pipeline.audit.commands import audit
-from pipeline.audit.commands.export import WHAT
-from pipeline.audit.exporting import export_tables
-from pipeline.audit.generator import payloads
-from pipeline.audit.manifest import Manifest, load_manifest, store_manifest
-from pipeline.audit.messages import REASONS
-from pipeline.audit.quiet import NOTES
-from pipeline.audit.stream import Choices, run_stream
-from pipeline.job import Run
 from plainsong import Client
 from plainsong.cli.options import now_ms
 from plainsong.cli.verb import CommandFailed
 from plainsong.cli.where import Where
-from protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id
+from pyspark_plainsong.pipeline.audit import stream
+from pyspark_plainsong.pipeline.audit.command import WHAT, audit
+from pyspark_plainsong.pipeline.audit.exporting import export_tables
+from pyspark_plainsong.pipeline.audit.generator import payloads
+from pyspark_plainsong.pipeline.audit.keeping import TABLES
+from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, load_manifest, store_manifest
+from pyspark_plainsong.pipeline.audit.messages import REASONS
+from pyspark_plainsong.pipeline.audit.stream import NOTES, Choices, run_stream
+from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
 from tests.pipeline.audit_messages import check_equal, tables_in
@@ -92,7 +90,17 @@ def half_written(folder):
 def killed_when(url, folder, ripe):
     """A run of its own that is killed with its JVM and workers, when it is where it is to be killed."""
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pipeline.audit", "run", "audit", "--root", str(folder), "--url", url]
+    command = [
+        sys.executable,
+        "-m",
+        "pyspark_plainsong.pipeline.audit",
+        "run",
+        "audit",
+        "--root",
+        str(folder),
+        "--url",
+        url,
+    ]
     with subprocess.Popen(
         [*command, "--batch-rows", "200"], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
@@ -169,7 +177,7 @@ def test_spark_looks_out_for_losses_unless_a_run_before_had_seen_that_nothing_wa
         client.create_topic("audit")
         client.publish("audit", list(payloads(2, 1)))
     last = pack_id(1, 0).hex()
-    store_manifest(tmp_path, Manifest(through={"quiet:audit": last}, lives={"quiet:audit": 1}))
+    store_manifest(tmp_path, TablesManifest(through={"quiet:audit": last}, lives={"quiet:audit": 1}))
     run_stream(run, ["audit"], tmp_path, Choices())
     run_stream(run, ["audit"], tmp_path, Choices(every="1 second"))
     (tmp_path / NOTES).write_text(json.dumps({"quiet:audit": [1, last, now_ms()]}), encoding="utf-8")

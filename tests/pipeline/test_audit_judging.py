@@ -7,10 +7,9 @@ import random
 
 import pytest
 
-from pipeline.audit.absorbing import TABLES, absorb
-from pipeline.audit.bad import SPOILING
-from pipeline.audit.keeping import keep
-from pipeline.audit.messages import REASONS
+from pyspark_plainsong.pipeline.audit.generator import SPOILING
+from pyspark_plainsong.pipeline.audit.keeping import TABLES, absorb, keep
+from pyspark_plainsong.pipeline.audit.messages import REASONS
 from tests.pipeline.audit_messages import PUBLISHED_MS, check_equal, frame_of, messages_of, tables_in
 from tests.pipeline.audit_reference import Bad, Tables, judge
 

@@ -8,14 +8,13 @@ import shutil
 
 import pytest
 
-from pipeline.audit import keeping as keeping_module
-from pipeline.audit import parts as parts_module
-from pipeline.audit.absorbing import TABLE, TABLES, absorb
-from pipeline.audit.generator import payloads
-from pipeline.audit.keeping import FAN_IN, TablesBusy, keep
-from pipeline.audit.manifest import MANIFEST, FolderTaken, TablesUnreadable, load_manifest
-from pipeline.audit.reading import arrow, frame, manifest_of
 from plainsong.cli.verb import Exit
+from pyspark_plainsong.pipeline.audit import keeping as keeping_module
+from pyspark_plainsong.pipeline.audit import keeping as parts_module
+from pyspark_plainsong.pipeline.audit.generator import payloads
+from pyspark_plainsong.pipeline.audit.keeping import FAN_IN, TABLE, TABLES, TablesBusy, absorb, keep
+from pyspark_plainsong.pipeline.audit.manifest import MANIFEST, FolderTaken, TablesUnreadable, load_manifest
+from pyspark_plainsong.pipeline.audit.reading import arrow, frame, manifest_of
 from tests.pipeline.audit_messages import check_equal, frame_of, messages_of, tables_in
 from tests.pipeline.audit_reference import Tables
 

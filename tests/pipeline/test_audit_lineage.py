@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipeline.audit.flows_at import FlowsAt
-from pipeline.audit.lineage import EDGES, closure, flows
-from pipeline.audit.manifest import Manifest, Part, store_manifest
-from pipeline.audit.reading import frame
-from pipeline.audit.walk import Flow, walk
+from pyspark_plainsong.pipeline.audit.lineage import EDGES, Flow, FlowsAt, closure, flows, walk
+from pyspark_plainsong.pipeline.audit.manifest import Part, TablesManifest, store_manifest
+from pyspark_plainsong.pipeline.audit.reading import frame
 from tests.pipeline.audit_reference import distances, flows_of
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -96,7 +94,7 @@ def write_edges(root: Path, every, parts: int = 1, times=None) -> None:
         )
         pq.write_table(table, folder / "part-0.parquet")
         made.append(Part("edges", f"data/{number}/edges", ("part-0.parquet",), len(rows), 1))
-    store_manifest(root, Manifest(1, {}, tuple(made)))
+    store_manifest(root, TablesManifest(1, {}, tuple(made)))
 
 
 def test_a_time_range_leaves_out_what_was_not_accessed_in_it(tmp_path):

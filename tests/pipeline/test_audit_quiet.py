@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit import quiet as quiet_module
-from pipeline.audit.manifest import Manifest
-from pipeline.audit.quiet import NOTES, Quiet
 from plainsong.cli.verb import CommandFailed
-from protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id
+from pyspark_plainsong.pipeline.audit import stream as quiet_module
+from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
+from pyspark_plainsong.pipeline.audit.stream import NOTES, Quiet
 
 TOPIC, TTL_S = "n:audit", 1000
 AT_MS = 1_740_000_000_000
 
 
 def tables(at_ms=AT_MS, life=1):
-    return Manifest(through={TOPIC: pack_id(at_ms, 0).hex()}, lives={TOPIC: life})
+    return TablesManifest(through={TOPIC: pack_id(at_ms, 0).hex()}, lives={TOPIC: life})
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_within_half_of_the_ttl_nothing_can_be_lost_and_later_somebody_has_to_lo
     assert quiet.is_safe(tables())
     clock(501)
     assert not quiet.is_safe(tables())
-    assert quiet.is_safe(Manifest()), "what has nothing misses nothing"
+    assert quiet.is_safe(TablesManifest()), "what has nothing misses nothing"
 
 
 def test_runs_that_follow_each_other_keep_a_topic_without_messages_safe(tmp_path, clock):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.archive.archiving import append
-from pipeline.job import Run
 from plainsong import Client, Outgoing
 from plainsong.cli.where import Where
+from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 from tests.pipeline.archives import raw_ids

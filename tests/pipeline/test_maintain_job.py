@@ -8,10 +8,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from pipeline.maintain import asking, command, looking
 from plainsong import Client
 from plainsong.cli.verb import CommandFailed, Exit
-from protocol.errors import GenerationChanged, TopicNotFound
+from plainsong.protocol.errors import GenerationChanged, TopicNotFound
+from pyspark_plainsong.pipeline.maintain import command, plan
+from pyspark_plainsong.pipeline.maintain import plan as looking
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
 
@@ -56,7 +57,7 @@ def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, cli
     assert "nothing was done" in done.stdout.splitlines()[-1]
     assert "janitor" in done.stdout
     assert "exit_code" in metrics.read_text()
-    assert asking.waiting(client, "short").expired == 3
+    assert plan.waiting(client, "short").expired == 3
 
 
 def test_the_plan_is_shown_part_by_part_and_for_programs_in_whole_keys(daemon, client):
@@ -80,19 +81,19 @@ def test_a_topic_that_is_not_there_ends_it_with_the_nearest(daemon, client):
 
 def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monkeypatch):
     client.create_topic("changing")
-    limits = asking.limits_of(client, "changing")
+    limits = plan.limits_of(client, "changing")
 
     def made_anew(client, topic):
         client.delete_topic(topic)
         client.create_topic(topic)
-        return asking.waiting(client, topic)
+        return plan.waiting(client, topic)
 
     monkeypatch.setattr(looking, "waiting", made_anew)
     with pytest.raises(GenerationChanged):
         looking.look_at(client, "changing", 2)
     client.delete_topic("changing")
     with pytest.raises(TopicNotFound):
-        asking.check_unchanged(client, limits)
+        plan.check_unchanged(client, limits)
 
 
 def test_a_store_that_it_does_not_know_ends_it_before_anything_is_asked(daemon, monkeypatch):

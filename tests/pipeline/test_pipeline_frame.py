@@ -18,18 +18,15 @@ import click
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline import command as pipeline_command
-from pipeline import surroundings
-from pipeline.command import pipeline
-from pipeline.failures import reason_of
-from pipeline.job import Run, job_options
-from pipeline.jobs import JOBS
-from pipeline.metrics import METRICS, PREFIX, Metrics
-from pipeline.package import write_zip
-from pipeline.progress import Progress
 from plainsong.cli.main import run as run_program
 from plainsong.cli.verb import CommandFailed, Exit, Verb
-from protocol.errors import TopicNotFound, Unavailable
+from plainsong.protocol.errors import TopicNotFound, Unavailable
+from pyspark_plainsong.pipeline import command as pipeline_command
+from pyspark_plainsong.pipeline import session
+from pyspark_plainsong.pipeline.command import JOBS, pipeline, write_zip
+from pyspark_plainsong.pipeline.job import Run, job_options, reason_of
+from pyspark_plainsong.pipeline.metrics import METRICS, PREFIX, Metrics
+from pyspark_plainsong.pipeline.progress import Progress
 from tests.daemon.harness import ROOT
 from tests.documents import DOCUMENTS, shell_lines
 
@@ -63,7 +60,7 @@ def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
     said(capsys, "run", "--master", "local[1]", "archive", "append", "orders", "--root", "x")
     ((path, arguments, environ),) = became
     assert path == environ["PYSPARK_PYTHON"] == sys.executable
-    words = ["-m", "pipeline.archive", "append", "orders", "--root", "x", "--master", "local[1]"]
+    words = ["-m", "pyspark_plainsong.pipeline.archive", "append", "orders", "--root", "x", "--master", "local[1]"]
     assert arguments == [sys.executable, *words]
     assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
 
@@ -84,9 +81,9 @@ def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):
     write_zip(tmp_path / "other.zip")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
-    assert {"pyspark_plainsong.py", "protocol/frames.py", "pipeline/job.py"} <= set(names)
+    assert {"pyspark_plainsong.py", "plainsong/protocol/frames.py", "pyspark_plainsong/pipeline/job.py"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"pyspark_plainsong", "protocol", "pipeline"}
-    script = "import sys; sys.path = [p for p in sys.path if 'main' not in p or 'site-packages' in p]; import protocol.frames"
+    script = "import sys; sys.path = [p for p in sys.path if 'main' not in p or 'site-packages' in p]; import plainsong.protocol.frames"
     environ = {"PYTHONPATH": str(tmp_path / "one.zip"), "PATH": os.environ["PATH"]}
     subprocess.run([sys.executable, "-S", "-c", script], env=environ, cwd=tmp_path, check=True)
 
@@ -105,7 +102,7 @@ def test_help_needs_no_spark():
 
 def lacking(environ):
     with pytest.raises(CommandFailed) as raised:
-        surroundings.check_surroundings({"PATH": os.environ["PATH"], **environ})
+        session.check_surroundings({"PATH": os.environ["PATH"], **environ})
     assert raised.value.code == Exit.USAGE
     return raised.value.message + "\n" + raised.value.hint
 
@@ -125,8 +122,8 @@ def test_an_old_java_is_told(tmp_path):
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
 def test_a_missing_package_is_told(monkeypatch, package):
-    real = surroundings.find_spec
-    monkeypatch.setattr(surroundings, "find_spec", lambda name: None if name == package else real(name))
+    real = session.find_spec
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == package else real(name))
     says = lacking({})
     assert f"{package} is not installed for {sys.executable}" in says
     assert 'pip install "plainsong[spark]"' in says
@@ -251,7 +248,7 @@ org.apache.spark.SparkException: Job aborted
 \tat org.apache.spark.Something(Something.scala:1)
 Traceback (most recent call last):
   File "x.py", line 1, in read
-pyspark_plainsong.wire_errors.BrokerError: there is no topic orders
+pyspark_plainsong.wire.BrokerError: there is no topic orders
 
 \tat org.apache.spark.Else(Else.scala:2)
 Caused by: java.lang.RuntimeException: wrapped

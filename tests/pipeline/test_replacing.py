@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.archive.files import LocalFiles
-from pipeline.replacing import check_replaceable
 from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.pipeline.files import LocalFiles, check_replaceable
 
 
 def made(folder, *names):

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.archive import archiving
-from pipeline.archive.archiving import append
-from pipeline.archive.command import archive
-from pipeline.archive.files import open_files
-from pipeline.archive.writing import Log
-from pipeline.job import Run
-from pipeline.replay import replaying
-from pipeline.replay.command import replay
-from pipeline.replay.plans import Plan, Plans
-from pipeline.replay.sources import archive_source, parquet_source
 from plainsong import Client, Outgoing
 from plainsong.cli.main import program
 from plainsong.cli.main import run as run_program
 from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.cli.where import Where
+from pyspark_plainsong.pipeline.archive import archiving
+from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.archive.command import archive
+from pyspark_plainsong.pipeline.archive.writing import Log
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.job import Run
+from pyspark_plainsong.pipeline.replay import replaying
+from pyspark_plainsong.pipeline.replay.command import replay
+from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
+from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
 from tests.spark_session import spark_environ
@@ -273,7 +273,17 @@ def in_process(line):
 
 
 def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, client, daemon, root, first):
-    command = [sys.executable, "-m", "pipeline.replay", "orders", "--root", root, "--into", "again", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "pyspark_plainsong.pipeline.replay",
+        "orders",
+        "--root",
+        root,
+        "--into",
+        "again",
+        "--json",
+    ]
     command += ["--archive-namespace", ARCHIVED]
     command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}

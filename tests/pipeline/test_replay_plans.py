@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.archive.files import LocalFiles
-from pipeline.replay.plans import Chunk, Plan, Plans
 from plainsong.cli.verb import CommandFailed
+from pyspark_plainsong.pipeline.files import LocalFiles
+from pyspark_plainsong.pipeline.replay.plans import Plan, Plans, ReplayChunk
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def plans(tmp_path):
 
 
 def some_plan(start="10", end="20", done=0, attempt=0, topic="again"):
-    chunks = (Chunk(start, 5), Chunk(start + "5", 5))
+    chunks = (ReplayChunk(start, 5), ReplayChunk(start + "5", 5))
     return Plan("default:orders generation 1", start, end, "default", topic, 1, attempt, chunks, done)
 
 

@@ -6,13 +6,18 @@ import random
 
 import pytest
 
-from pipeline.report.decisions import DECISIONS, Decision
-from pipeline.report.grid import Grid
-from pipeline.report.holds import hold_times
-from pipeline.report.messages import MESSAGES
-from pipeline.report.rates import stored_for, throughput
-from pipeline.report.sizes import queue_sizes
-from pipeline.report.visibility import latency_by_step, latency_by_topic, visibility, with_decisions
+from pyspark_plainsong.pipeline.report.facts import Grid
+from pyspark_plainsong.pipeline.report.figures import (
+    hold_times,
+    latency_by_step,
+    latency_by_topic,
+    queue_sizes,
+    stored_for,
+    throughput,
+    visibility,
+    with_decisions,
+)
+from pyspark_plainsong.pipeline.report.sources import DECISIONS, MESSAGES, Decision
 from tests.pipeline import reported
 from tests.pipeline.reported import Row, Topic
 

@@ -8,17 +8,16 @@ import subprocess
 
 import pytest
 
-from pipeline.archive.archiving import append
-from pipeline.job import Run
-from pipeline.report.course import Wanted, report_on, topics_of
-from pipeline.report.decisions import Decision
-from pipeline.report.facts import TopicFacts
-from pipeline.report.grid import Grid, grid_over
 from plainsong import Client
 from plainsong.cli.options import now_ms
 from plainsong.cli.verb import CommandFailed
 from plainsong.cli.where import Where
-from protocol.ids import unpack_id
+from plainsong.protocol.ids import unpack_id
+from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.job import Run
+from pyspark_plainsong.pipeline.report.command import ReportOptions, report_on, topics_of
+from pyspark_plainsong.pipeline.report.facts import Grid, TopicFacts, grid_over
+from pyspark_plainsong.pipeline.report.sources import Decision
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 from tests.pipeline import reported
 from tests.pipeline.reported import Row, Topic
@@ -81,7 +80,7 @@ def decisions_of(client: Client, rows: list[Row]) -> list[Decision]:
 
 
 def test_the_figures_are_those_of_what_the_topics_show(client, run, tmp_path):
-    wanted = Wanted(("orders", "parcels"), parquet=str(tmp_path / "tables"))
+    wanted = ReportOptions(("orders", "parcels"), parquet=str(tmp_path / "tables"))
     topics = topics_of(run, wanted)
     grid = since_the_beginning(topics)
     made = report_on(run, wanted, topics, grid)
@@ -119,11 +118,11 @@ def test_the_figures_are_those_of_what_the_topics_show(client, run, tmp_path):
 
 
 def test_young_topics_are_known_whole(client, run):
-    assert all(each.whole and each.generation == 1 for each in topics_of(run, Wanted()))
+    assert all(each.whole and each.generation == 1 for each in topics_of(run, ReportOptions()))
 
 
 def test_more_transactions_than_may_be_asked_about_are_told(client, run):
-    wanted = Wanted(("orders",), max_pointers=1)
+    wanted = ReportOptions(("orders",), max_pointers=1)
     topics = topics_of(run, wanted)
     made = report_on(run, wanted, topics, since_the_beginning(topics))
     assert "3 older write pointers" in made.notes[0]
@@ -132,7 +131,7 @@ def test_more_transactions_than_may_be_asked_about_are_told(client, run):
 
 def test_a_topic_that_is_not_there_is_named_with_the_nearest(client, run):
     with pytest.raises(CommandFailed, match="order"):
-        topics_of(run, Wanted(("order",)))
+        topics_of(run, ReportOptions(("order",)))
 
 
 def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
@@ -170,10 +169,10 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
     run = Run("report", where, spark=spark)
     grid = grid_over(began_ms, now_ms() + 1000)
 
-    (alone,) = topics_of(run, Wanted())
+    (alone,) = topics_of(run, ReportOptions())
     assert (alone.stats["messages"], alone.whole) == (3, False)
 
-    wanted = Wanted(archive=root)
+    wanted = ReportOptions(archive=root)
     both = topics_of(run, wanted)
     made = report_on(run, wanted, both, grid)
     assert (made.messages, both[0].whole) == (8, True)
@@ -181,7 +180,7 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
     assert made.of_topic(made.sizes, "kept:orders")[-1]["messages"] == 8
     assert "no write pointers" in " ".join(made.notes)
 
-    offline = Wanted(("orders",), root, offline=True, ttl_ms=3_600_000)
+    offline = ReportOptions(("orders",), root, offline=True, ttl_ms=3_600_000)
     nobody = Run("report", Where(("http://127.0.0.1:1",), "kept"), spark=spark)
     again = report_on(nobody, offline, topics_of(nobody, offline), grid)
     assert [row["messages"] for row in again.rates] == [row["messages"] for row in made.rates]
@@ -190,4 +189,4 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
 def test_offline_wants_an_archive_that_has_the_topic_and_a_ttl(spark, tmp_path):
     run = Run("report", Where((), "kept"), spark=spark)
     with pytest.raises(CommandFailed, match="has nothing of kept:orders"):
-        topics_of(run, Wanted(("orders",), str(tmp_path), offline=True, ttl_ms=1000))
+        topics_of(run, ReportOptions(("orders",), str(tmp_path), offline=True, ttl_ms=1000))

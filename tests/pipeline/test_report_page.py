@@ -9,15 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report import gather
-from pipeline.report.decisions import Asked
-from pipeline.report.facts import TopicFacts, with_archive
-from pipeline.report.grid import Grid, grid_over
-from pipeline.report.messages import MESSAGES
-from pipeline.report.page import page_of, write_page
-from pipeline.report.report import MADE_FROM, Report
-from pipeline.report.shown import as_json, lines_of
-from protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter
+from pyspark_plainsong.pipeline.report import figures
+from pyspark_plainsong.pipeline.report.facts import MADE_FROM, Grid, Report, TopicFacts, grid_over, with_archive
+from pyspark_plainsong.pipeline.report.page import page_of, write_page
+from pyspark_plainsong.pipeline.report.sources import MESSAGES, Asked
+from pyspark_plainsong.pipeline.report.text import as_json, lines_of
 from tests.pipeline import reported
 
 START_MS = 1_700_000_000_000
@@ -33,8 +30,8 @@ def made(spark) -> Report:
     rows, decisions = reported.a_history(11, 300, START_MS)
     messages = spark.createDataFrame(rows, MESSAGES).coalesce(2).cache()
     grid = grid_over(START_MS, START_MS + 60_000)
-    frames = gather.frames_of(spark, messages, FACTS, Asked(decisions), grid, START_MS + 60_000)
-    return gather.report_of(frames, FACTS, grid, START_MS + 60_000, len(rows), ["two pointers <too many>"])
+    frames = figures.frames_of(spark, messages, FACTS, Asked(decisions), grid, START_MS + 60_000)
+    return figures.report_of(frames, FACTS, grid, START_MS + 60_000, len(rows), ["two pointers <too many>"])
 
 
 def svgs(page: str) -> list[str]:
@@ -89,8 +86,8 @@ def test_the_same_report_is_the_same_page(made, tmp_path):
 def test_an_empty_topic_makes_a_page_too(spark):
     grid = Grid(START_MS, START_MS + 1000, 1000)
     messages = spark.createDataFrame([], MESSAGES)
-    frames = gather.frames_of(spark, messages, FACTS[:1], Asked([]), grid, START_MS)
-    empty = gather.report_of(frames, FACTS[:1], grid, START_MS, 0, [])
+    frames = figures.frames_of(spark, messages, FACTS[:1], Asked([]), grid, START_MS)
+    empty = figures.report_of(frames, FACTS[:1], grid, START_MS, 0, [])
     assert len(svgs(page_of(empty))) == 2
     assert "ns:a" in "\n".join(lines_of(empty))
 

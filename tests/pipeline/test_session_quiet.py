@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pipeline.session import _is_no_interrupt, _quiet
+from pyspark_plainsong.pipeline.session import _is_no_interrupt, _quiet
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from protocol.page import Page, item
-from protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
+from plainsong.protocol.page import Page, item
+from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
 
 int32 = st.integers(-(1 << 31), (1 << 31) - 1)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from model_store import single_rows
 
-from protocol.effects import Put
-from protocol.errors import PlainsongError
-from protocol.transactions.manager import asks
-from protocol.transactions.manager.loading import Loading
-from protocol.transactions.manager.settings import TransactionSettings
-from protocol.transactions.manager.step import Now
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.effects import Put
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.manager import LedgerLoader
+from plainsong.protocol.transactions.transaction import TransactionType
 
 START_MS = 1_700_000_000_000
 
@@ -27,7 +26,7 @@ class AtWork:
 
     @property
     def now(self):
-        return Now(self.wall_ms, self.mono_s)
+        return ManagerNow(self.wall_ms, self.mono_s)
 
     @property
     def ledger(self):
@@ -35,7 +34,7 @@ class AtWork:
 
     def load(self):
         """Start again from the rows, as after a crash."""
-        loading = Loading()
+        loading = LedgerLoader()
         loading.feed(sorted(self.rows.items()))
         self.core = loading.core(self.settings, self.now)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.effects import Delete, Put, RollBack, Table, put_one
-from protocol.ids import after
-from protocol.keys import (
+from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
+from plainsong.protocol.ids import after
+from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
     PRODUCER,
@@ -15,16 +15,15 @@ from protocol.keys import (
     stop_after,
     system_key,
 )
-from protocol.names import TopicName
-from protocol.records import HighWater, Metadata, Reader
-from protocol.topic.paging import Paging
-from protocol.topic.pending import Pending
-from protocol.topic.producers.record import Producer, Remembering
-from protocol.topic.settling import settle_known
-from protocol.topic.state import TopicLimits, TopicState
-from protocol.topic.torn_payloads import torn_ranges
-from protocol.topic.walk import key_range
-from protocol.transactions.authority import Nobody
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.reading import Paging, key_range
+from plainsong.protocol.topic.state import TopicLimits, TopicState
+from plainsong.protocol.topic.transactional import settle_known
+from plainsong.protocol.topic.upkeep import torn_ranges
+from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import rolled_back
 
 NAME = TopicName("default", "t1")
@@ -97,7 +96,7 @@ class ModelStore:
 
 def loaded_state(store, name=NAME, limits=None, authority=None):
     """The topic as the store has it."""
-    state = TopicState(name, limits or TopicLimits(), authority=Nobody() if authority is None else authority)
+    state = TopicState(name, limits or TopicLimits(), authority=NoAuthority() if authority is None else authority)
     value = store.tables[Table.METADATA].get(metadata_key(name))
     if value is None:
         return state
@@ -131,7 +130,7 @@ def load_producers(state, store, generation):
     for key, value in store.scan(Table.METADATA, start, stop_after(start)):
         name = key[len(start) :].decode()
         found[name] = Producer.decode(name, value)
-    state.producers.load(Remembering.decode(record), found)
+    state.producers.load(DeduplicationRecord.decode(record), found)
 
 
 def page_of(rows, span, limit=1000, max_bytes=1 << 20, chunk=3):

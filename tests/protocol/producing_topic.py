@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from model_store import NAME, ModelStore, loaded_state, page_of
 
-from protocol.effects import Table
-from protocol.errors import PlainsongError
-from protocol.ids import bound_at
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create, Look, Publish
-from protocol.topic.core import TopicCore, span_of
-from protocol.topic.pointer_asks import PublishUnder, StoreUnder
-from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
-from protocol.topic.producers.policy import INHERITED
-from protocol.topic.state import Now, TopicLimits
-from protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import bound_at
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import (
+    Create,
+    GetProducer,
+    ListProducers,
+    Look,
+    OpenProducer,
+    Publish,
+    PublishUnder,
+    RemoveProducer,
+    StoreUnder,
+)
+from plainsong.protocol.topic.core import TopicCore, span_of
+from plainsong.protocol.topic.producers import INHERITED
+from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
 NOW_MS = 1_700_000_000_000
 #: The first write pointer of that millisecond.

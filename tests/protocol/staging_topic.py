@@ -6,10 +6,9 @@ import pytest
 from producing_topic import Topic
 from walking import messages_of
 
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Look
-from protocol.topic.core import span_of
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Look, PublishStaged, StoreStaged
+from plainsong.protocol.topic.core import span_of
 
 
 class StagingTopic(Topic):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cluster import assignment, placement
-from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import Placement, UnreadablePlacement, instance_name
-from protocol.errors import InvalidName, InvalidParameter
-from protocol.names import TopicName
+from plainsong.protocol import cluster
+from plainsong.protocol import cluster as placement
+from plainsong.protocol.cluster import Assignment, Member, Placement, UnreadablePlacement, instance_name
+from plainsong.protocol.errors import InvalidName, InvalidParameter
+from plainsong.protocol.names import TopicName
 
 TOPICS = [TopicName("ns", f"topic-{number}") for number in range(2_000)]
 
@@ -78,8 +78,8 @@ def test_owners_are_the_same_in_every_process_and_for_ever():
     expected = "alpha alpha gamma beta beta beta gamma alpha beta beta beta beta"
     assert " ".join(owners(Assignment(found, Placement()), TOPICS[:12]).values()) == expected
     program = (
-        "from protocol.cluster.assignment import *; from protocol.cluster.placement import *;"
-        "from protocol.names import TopicName as T;"
+        "from plainsong.protocol.cluster import *; from plainsong.protocol.cluster import *;"
+        "from plainsong.protocol.names import TopicName as T;"
         "a = Assignment([Member('alpha', 'a:1', 100), Member('beta', 'b:1', 250), Member('gamma', 'c:1', 70)],"
         " Placement()); print(*(a.owner(T('ns', f'topic-{n}')).name for n in range(12)))"
     )
@@ -110,7 +110,7 @@ def test_where_nobody_is_there_nobody_owns_anything():
 
 
 def test_as_many_owners_are_remembered_as_may_be(monkeypatch):
-    monkeypatch.setattr(assignment, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(cluster, "MAX_REMEMBERED", 10)
     assigned = Assignment([Member("a", "a:1")], Placement())
     for topic in TOPICS[:25]:
         assigned.owner(topic)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.checks import check_poll, check_publish, check_rollback, check_store
-from protocol.codec import rollback_of_all
-from protocol.errors import InvalidMessageId, InvalidParameter, InvalidSequenceIds, NoMessages, TransactionRequired
-from protocol.requests import MAX_WAIT_MS, PollRequest, PublishRequest
+from plainsong.protocol.codec import rollback_of_all
+from plainsong.protocol.errors import (
+    InvalidMessageId,
+    InvalidParameter,
+    InvalidSequenceIds,
+    NoMessages,
+    TransactionRequired,
+)
+from plainsong.protocol.requests import (
+    MAX_WAIT_MS,
+    PollRequest,
+    PublishRequest,
+    check_poll,
+    check_publish,
+    check_rollback,
+    check_store,
+)
 
 
 def publish(*messages: bytes, **fields) -> PublishRequest:

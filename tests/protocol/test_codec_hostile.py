@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.codec import AVRO, AVRO_2, JSON, base, json_values
-from protocol.codec import cursor as cursor_module
-from protocol.errors import BadRequest, MalformedBody, RequestTooLarge
-from protocol.requests import PublishRequest, PublishResponse, Receipt
+from plainsong.protocol.codec import AVRO, AVRO_2, JSON, base, json_values
+from plainsong.protocol.codec import avro_cursor as cursor_module
+from plainsong.protocol.errors import BadRequest, MalformedBody, RequestTooLarge
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 
 ID = bytes(range(20))
 FULL = PublishRequest([b"m", b"n"], 3, 5, "p", 1, 2, [7, 8], True, "k", "s", ["a"], [None, 3], [{"k": "v"}, {}])

@@ -6,10 +6,16 @@ import json
 
 import pytest
 
-from protocol.codec import JSON, PageOptions, rolls_back_all
-from protocol.errors import InvalidMessageId, InvalidParameter, InvalidSequenceIds, MalformedBody, UnknownField
-from protocol.page import Page, item
-from protocol.requests import PollRequest, PublishResponse, Receipt
+from plainsong.protocol.codec import JSON, PageOptions, rolls_back_all
+from plainsong.protocol.errors import (
+    InvalidMessageId,
+    InvalidParameter,
+    InvalidSequenceIds,
+    MalformedBody,
+    UnknownField,
+)
+from plainsong.protocol.page import Page, item
+from plainsong.protocol.requests import PollRequest, PublishResponse, Receipt
 
 ID = bytes(range(20))
 

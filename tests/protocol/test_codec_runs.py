@@ -6,13 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.checks import check_sequence_ids
-from protocol.codec import AVRO_2
-from protocol.codec.cursor import Cursor
-from protocol.codec.runs import consecutive, read_run
-from protocol.errors import InvalidSequenceIds, MalformedBody
-from protocol.page import varint
-from protocol.requests import PublishRequest
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.codec.avro_cursor import Cursor, consecutive, read_run
+from plainsong.protocol.errors import InvalidSequenceIds, MalformedBody
+from plainsong.protocol.page import varint
+from plainsong.protocol.requests import PublishRequest, check_sequence_ids
 
 
 @given(st.integers(0, (1 << 63) - 400), st.integers(0, 300))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import AVRO, AVRO_2, JSON, codec_for
-from protocol.codec.positions import parse_query_position
-from protocol.errors import InvalidMessageId, InvalidParameter, UnsupportedMediaType
+from plainsong.protocol.codec import AVRO, AVRO_2, JSON, codec_for
+from plainsong.protocol.codec.json_values import parse_query_position
+from plainsong.protocol.errors import InvalidMessageId, InvalidParameter, UnsupportedMediaType
 
 
 @pytest.mark.parametrize(

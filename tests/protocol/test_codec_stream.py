@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import stream
-from protocol.codec.stream import Refused, RequestReader, Singles, Whole
-from protocol.errors import MalformedBody, UnknownField
-from protocol.ids import pack_id
-from protocol.requests import PublishRequest, PublishResponse, Receipt
+from plainsong.protocol.codec import stream
+from plainsong.protocol.codec.stream import Refused, RequestReader, Singles, Whole
+from plainsong.protocol.errors import MalformedBody, UnknownField
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 
 FIRST = pack_id(1_700_000_000_000, 0)
 SINGLE = "920781a86d6573736167657391c4026d30"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from deciding_at_work import AtWork
 
-from protocol.errors import Overloaded, TransactionNotInProgress
-from protocol.names import TopicName
-from protocol.transactions.manager import asks
-from protocol.transactions.manager.answers import CompletePass
-from protocol.transactions.manager.rows import ENLISTED, service_key
+from plainsong.protocol.errors import Overloaded, TransactionNotInProgress
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import CompletePass
+from plainsong.protocol.transactions.ledger_rows import ENLISTED, service_key
 
 TOPIC, OTHER = TopicName("ns", "t"), TopicName("ns", "u")
 

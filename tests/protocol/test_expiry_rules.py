@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from protocol.keys import HIGH_WATER, system_key
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import HighWater
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create, Look, PlanCleaning, Publish, SetProperties
-from protocol.topic.core import TopicCore
-from protocol.topic.state import Now, TopicState
+from plainsong.protocol.keys import HIGH_WATER, system_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, Look, PlanCleaning, Publish, SetProperties
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.state import Now, TopicState
 
 NAME = TopicName("ns", "t")
 NOW_MS = 1_700_000_000_000

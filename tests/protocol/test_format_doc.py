@@ -12,23 +12,21 @@ import msgpack
 import plyvel
 import pytest
 
-from protocol import keys, rows
-from protocol.codec import AVRO
-from protocol.effects import Table
-from protocol.ids import ID_BYTES
-from protocol.names import TopicName
-from protocol.page import Page
-from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, NamespaceProperties, Reader
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Ask, Create, Look, Publish, SetReader
-from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging
-from protocol.topic.pending import Pending
-from protocol.topic.producers.record import Producer, Remembering, Result
-from protocol.topic.segments import Segment
-from protocol.topic.state import Now, TopicState
-from protocol.topic.walk import key_range
+from plainsong.protocol import keys, rows
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.effects import Ask, Table
+from plainsong.protocol.ids import ID_BYTES
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import Page
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, Look, Publish, SetReader
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.pending import Pending, Segment
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+from plainsong.protocol.topic.reading import Paging, key_range
+from plainsong.protocol.topic.state import Now, TopicState
 from storage.directory import FORMAT_NAME, read_format, write_format
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore
@@ -190,7 +188,7 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
         ("Producer", Producer("p", under=0, memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),
-        ("Producers", Remembering(since=bytes(10), forgotten=bytes(10))),
+        ("Producers", DeduplicationRecord(since=bytes(10), forgotten=bytes(10))),
         ("Namespace", NamespaceProperties()),
     ],
 )

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from test_format_doc import CLOCK_MS, dumps
 
-from protocol import keys
-from protocol.codec import AVRO, AVRO_2
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import NamespaceProperties
-from protocol.requests import PublishRequest
-from protocol.rows import Stamp, decode_row
-from protocol.topic.asks import Create, Look, Publish
-from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging
-from protocol.topic.producers.asks import OpenProducer
-from protocol.topic.producers.record import Producer
-from protocol.topic.state import Now, TopicState
-from protocol.topic.walk import key_range
+from plainsong.protocol import keys
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import NamespaceProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import Stamp, decode_row
+from plainsong.protocol.topic.asks import Create, Look, OpenProducer, Publish
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.producers import Producer
+from plainsong.protocol.topic.reading import Paging, key_range
+from plainsong.protocol.topic.state import Now, TopicState
 from storage.memory import MemoryStore
 
 NAME = TopicName("shop", "bills")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from test_format_doc import CLOCK_MS, dumps
 
-from protocol import keys
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.references import Stored, position_of_staged
-from protocol.requests import PublishRequest
-from protocol.rows import Stamp, decode_row
-from protocol.topic.asks import Create, Look
-from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging
-from protocol.topic.pending import Pending
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
-from protocol.topic.state import Now, TopicState
-from protocol.transactions.view import View
+from plainsong.protocol import keys
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import Stamp, Stored, decode_row, position_of_staged
+from plainsong.protocol.topic.asks import Create, Look, PublishStaged, StoreStaged
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.reading import Paging
+from plainsong.protocol.topic.state import Now, TopicState
+from plainsong.protocol.transactions.view import View
 from storage.memory import MemoryStore
 
 NAME = TopicName("shop", "bulk")

@@ -8,26 +8,23 @@ import msgpack
 import pytest
 from test_format_doc import CLOCK_MS, DOCS, dumps
 
-from protocol import keys
-from protocol.effects import Table
-from protocol.ids import FIRST_BOUND
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import pack_record
-from protocol.references import Stored
-from protocol.requests import PublishRequest
-from protocol.rows import MessageRow, decode_row
-from protocol.topic.asks import Create, Look
-from protocol.topic.core import TopicCore
-from protocol.topic.paging import Paging
-from protocol.topic.pending import Pending
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.topic.state import Now, TopicState
-from protocol.transactions.manager import rows
-from protocol.transactions.manager.record import Record
-from protocol.transactions.manager.rows import ChangeSet, Head, LastPass, service_key
-from protocol.transactions.transaction import TransactionType
-from protocol.transactions.view import View
+from plainsong.protocol import keys
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import pack_record
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import MessageRow, Stored, decode_row
+from plainsong.protocol.topic.asks import Create, Look, PublishUnder, RollBackPointer, StoreUnder
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.reading import Paging
+from plainsong.protocol.topic.state import Now, TopicState
+from plainsong.protocol.transactions import ledger_rows
+from plainsong.protocol.transactions.ledger_rows import ChangeSet, Head, LastPass, Record, service_key
+from plainsong.protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.view import View
 from storage.memory import MemoryStore
 
 NAME = TopicName("shop", "audit")
@@ -82,9 +79,9 @@ def transactions():
     """The rows of the service in the example."""
     begun = Record(P, TransactionType.SHORT, "billing", CLOCK_MS, CLOCK_MS + 30_000, P - 1, P - 1)
     return [
-        (service_key(rows.HEAD), Head(Q, P - 1, P).encode()),
-        (service_key(rows.PASS), LastPass(CLOCK_MS, P - 1).encode()),
-        (service_key(rows.TRANSACTION, P), begun.encode()),
+        (service_key(ledger_rows.HEAD), Head(Q, P - 1, P).encode()),
+        (service_key(ledger_rows.PASS), LastPass(CLOCK_MS, P - 1).encode()),
+        (service_key(ledger_rows.TRANSACTION, P), begun.encode()),
     ]
 
 
@@ -127,7 +124,8 @@ def test_the_service_writes_its_rows_as_the_page_shows_them():
     assert documented("service") == [(bytes([Table.METADATA]) + key, value) for key, value in transactions()]
     letters = re.findall(r"^\| `(\w)` \|", SECTION.split("**Head**")[0], re.MULTILINE)
     in_code = {
-        getattr(rows, name).decode() for name in ("HEAD", "TRANSACTION", "CHANGES", "ENLISTED", "PASS", "AUTHORITY")
+        getattr(ledger_rows, name).decode()
+        for name in ("HEAD", "TRANSACTION", "CHANGES", "ENLISTED", "PASS", "AUTHORITY")
     }
     assert set(letters) == in_code
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidMessageId, InvalidParameter
-from protocol.ids import (
+from plainsong.protocol.errors import InvalidMessageId, InvalidParameter
+from plainsong.protocol.ids import (
     FIRST_BOUND,
     ID_BYTES,
     LAST_BOUND,
@@ -23,7 +23,7 @@ from protocol.ids import (
     unpack_id,
     unpack_position,
 )
-from protocol.requests import bound_of
+from plainsong.protocol.requests import bound_of
 
 times = st.integers(0, MAX_TIMESTAMP_MS)
 sequences = st.integers(0, 0xFFFF)

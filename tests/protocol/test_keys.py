@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import pack_position
-from protocol.keys import (
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import (
     HIGH_WATER,
     READER,
     DamagedRow,
@@ -23,7 +23,7 @@ from protocol.keys import (
     topic_of,
     topic_range,
 )
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 
 NAME = TopicName("default", "t1")
 namespaces = st.from_regex(r"[a-zA-Z0-9_]{1,6}", fullmatch=True)

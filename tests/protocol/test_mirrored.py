@@ -8,9 +8,16 @@ from deciding_at_work import AtWork
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import MalformedTransaction, PlainsongError
-from protocol.transactions.manager import asks
-from protocol.transactions.mirrored import UNKNOWN, Changes, Mirrored, Synced, Version, synced
+from plainsong.protocol.errors import MalformedTransaction, PlainsongError
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.replica import (
+    UNKNOWN_VERSION,
+    Changes,
+    ReplicaState,
+    ReplicaUpdate,
+    ReplicaVersion,
+    replica_update,
+)
 
 STEPS = st.lists(st.tuples(st.sampled_from("bbckaitu"), st.integers(0, 5)), max_size=30)
 
@@ -31,7 +38,7 @@ class Told(AtWork):
         return answers
 
     def sync(self, mirror):
-        return Synced.unpack(synced(self.core, self.changes, mirror.version).packed())
+        return ReplicaUpdate.unpack(replica_update(self.core, self.changes, mirror.version).packed())
 
     def take(self, step):
         what, which = step
@@ -66,7 +73,7 @@ def same(at, mirror):
 
 @given(STEPS, st.data())
 def test_a_mirror_says_what_the_service_says(steps, data):
-    at, mirror = Told(max_outcomes=3, max_changes=data.draw(st.integers(1, 8))), Mirrored()
+    at, mirror = Told(max_outcomes=3, max_changes=data.draw(st.integers(1, 8))), ReplicaState()
     late = []
     for step in steps:
         at.take(step)
@@ -84,7 +91,7 @@ def test_a_mirror_says_what_the_service_says(steps, data):
 
 
 def test_a_mirror_that_is_not_too_far_behind_is_told_only_what_changed():
-    at, mirror = Told(), Mirrored()
+    at, mirror = Told(), ReplicaState()
     pointers = [at.new() for _ in range(3)]
     assert at.sync(mirror).complete
     mirror.apply(at.sync(mirror))
@@ -98,15 +105,15 @@ def test_a_mirror_that_is_not_too_far_behind_is_told_only_what_changed():
 
 
 def test_a_mirror_takes_everything_from_the_next_owner_and_nothing_from_the_one_before():
-    at, mirror = Told(term=1), Mirrored()
+    at, mirror = Told(term=1), ReplicaState()
     pointer = at.new()
     mirror.apply(at.sync(mirror))
-    old = at.sync(Mirrored())
+    old = at.sync(ReplicaState())
     at.changes = Changes(2)
     told = at.sync(mirror)
     assert told.complete
     assert mirror.apply(told)
-    assert mirror.version == Version(2, 0)
+    assert mirror.version == ReplicaVersion(2, 0)
     assert not mirror.apply(old)
     at.commit(pointer)
     mirror.apply(at.sync(mirror))
@@ -114,7 +121,7 @@ def test_a_mirror_takes_everything_from_the_next_owner_and_nothing_from_the_one_
 
 
 def test_a_view_stays_the_same_object_until_something_changes():
-    at, mirror = Told(), Mirrored()
+    at, mirror = Told(), ReplicaState()
     at.new()
     mirror.apply(at.sync(mirror))
     view = mirror.view()
@@ -128,8 +135,8 @@ def test_a_view_stays_the_same_object_until_something_changes():
 @pytest.mark.parametrize("packed", [None, [], [1] * 7, [1, 2, True, 4, 5, 6, [[1]]], ["x", 2, True, 4, 5, 6, [[]] * 6]])
 def test_what_is_no_state_is_refused(packed):
     with pytest.raises(MalformedTransaction):
-        Synced.unpack(msgpack.packb(packed))
+        ReplicaUpdate.unpack(msgpack.packb(packed))
 
 
 def test_a_mirror_that_knows_nothing_says_so():
-    assert Mirrored().version == UNKNOWN
+    assert ReplicaState().version == UNKNOWN_VERSION

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_store import NAME, page_of
 
-from protocol.ids import FIRST_BOUND, ID_BYTES, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
-from protocol.keys import DamagedRow, generation_prefix
-from protocol.page import item
-from protocol.rows import MessageRow, encode_row
-from protocol.topic.asks import Span
-from protocol.topic.paging import Paging
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
+from plainsong.protocol.keys import DamagedRow, generation_prefix
+from plainsong.protocol.page import item
+from plainsong.protocol.rows import MessageRow, encode_row
+from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import Paging
 
 PREFIX = generation_prefix(NAME, 1)
 NOW_MS = 5_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.topic.asks import Look
-from protocol.topic.parking import Parking
+from plainsong.protocol.topic.asks import Look
+from plainsong.protocol.topic.core import Parking
 
 actions = st.lists(
     st.one_of(

@@ -13,19 +13,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from model_store import NAME, ModelStore, loaded_state
 
-from protocol import errors
-from protocol.effects import Put, Table
-from protocol.ids import pack_position, unpack_position
-from protocol.keys import generation_prefix, parse_pointer_key, payload_prefix, pointer_key
-from protocol.properties import TopicProperties
-from protocol.references import Stored
-from protocol.requests import PublishRequest, PublishResponse
-from protocol.rows import decode_row
-from protocol.topic import asks
-from protocol.topic.core import TopicCore
-from protocol.topic.pending import Pending
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.topic.state import Now, TopicLimits
+from plainsong.protocol import errors
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.ids import pack_position, unpack_position
+from plainsong.protocol.keys import generation_prefix, parse_pointer_key, payload_prefix, pointer_key
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest, PublishResponse
+from plainsong.protocol.rows import Stored, decode_row
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    Create,
+    PlanCleaning,
+    Publish,
+    PublishUnder,
+    Remove,
+    RollBackPointer,
+    StoreUnder,
+    Undelete,
+)
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.state import Now, TopicLimits
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -121,11 +129,11 @@ class PointerMachine(RuleBasedStateMachine):
         requests = {
             "p": PublishUnder(request, 0),
             "k": StoreUnder(replace(request, segment=segment), 0),
-            "s": asks.Publish(replace(request, write_pointer=None), 0),
+            "s": Publish(replace(request, write_pointer=None), 0),
             "r": RollBackPointer(number, by_client=self.standing(number) != "committed"),
             "R": RollBackPointer(number, (bytes(10), b"\xff" * 10)),
-            "x": asks.Remove(),
-            "c": asks.Create(FOR_EVER),
+            "x": Remove(),
+            "c": Create(FOR_EVER),
         }
         arrivals = [(0, requests[what]), (1, PublishUnder(request, 0))]
         step = self.core.step(reversed(arrivals) if rows % 2 else arrivals, Now(self.wall_ms, 0.0))
@@ -247,7 +255,7 @@ class PointerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def publish_plainly(self, count):
         payloads = [b"p%d.%d" % (self.numbers, index) for index in range(count)]
-        answer = self.ask(asks.Publish(PublishRequest(payloads), 0), *self.absent())
+        answer = self.ask(Publish(PublishRequest(payloads), 0), *self.absent())
         if not isinstance(answer, Exception):
             position = answer.first_id[:10]
             for payload in payloads:
@@ -319,28 +327,28 @@ class PointerMachine(RuleBasedStateMachine):
     @rule()
     def create(self):
         if self.alive:
-            self.ask(asks.Create(FOR_EVER), errors.TopicExists)
+            self.ask(Create(FOR_EVER), errors.TopicExists)
         else:
-            self.ask(asks.Create(FOR_EVER))
+            self.ask(Create(FOR_EVER))
             self.generation, self.alive = self.generation + 1, True
             self.messages, self.pointers, self.ranges = [], {}, []
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def delete(self, really):
-        if really and self.ask(asks.Remove(), *self.absent()) is None:
+        if really and self.ask(Remove(), *self.absent()) is None:
             self.alive = False
 
     @precondition(lambda self: not self.alive)
     @rule()
     def bring_back(self):
-        self.ask(asks.Undelete())
+        self.ask(Undelete())
         self.alive = True
 
     @rule(share=st.sampled_from([0.0, 0.5, 1.0]))
     def the_janitor_comes_round(self, share):
         if not self.alive:
             return
-        plan = self.ask(asks.PlanCleaning(0))
+        plan = self.ask(PlanCleaning(0))
         gone = []
         for number, start, stop in plan.orphans:
             model = self.pointers[number]
@@ -354,7 +362,7 @@ class PointerMachine(RuleBasedStateMachine):
                 gone.append(number)
                 model.kept = []
         if gone:
-            self.ask(asks.Cleaned(self.core.state.prefix, (), tuple(gone)))
+            self.ask(Cleaned(self.core.state.prefix, (), tuple(gone)))
 
     @rule()
     def the_topic_is_let_go_and_opened_again(self):

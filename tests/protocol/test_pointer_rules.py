@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import errors
-from protocol.effects import Delete, Put, RollBack, Table
-from protocol.ids import pack_position
-from protocol.keys import pointer_key
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.references import Stored
-from protocol.requests import PublishRequest
-from protocol.rows import MessageRow, decode_row, encode_row
-from protocol.topic.asks import Cleaned, Create, PlanCleaning, Publish, Remove, SetProperties, Undelete
-from protocol.topic.core import TopicCore
-from protocol.topic.pending import MAX_RUNS, Pending
-from protocol.topic.pointer_asks import ListPointers, PublishUnder, RollBackPointer, StoreUnder
-from protocol.topic.roll import Roll, values_of
-from protocol.topic.segments import Segment
-from protocol.topic.sequence import Run
-from protocol.topic.state import Now, TopicLimits, TopicState
+from plainsong.protocol import errors
+from plainsong.protocol.effects import Delete, Put, RollBack, Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import MessageRow, Stored, decode_row, encode_row
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    Create,
+    ListPointers,
+    PlanCleaning,
+    Publish,
+    PublishUnder,
+    Remove,
+    RollBackPointer,
+    SetProperties,
+    StoreUnder,
+    Undelete,
+)
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.pending import MAX_RUNS, Pending, Segment
+from plainsong.protocol.topic.row_batch import RowBatch, values_of
+from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
 
 NAME = TopicName("ns", "t")
 NOW_MS = 1_700_000_000_000
@@ -356,7 +364,7 @@ def test_values_made_in_bulk_are_those_of_rows_made_one_by_one(sizes, ttls_s, ex
 
 
 def test_items_begin_anew_behind_a_reference():
-    roll = Roll()
+    roll = RowBatch()
     roll.add([Run(5, 0, 2)], [b"a", b"b"], None, P)
     roll.add([Run(5, 2, 1)], [b"c"], None, P)
     assert roll.pointers == [(0, 3, P)]

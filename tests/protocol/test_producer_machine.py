@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from model_store import page_of, single_rows
 from producing_topic import Topic, publish
 
-from protocol.effects import Put, Table
-from protocol.errors import (
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.errors import (
     DeduplicationDisabled,
     PartialDuplicate,
     PlainsongError,
@@ -26,12 +26,11 @@ from protocol.errors import (
     ProducerNotFound,
     TooManyProducers,
 )
-from protocol.ids import bound_at
-from protocol.properties import TopicProperties
-from protocol.topic.asks import Look, PlanCleaning, SetProperties
-from protocol.topic.core import span_of
-from protocol.topic.producers.asks import GetProducer, OpenProducer, RemoveProducer
-from protocol.topic.producers.policy import NamespacePolicy
+from plainsong.protocol.ids import bound_at
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.topic.asks import GetProducer, Look, OpenProducer, PlanCleaning, RemoveProducer, SetProperties
+from plainsong.protocol.topic.core import span_of
+from plainsong.protocol.topic.producers import NamespacePolicy
 
 TTL_S, RETENTION_MS, ACTIVE_MS, LONG_MS = 60, 20_000, 1_000, 50_000
 LIMITS = {

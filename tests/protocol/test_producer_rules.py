@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from producing_topic import POINTER, Topic, publish
 
-from protocol.effects import Put, Table
-from protocol.errors import (
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
     InvalidParameter,
@@ -22,15 +22,24 @@ from protocol.errors import (
     TopicFull,
     TransactionTooLarge,
 )
-from protocol.ids import pack_position
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.requests import ProducerVerdict, PublishRequest
-from protocol.rows import BATCH, INDEX, STAMP, Stamp, decode_row
-from protocol.topic.asks import Create, Publish, Remove, SetProperties, Undelete
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer
-from protocol.topic.producers.asks import GetProducer, ListProducers, OpenProducer
-from protocol.topic.producers.policy import NamespacePolicy
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import ProducerVerdict, PublishRequest
+from plainsong.protocol.rows import BATCH, INDEX, STAMP, Stamp, decode_row
+from plainsong.protocol.topic.asks import (
+    Create,
+    GetProducer,
+    ListProducers,
+    OpenProducer,
+    Publish,
+    PublishUnder,
+    Remove,
+    RollBackPointer,
+    SetProperties,
+    Undelete,
+)
+from plainsong.protocol.topic.producers import NamespacePolicy
 
 DAY_MS = 24 * 3600 * 1000
 

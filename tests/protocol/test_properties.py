@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import InvalidProperty
-from protocol.properties import DEFAULT_TTL_S, TopicProperties, parse_properties
+from plainsong.protocol.errors import InvalidProperty
+from plainsong.protocol.properties import DEFAULT_TTL_S, TopicProperties, parse_properties
 
 values = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)

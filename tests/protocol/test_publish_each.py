@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import PlainsongError
-from protocol.ids import SEQUENCES_PER_MS, consecutive_ids
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest, Receipt
-from protocol.topic.asks import Create, Publish, PublishEach
-from protocol.topic.core import TopicCore
-from protocol.topic.state import Now, TopicLimits, TopicState
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import SEQUENCES_PER_MS, consecutive_ids
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.topic.asks import Create, Publish, PublishEach
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.state import Now, TopicLimits, TopicState
 
 NOW = Now(1_700_000_000_000, 0.0)
 

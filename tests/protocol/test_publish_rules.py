@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     GenerationChanged,
     LowSpace,
     MessageTooLarge,
@@ -13,12 +13,12 @@ from protocol.errors import (
     TopicNotFound,
     TransactionRequired,
 )
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest, Receipt
-from protocol.topic.asks import Create, Publish
-from protocol.topic.core import TopicCore
-from protocol.topic.state import Now, TopicLimits, TopicState
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.topic.asks import Create, Publish
+from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.state import Now, TopicLimits, TopicState
 
 NOW_MS = 1_700_000_000_000
 

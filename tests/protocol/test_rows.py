@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.keys import DamagedRow
-from protocol.page import Page, item, items_in, length_prefix, read_varint, varint
-from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, Reader
-from protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.page import Page, item, items_in, length_prefix, read_varint, varint
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head
 
 payloads = st.binary(max_size=200)
 ttls_s = st.integers(1, (1 << 31) - 1)

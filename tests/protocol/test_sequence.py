@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import SEQUENCES_PER_MS
-from protocol.topic.sequence import Run, Sequence
+from plainsong.protocol.ids import SEQUENCES_PER_MS
+from plainsong.protocol.topic.state import Run, Sequence
 
 #: Clocks that stand still and jump both ways, asked for a few positions or for more than a millisecond has.
 takes = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 3, 65_535, 65_536, 65_537, 200_000])), max_size=8)

@@ -9,10 +9,19 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cluster.assignment import Assignment, Member
-from protocol.cluster.placement import Placement
-from protocol.cluster.slices import PORTION, SLICES, first, lowered, raised, slice_of, wanted
-from protocol.names import TopicName
+from plainsong.protocol.cluster import (
+    SLICES,
+    TOPICS_PER_STEP,
+    Assignment,
+    Member,
+    Placement,
+    first_slices,
+    lowered_slices,
+    raised_slices,
+    slice_of,
+    wanted_slices,
+)
+from plainsong.protocol.names import TopicName
 
 TOPICS = [TopicName("ns", f"topic-{number}") for number in range(300)]
 NAMES = ("a", "b", "c", "d")
@@ -111,17 +120,17 @@ def test_an_instance_is_to_take_part_in_all_slices_unless_it_is_drained_and_othe
     for one in found:
         staying = {each.name for each in found if not each.leaving and each is not one}
         expected = 0 if one.name in said.drained and staying - said.drained else SLICES
-        assert wanted(found, said, one.name) == expected
+        assert wanted_slices(found, said, one.name) == expected
 
 
 def test_an_instance_begins_with_nothing_where_others_have_topics_unless_they_are_thought_to_be_its_own():
     me, other = Member("a", "a:1"), Member("b", "b:1")
-    assert first([], me) == SLICES
-    assert first([replace(other, slices=0)], me) == SLICES
-    assert first([other], me) == 0
-    assert first([replace(me, slices=40), other], me) == 40
-    assert first([replace(me, address="elsewhere:1"), other], me) == 0
-    assert first([], replace(me, leaving=True)) == 0
+    assert first_slices([], me) == SLICES
+    assert first_slices([replace(other, slices=0)], me) == SLICES
+    assert first_slices([other], me) == 0
+    assert first_slices([replace(me, slices=40), other], me) == 40
+    assert first_slices([replace(me, address="elsewhere:1"), other], me) == 0
+    assert first_slices([], replace(me, leaving=True)) == 0
 
 
 @given(st.lists(st.sampled_from(TOPICS), unique=True), figures)
@@ -129,17 +138,17 @@ def test_a_step_down_gives_a_portion_at_most_or_one_slice_with_something_in_it(t
     mine = [topic for topic in topics if slice_of(topic) < slices]
     steps = 0
     while slices > 0:
-        after = lowered(slices, mine)
+        after = lowered_slices(slices, mine)
         assert after < slices
         given_away = Counter(slice_of(topic) for topic in mine if slice_of(topic) >= after)
-        assert given_away.total() <= PORTION or len(given_away) == 1
+        assert given_away.total() <= TOPICS_PER_STEP or len(given_away) == 1
         mine = [topic for topic in mine if slice_of(topic) < after]
         slices, steps = after, steps + 1
-    assert steps <= 1 + 2 * len(topics) / PORTION + len(topics) / PORTION
+    assert steps <= 1 + 2 * len(topics) / TOPICS_PER_STEP + len(topics) / TOPICS_PER_STEP
 
 
 def test_where_nothing_is_open_one_step_down_is_enough():
-    assert lowered(SLICES, []) == 0
+    assert lowered_slices(SLICES, []) == 0
 
 
 def steps_up(total):
@@ -147,7 +156,7 @@ def steps_up(total):
     names = [TopicName("ns", f"t{number}") for number in range(total)]
     slices, came = 0, 0
     while slices < SLICES:
-        before, slices = slices, raised(slices, begun_at=0, came=came)
+        before, slices = slices, raised_slices(slices, begun_at=0, came=came)
         assert before < slices <= SLICES
         step = sum(before <= slice_of(name) < slices for name in names)
         came += step
@@ -159,5 +168,5 @@ def test_steps_up_are_as_many_as_the_topics_that_come_want():
     assert len(list(steps_up(40))) <= 5
     thousand = list(steps_up(1_000))
     assert 20 <= len(thousand) <= 30
-    assert max(thousand) <= 2 * PORTION
+    assert max(thousand) <= 2 * TOPICS_PER_STEP
     assert len(list(steps_up(20_000))) == SLICES

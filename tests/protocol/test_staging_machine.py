@@ -15,19 +15,28 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from model_store import NAME, ModelStore, loaded_state
 from walking import messages_of
 
-from protocol import errors
-from protocol.effects import Table
-from protocol.ids import bound_at
-from protocol.keys import generation_prefix, parse_payload_key, pointer_key
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.topic import asks
-from protocol.topic.core import TopicCore, span_of
-from protocol.topic.pointer_asks import ListPointers
-from protocol.topic.producers.asks import OpenProducer
-from protocol.topic.staging_asks import PublishStaged, StoreStaged
-from protocol.topic.state import Now, TopicLimits
-from protocol.transactions.view import View
+from plainsong.protocol import errors
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import bound_at
+from plainsong.protocol.keys import generation_prefix, parse_payload_key, pointer_key
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    Create,
+    ListPointers,
+    Look,
+    OpenProducer,
+    PlanCleaning,
+    Publish,
+    PublishStaged,
+    Remove,
+    StoreStaged,
+    Undelete,
+)
+from plainsong.protocol.topic.core import TopicCore, span_of
+from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.transactions.view import View
 from storage.cleaning import is_reference, payloads_of
 
 START_MS = 1_700_000_000_000
@@ -217,7 +226,7 @@ class StagingMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def publish_plainly(self, count):
         payloads = [b"plain%d.%d" % (self.numbers, index) for index in range(count)]
-        receipt = self.ask(asks.Publish(PublishRequest(payloads), 0), *self.absent())
+        receipt = self.ask(Publish(PublishRequest(payloads), 0), *self.absent())
         if not isinstance(receipt, Exception):
             ids = [(int.from_bytes(receipt.first_id[:10], "big") + at).to_bytes(10, "big") for at in range(count)]
             self.visible += [
@@ -247,29 +256,29 @@ class StagingMachine(RuleBasedStateMachine):
     @rule()
     def create(self):
         if self.alive:
-            self.ask(asks.Create(TopicProperties(TTL_S)), errors.TopicExists)
+            self.ask(Create(TopicProperties(TTL_S)), errors.TopicExists)
             return
-        self.ask(asks.Create(TopicProperties(TTL_S)))
+        self.ask(Create(TopicProperties(TTL_S)))
         self.generation, self.alive = self.generation + 1, True
         self.visible, self.staged, self.pointers, self.sent = [], {}, set(), []
         self.producers = {}
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def delete(self, really):
-        if really and self.ask(asks.Remove(), *self.absent()) is None:
+        if really and self.ask(Remove(), *self.absent()) is None:
             self.alive = False
 
     @precondition(lambda self: not self.alive)
     @rule()
     def bring_back(self):
-        self.ask(asks.Undelete())
+        self.ask(Undelete())
         self.alive = True
 
     @rule(share=st.sampled_from([0.5, 1.0, 1.0]))
     def the_janitor_comes_round(self, share):
         if not self.alive:
             return
-        plan = self.ask(asks.PlanCleaning(10**15))
+        plan = self.ask(PlanCleaning(10**15))
         gone = []
         for pointer, start, stop in plan.orphans:
             for producer in [name for name, staged in self.staged.items() if staged.pointer == pointer]:
@@ -287,7 +296,7 @@ class StagingMachine(RuleBasedStateMachine):
             for table in (Table.MESSAGE, Table.PAYLOAD):
                 keys = [key for key, _ in self.store.scan(table, generation_prefix(NAME, 1), last)]
                 self.store.discard(table, keys)
-        self.ask(asks.Cleaned(plan.prefix, (), tuple(gone)))
+        self.ask(Cleaned(plan.prefix, (), tuple(gone)))
         if share == 1.0:
             self.no_payload_row_is_left_behind()
 
@@ -314,7 +323,7 @@ class StagingMachine(RuleBasedStateMachine):
         oldest_ms = self.core.state.oldest_ms
         living = [each for each in self.visible if each[0] >= bound_at(oldest_ms)]
         for limit, view in ((1000, None), (1, None), (2, View(0, frozenset(), frozenset()))):
-            seen = messages_of(self.store, span_of(self.core.state, asks.Look(bytes(20))), limit, view)
+            seen = messages_of(self.store, span_of(self.core.state, Look(bytes(20))), limit, view)
             assert [payload for _, payload in seen] == [payload for _, _, payload in living]
             for (message_id, _), (first, last, _) in zip(seen, living, strict=True):
                 assert first <= message_id <= last

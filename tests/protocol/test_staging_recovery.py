@@ -7,17 +7,23 @@ from model_store import NAME
 from producing_topic import NOW_MS, POINTER
 from staging_topic import StagingTopic
 
-from protocol.effects import Table
-from protocol.errors import InvalidParameter, TopicNotFound
-from protocol.ids import pack_id
-from protocol.keys import POINTER as POINTER_KIND
-from protocol.keys import pointer_key
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.topic.asks import Create, PlanCleaning, Remove, Undelete
-from protocol.topic.pending import Pending
-from protocol.topic.pointer_asks import PublishUnder, StoreUnder
-from protocol.topic.staging_asks import PublishStaged
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import InvalidParameter, TopicNotFound
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.keys import POINTER as POINTER_KIND
+from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import (
+    Create,
+    PlanCleaning,
+    PublishStaged,
+    PublishUnder,
+    Remove,
+    StoreUnder,
+    Undelete,
+)
+from plainsong.protocol.topic.pending import Pending
 
 
 @pytest.fixture

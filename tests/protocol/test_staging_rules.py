@@ -6,8 +6,8 @@ import pytest
 from producing_topic import NOW_MS, POINTER
 from staging_topic import StagingTopic
 
-from protocol.effects import Table
-from protocol.errors import (
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import (
     AlreadyPublished,
     GenerationChanged,
     InvalidParameter,
@@ -24,16 +24,22 @@ from protocol.errors import (
     TransactionRequired,
     TransactionTooLarge,
 )
-from protocol.keys import POINTER as POINTER_KIND
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.rows import NO_PAYLOAD, decode_row
-from protocol.topic.asks import Cleaned, PlanCleaning
-from protocol.topic.pointer_asks import PublishUnder, RollBackPointer, StoreUnder
-from protocol.topic.producers.asks import OpenProducer, RemoveProducer
-from protocol.topic.producers.policy import NamespacePolicy
-from protocol.topic.state import Now
-from protocol.transactions.view import View
+from plainsong.protocol.keys import POINTER as POINTER_KIND
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import NO_PAYLOAD, decode_row
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    OpenProducer,
+    PlanCleaning,
+    PublishUnder,
+    RemoveProducer,
+    RollBackPointer,
+    StoreUnder,
+)
+from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.state import Now
+from plainsong.protocol.transactions.view import View
 
 POSITION_BYTES = 10
 

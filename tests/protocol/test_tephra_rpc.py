@@ -11,24 +11,22 @@ from thriftpy2.protocol.binary import TBinaryProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
-from protocol.transactions.tephra_idl import (
+from plainsong.protocol.tephra.rpc import (
     ILLEGAL_ARGUMENT,
-    METHODS,
-    Conflict,
-    CouldNotTakeSnapshot,
-    Declared,
-    Generic,
-    InvalidTruncateTime,
-    Kind,
-    NotInProgress,
-)
-from protocol.transactions.tephra_rpc import (
     INTERNAL_ERROR,
+    METHODS,
     PROTOCOL_ERROR,
     UNKNOWN_METHOD,
     ApplicationError,
     Call,
+    Kind,
     RefusedCall,
+    TephraConflict,
+    TephraCouldNotTakeSnapshot,
+    TephraError,
+    TephraGeneric,
+    TephraInvalidTruncateTime,
+    TephraNotInProgress,
     decode_call,
     decode_reply,
     encode_call,
@@ -36,8 +34,14 @@ from protocol.transactions.tephra_rpc import (
     encode_failure,
     encode_result,
 )
-from protocol.transactions.thrift import MAX_BINARIES, MalformedThrift
-from protocol.transactions.thrift_frames import MAX_FRAME_BYTES, Frames, FrameTooLarge, framed
+from plainsong.protocol.tephra.thrift import (
+    MAX_BINARIES,
+    MAX_FRAME_BYTES,
+    MalformedThrift,
+    ThriftFrames,
+    ThriftFrameTooLarge,
+    framed,
+)
 
 #: Made with thriftpy2, sequence id 1, and taken by the genuine Java service.
 GOLDEN = {
@@ -90,7 +94,7 @@ def message(name, kind, sequence_id, payload):
 def test_calls_have_the_bytes_tephra_takes(asked):
     written = bytes.fromhex(GOLDEN[asked])
     assert framed(encode_call(asked[0], 1, *asked[1:])) == written
-    frames = Frames()
+    frames = ThriftFrames()
     frames.feed(written)
     assert decode_call(frames.take()) == Call(asked[0], 1, asked[1:])
 
@@ -120,13 +124,13 @@ def test_results_equal_those_of_a_thrift_library(result):
 @pytest.mark.parametrize(
     ("name", "error", "field", "struct"),
     [
-        ("commitTx", NotInProgress("gone"), "e", TEPHRA.NotInProgress("gone")),
-        ("canCommitOrThrow", Conflict(9, "k", "me"), "c", TEPHRA.Conflict(9, "k", "me")),
-        ("commitOrThrow", Conflict(9, "k", None), "c", TEPHRA.Conflict(9, "k")),
-        ("startShortWithTimeout", Generic("no", ILLEGAL_ARGUMENT), "e", TEPHRA.Generic("no", ILLEGAL_ARGUMENT)),
-        ("canCommitOrThrow", Generic("big", "x.Y"), "g", TEPHRA.Generic("big", "x.Y")),
-        ("getSnapshot", CouldNotTakeSnapshot("disk"), "e", TEPHRA.CouldNotTakeSnapshot("disk")),
-        ("truncateInvalidTxBefore", InvalidTruncateTime("old"), "e", TEPHRA.InvalidTruncateTime("old")),
+        ("commitTx", TephraNotInProgress("gone"), "e", TEPHRA.NotInProgress("gone")),
+        ("canCommitOrThrow", TephraConflict(9, "k", "me"), "c", TEPHRA.Conflict(9, "k", "me")),
+        ("commitOrThrow", TephraConflict(9, "k", None), "c", TEPHRA.Conflict(9, "k")),
+        ("startShortWithTimeout", TephraGeneric("no", ILLEGAL_ARGUMENT), "e", TEPHRA.Generic("no", ILLEGAL_ARGUMENT)),
+        ("canCommitOrThrow", TephraGeneric("big", "x.Y"), "g", TEPHRA.Generic("big", "x.Y")),
+        ("getSnapshot", TephraCouldNotTakeSnapshot("disk"), "e", TEPHRA.CouldNotTakeSnapshot("disk")),
+        ("truncateInvalidTxBefore", TephraInvalidTruncateTime("old"), "e", TEPHRA.InvalidTruncateTime("old")),
     ],
 )
 def test_declared_errors_equal_those_of_a_thrift_library(name, error, field, struct):
@@ -139,7 +143,7 @@ def test_declared_errors_equal_those_of_a_thrift_library(name, error, field, str
 
 
 def test_an_error_that_a_method_does_not_declare_is_an_internal_error():
-    data = encode_error(Call("abortTx", 7, ()), NotInProgress("committed"))
+    data = encode_error(Call("abortTx", 7, ()), TephraNotInProgress("committed"))
     found = TApplicationException(INTERNAL_ERROR, "Internal error processing abortTx: committed")
     assert data == message("abortTx", TMessageType.EXCEPTION, 7, found)
     with pytest.raises(ApplicationError, match="committed") as caught:
@@ -231,7 +235,7 @@ def test_noise_is_a_call_or_refused_and_nothing_else(noise, call):
 def test_noise_is_a_reply_or_refused_and_nothing_else(noise, result):
     head = encode_result(Call(result[0], 1, ()), result[1])[:-1]
     for data in (noise, head + noise, head[: len(noise)]):
-        with suppress(MalformedThrift, ApplicationError, Declared):
+        with suppress(MalformedThrift, ApplicationError, TephraError):
             decode_reply(data, result[0], 1)
 
 
@@ -248,7 +252,7 @@ def test_an_answer_to_another_call_is_none_to_this_one():
 def test_frames_may_come_in_pieces_of_any_size(messages, data):
     stream = b"".join(map(framed, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    frames, found = Frames(), []
+    frames, found = ThriftFrames(), []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         frames.feed(stream[start:stop])
         while (whole := frames.take()) is not None:
@@ -258,7 +262,7 @@ def test_frames_may_come_in_pieces_of_any_size(messages, data):
 
 
 def test_a_frame_under_way_says_what_it_lacks():
-    frames = Frames()
+    frames = ThriftFrames()
     frames.feed(b"\0\0")
     assert (frames.take(), frames.missing_bytes) == (None, 2)
     frames.feed(b"\0\x05ab")
@@ -267,7 +271,7 @@ def test_a_frame_under_way_says_what_it_lacks():
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), MAX_FRAME_BYTES + 1, 2**31 - 1])
 def test_a_frame_of_no_size_or_over_the_bound_is_refused_by_its_head(size):
-    frames = Frames()
+    frames = ThriftFrames()
     frames.feed(struct.pack(">i", size))
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ThriftFrameTooLarge):
         frames.take()

@@ -5,24 +5,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tephra_thrift import i64
 
-from protocol.errors import MalformedTransaction
-from protocol.transactions.bounds import (
-    first_short_in_progress,
-    inactive_bound,
-    prune_upper_bound,
-    reader_of,
-    visibility_upper_bound,
-)
-from protocol.transactions.tephra_state import (
+from plainsong.protocol.errors import MalformedTransaction
+from plainsong.protocol.tephra.state import (
     Entry,
     EntryType,
     ManagerState,
     decode_snapshot,
     decode_visibility_state,
     encode_snapshot,
+    first_short_in_progress,
+    inactive_bound,
+    prune_upper_bound,
+    reader_of,
+    visibility_upper_bound,
 )
-from protocol.transactions.transaction import NO_TRANSACTION, Transaction
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction
+from plainsong.protocol.transactions.view import Verdict, View
 
 STATE = ManagerState(
     timestamp_ms=4000,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model_store import NAME, ModelStore, loaded_state, page_of, single_rows
 
-from protocol.effects import Put, Table
-from protocol.errors import (
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.errors import (
     GenerationChanged,
     LowSpace,
     NoMessages,
@@ -26,16 +26,35 @@ from protocol.errors import (
     TopicExists,
     TopicNotFound,
 )
-from protocol.ids import after, pack_id, unpack_id
-from protocol.keys import generations_range, metadata_key
-from protocol.page import item
-from protocol.properties import TopicProperties
-from protocol.requests import PublishRequest
-from protocol.rows import own_ttl_s
-from protocol.topic import asks
-from protocol.topic.core import TopicCore, span_of
-from protocol.topic.state import Now, TopicLimits
-from protocol.topic.usage import ROW_BYTES
+from plainsong.protocol.ids import after, pack_id, unpack_id
+from plainsong.protocol.keys import generations_range, metadata_key
+from plainsong.protocol.page import item
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.rows import own_ttl_s
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    CleaningPlan,
+    Create,
+    Describe,
+    Description,
+    ListReaders,
+    Look,
+    PlanCleaning,
+    Publish,
+    ReaderView,
+    Remove,
+    RemoveReader,
+    SetProperties,
+    SetReader,
+    SliceCleaned,
+    Stats,
+    TopicStats,
+    Undelete,
+)
+from plainsong.protocol.topic.core import TopicCore, span_of
+from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.topic.usage import ROW_BYTES
 
 HOUR_MS = 3600 * 1000
 GRACE_MS = 2 * HOUR_MS
@@ -53,12 +72,12 @@ requests = st.builds(
     st.none() | st.none() | st.lists(st.none() | ttls_s, min_size=1, max_size=3).map(lambda own: own * 4),
 )
 #: What is asked, as functions of the machine that make the ask.
-publishing = requests.map(lambda request: lambda machine: asks.Publish(request, 1))
+publishing = requests.map(lambda request: lambda machine: Publish(request, 1))
 changing = st.one_of(
-    ttls_s.map(lambda ttl_s: lambda machine: asks.Create(TopicProperties(ttl_s=ttl_s))),
-    ttls_s.map(lambda ttl_s: lambda machine: asks.SetProperties({"ttl": ttl_s})),
-    ttls_s.map(lambda ttl_s: lambda machine: asks.SetProperties({"ttl": ttl_s})),
-    st.sampled_from([lambda machine: asks.Remove(), lambda machine: asks.Undelete()]),
+    ttls_s.map(lambda ttl_s: lambda machine: Create(TopicProperties(ttl_s=ttl_s))),
+    ttls_s.map(lambda ttl_s: lambda machine: SetProperties({"ttl": ttl_s})),
+    ttls_s.map(lambda ttl_s: lambda machine: SetProperties({"ttl": ttl_s})),
+    st.sampled_from([lambda machine: Remove(), lambda machine: Undelete()]),
 )
 looking = st.builds(
     lambda consumer, wait_s, end: lambda machine: machine.look(consumer, wait_s, end),
@@ -68,16 +87,14 @@ looking = st.builds(
 )
 reading = st.one_of(
     st.builds(
-        lambda name, at, compare: lambda machine: asks.SetReader(name, pack_id(at, 0), None, pack_id(1, 0), compare),
+        lambda name, at, compare: lambda machine: SetReader(name, pack_id(at, 0), None, pack_id(1, 0), compare),
         st.sampled_from("abc"),
         st.integers(0, 2),
         st.booleans(),
     ),
-    st.sampled_from("abc").map(lambda name: lambda machine: asks.RemoveReader(name)),
+    st.sampled_from("abc").map(lambda name: lambda machine: RemoveReader(name)),
 )
-others = st.sampled_from(
-    [lambda machine: asks.Describe(), lambda machine: asks.Stats(), lambda machine: asks.ListReaders()]
-)
+others = st.sampled_from([lambda machine: Describe(), lambda machine: Stats(), lambda machine: ListReaders()])
 kinds = {"p": publishing, "c": changing, "l": looking, "r": reading, "o": others}
 groups = st.lists(st.sampled_from("ppppppcllro").flatmap(kinds.get), min_size=1, max_size=6)
 
@@ -149,7 +166,7 @@ class TopicMachine(RuleBasedStateMachine):
     @initialize(ttl_s=st.sampled_from([None, 1, 2, 3600, 24 * 3600]))
     def there_may_be_a_topic(self, ttl_s):
         if ttl_s is not None:
-            self.a_commit_succeeds([lambda machine: asks.Create(TopicProperties(ttl_s=ttl_s))], low_space=False)
+            self.a_commit_succeeds([lambda machine: Create(TopicProperties(ttl_s=ttl_s))], low_space=False)
 
     @rule(by_ms=st.sampled_from([1, 2, 500, 999, 1000, 1001, 2001, HOUR_MS, HOUR_MS + 1, -HOUR_MS, 24 * HOUR_MS]))
     def the_clock_moves(self, by_ms):
@@ -208,7 +225,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule()
     def the_janitor_plans(self):
-        step, changes, _ = self.decide([lambda machine: asks.PlanCleaning(GRACE_MS)], low_space=False)
+        step, changes, _ = self.decide([lambda machine: PlanCleaning(GRACE_MS)], low_space=False)
         self.store.write(step.operations)
         for change in changes:
             self.happen(change)
@@ -234,7 +251,7 @@ class TopicMachine(RuleBasedStateMachine):
         for first_ms, last_ms in plan.due[: round(share * len(plan.due))]:
             slices.append(self.clean_slice(plan, first_ms, last_ms))
         if plan.due and share == 1.0:
-            step, _, _ = self.decide([lambda machine: asks.Cleaned(plan.prefix, slices)], low_space=False)
+            step, _, _ = self.decide([lambda machine: Cleaned(plan.prefix, slices)], low_space=False)
             self.store.write(step.operations)
             self.core.settled(step, self.now())
         elif slices:
@@ -251,7 +268,7 @@ class TopicMachine(RuleBasedStateMachine):
                 later += [expires_ms] if expires_ms >= plan.now_ms else []
         self.remove([key for key, _ in due])
         size = sum(len(value) + ROW_BYTES for _, value in due)
-        return asks.SliceCleaned(first_ms, last_ms, len(due), size, min(later, default=0))
+        return SliceCleaned(first_ms, last_ms, len(due), size, min(later, default=0))
 
     def remove(self, keys):
         self.store.discard(Table.MESSAGE, keys)
@@ -271,7 +288,7 @@ class TopicMachine(RuleBasedStateMachine):
         if end is not None:
             ids = [message.id for message in self.messages if message.id > since][end : end + 1]
             end_before = ids[0] if ids else None
-        return asks.Look(since, end_before, None if wait_s is None else self.mono_s + wait_s)
+        return Look(since, end_before, None if wait_s is None else self.mono_s + wait_s)
 
     def key(self, message):
         return generations_range(NAME, message.generation, message.generation)[0] + message.id[:10]
@@ -289,7 +306,7 @@ class TopicMachine(RuleBasedStateMachine):
         answers = dict(step.answers)
         facts, readers, changes, expected = self.facts, dict(self.readers), [], {}
         for ticket, ask in arrivals:
-            if isinstance(ask, asks.Look):
+            if isinstance(ask, Look):
                 expected[ticket] = ask
                 continue
             facts, change, kind = self.play(ask, facts, readers, answers[ticket], time_ms, low_space)
@@ -303,51 +320,51 @@ class TopicMachine(RuleBasedStateMachine):
     def play(self, ask, facts, readers, answer, time_ms, low_space):
         """What the model says to one ask: the facts from now on, the change, the answer's type."""
         match ask:
-            case asks.Publish():
+            case Publish():
                 if not facts.alive:
                     return facts, None, TopicNotFound
                 if not ask.request.messages:
                     return facts, None, NoMessages
                 if low_space:
                     return facts, None, LowSpace
-                return facts, Change(self.published(ask.request, answer, facts.generation)), asks.Receipt
-            case asks.Create() if facts.alive:
+                return facts, Change(self.published(ask.request, answer, facts.generation)), Receipt
+            case Create() if facts.alive:
                 return facts, None, TopicExists
-            case asks.Create():
+            case Create():
                 readers.clear()
-                return self.changed(Facts(facts.generation + 1, True, False, ask.properties.ttl_s), asks.Description)
-            case asks.Undelete() if facts.alive:
+                return self.changed(Facts(facts.generation + 1, True, False, ask.properties.ttl_s), Description)
+            case Undelete() if facts.alive:
                 return facts, None, TopicExists
-            case asks.Undelete() if facts.generation and facts.partly_cleaned:
+            case Undelete() if facts.generation and facts.partly_cleaned:
                 return facts, None, PartlyCleaned
-            case asks.Undelete() if facts.generation:
-                return self.changed(replace(facts, alive=True), asks.Description)
-            case asks.PlanCleaning():
+            case Undelete() if facts.generation:
+                return self.changed(replace(facts, alive=True), Description)
+            case PlanCleaning():
                 first_purge = facts.generation and not facts.alive and not facts.partly_cleaned
                 if not first_purge or answer.purge is None or answer.purge[1] < facts.generation:
-                    return facts, None, asks.CleaningPlan
+                    return facts, None, CleaningPlan
                 assert time_ms >= self.core.state.metadata.deleted_ms + GRACE_MS
-                return self.changed(replace(facts, partly_cleaned=True), asks.CleaningPlan)
-            case asks.Cleaned():
+                return self.changed(replace(facts, partly_cleaned=True), CleaningPlan)
+            case Cleaned():
                 return facts, None, type(None)
             case _ if not facts.alive:
                 return facts, None, TopicNotFound
-            case asks.SetProperties():
-                return self.changed(replace(facts, ttl_s=ask.given["ttl"]), asks.Description)
-            case asks.Remove():
+            case SetProperties():
+                return self.changed(replace(facts, ttl_s=ask.given["ttl"]), Description)
+            case Remove():
                 return self.changed(replace(facts, alive=False), type(None))
-            case asks.SetReader():
+            case SetReader():
                 return facts, None, self.set_reader(ask, readers)
-            case asks.RemoveReader():
+            case RemoveReader():
                 return facts, None, NotFound if readers.pop(ask.name, None) is None else type(None)
-            case asks.ListReaders():
+            case ListReaders():
                 assert {view.name: view.reader.position for view in answer} == readers
                 return facts, None, list
-            case asks.Stats():
-                return facts, None, asks.TopicStats
-        assert isinstance(ask, asks.Describe)
+            case Stats():
+                return facts, None, TopicStats
+        assert isinstance(ask, Describe)
         assert answer.metadata.properties.ttl_s == facts.ttl_s
-        return facts, None, asks.Description
+        return facts, None, Description
 
     def changed(self, facts, kind):
         return facts, Change(facts=facts), kind
@@ -358,7 +375,7 @@ class TopicMachine(RuleBasedStateMachine):
         if ask.name not in readers and len(readers) >= LIMITS.max_readers:
             return PlainsongError
         readers[ask.name] = ask.position
-        return asks.ReaderView
+        return ReaderView
 
     def published(self, request, receipt, generation):
         """The messages of an accepted request, under consecutive positions above all there were."""
@@ -402,7 +419,7 @@ class TopicMachine(RuleBasedStateMachine):
     def check_answers(self, step, expected):
         answers = dict(self.core.settled(step, self.now()))
         renewed = step.renewed
-        looks = {ticket: ask for ticket, ask in expected.items() if isinstance(ask, asks.Look)}
+        looks = {ticket: ask for ticket, ask in expected.items() if isinstance(ask, Look)}
         assert set(expected) - set(looks) <= set(answers)
         assert set(answers) <= set(expected) | set(self.parked)
         for ticket, look in {**self.parked, **looks}.items():
@@ -439,7 +456,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule(consumer=st.integers(0, 2), limit=st.integers(1, 4), max_bytes=st.sampled_from([1, 50, 1000]))
     def a_consumer_reads_a_page(self, consumer, limit, max_bytes):
-        step, _, _ = self.decide([lambda machine: asks.Look(machine.positions[consumer])], low_space=False)
+        step, _, _ = self.decide([lambda machine: Look(machine.positions[consumer])], low_space=False)
         span = dict(self.core.settled(step, self.now()))[self.numbers]
         self.drop_answered()
         if not self.facts.alive:
@@ -477,7 +494,7 @@ class TopicMachine(RuleBasedStateMachine):
     @invariant()
     def everything_that_lives_is_shown_and_nothing_else(self):
         if self.facts.alive:
-            span = span_of(self.core.state, asks.Look(bytes(20)))
+            span = span_of(self.core.state, Look(bytes(20)))
             shown = list(page_of(self.rows(span), span).messages())
             assert shown == [(message.id, message.payload) for message in self.visible()]
 

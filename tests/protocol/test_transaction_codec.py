@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tephra_thrift import TTransaction, read_struct, struct_bytes, struct_of, transactions
 
-from protocol.errors import MalformedTransaction
-from protocol.transactions.codec import decode_transaction, encode_transaction
-from protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType, VisibilityLevel
+from plainsong.protocol.errors import MalformedTransaction
+from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType, VisibilityLevel
 
 #: From the genuine Java classes.
 VECTORS = {

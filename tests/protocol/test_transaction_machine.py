@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.errors import PlainsongError, TransactionConflict
-from protocol.transactions.manager import asks
-from protocol.transactions.manager.answers import CompletePass
-from protocol.transactions.transaction import Transaction, TransactionType, issued_ms
+from plainsong.protocol.errors import PlainsongError, TransactionConflict
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import CompletePass
+from plainsong.protocol.transactions.transaction import Transaction, TransactionType, issued_ms
 
 LIFETIME_MS = 60_000
 KEYS = st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deciding_at_work import START_MS, AtWork
 
-from protocol.errors import (
+from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,
     TransactionConflict,
@@ -13,12 +13,11 @@ from protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from protocol.transactions.manager import asks
-from protocol.transactions.manager.answers import ChangeConflict, CompletePass
-from protocol.transactions.manager.invalid_list import InvalidTruncateTime, kept_because
-from protocol.transactions.manager.looking import manager_state
-from protocol.transactions.tephra_state import decode_snapshot, encode_snapshot
-from protocol.transactions.transaction import NO_TRANSACTION, TransactionType
+from plainsong.protocol.tephra.state import decode_snapshot, encode_snapshot, manager_state
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import ChangeConflict, CompletePass
+from plainsong.protocol.transactions.outcomes import InvalidTruncateTime, kept_because
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, TransactionType
 
 HOUR_S = 3600
 

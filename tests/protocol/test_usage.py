@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import after, bound_at, pack_id, pack_position
-from protocol.topic.usage import MAX_BUCKETS, SLICES, Usage
+from plainsong.protocol.ids import after, bound_at, pack_id, pack_position
+from plainsong.protocol.topic.usage import MAX_BUCKETS, SLICES, Usage
 
 added = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5), st.sampled_from([0, 0, 0, 1500])), max_size=60)
 

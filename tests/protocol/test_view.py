@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.transactions.transaction import Transaction, VisibilityLevel
-from protocol.transactions.view import Verdict, View
+from plainsong.protocol.transactions.transaction import Transaction, VisibilityLevel
+from plainsong.protocol.transactions.view import Verdict, View
 
 pointers = st.integers(1, 30)
 several = st.frozensets(pointers, max_size=4)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.ids import after
-from protocol.topic.paging import Paging
+from plainsong.protocol.ids import after
+from plainsong.protocol.topic.reading import Paging
 
 MAX_PAGE_BYTES = 1 << 20
 

@@ -22,7 +22,6 @@ def main(url: str, advice: str, without_pyarrow: str, *settings: str) -> None:
     from pyspark import cloudpickle
     from pyspark.sql import SparkSession
 
-    import protocol
     import pyspark_plainsong
     from pyspark_plainsong import DefaultSource
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructField, StructType
 from topics import NAMESPACE, Topics
 
-from pyspark_plainsong.batch_reader import BatchReader
+from pyspark_plainsong.columns import COLUMNS, read_schema
 from pyspark_plainsong.options import ReadOptions
-from pyspark_plainsong.schema import COLUMNS, read_schema
-from pyspark_plainsong.stream_reader import StreamReader
+from pyspark_plainsong.readers import BatchReader, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -58,7 +58,7 @@ def test_the_wheel_has_every_file_of_every_package_and_the_programs(wheel):
     programs = ConfigParser()
     programs.read_string(said)
     assert programs["console_scripts"]["plainsong"] == "plainsong.cli.main:main"
-    assert programs["plainsong.commands"]["pipeline"] == "pipeline.command:pipeline"
+    assert programs["plainsong.commands"]["pipeline"] == "pyspark_plainsong.pipeline.command:pipeline"
     wanted = re.findall(r"^Requires-Dist: ([\w-]+).*extra == .spark.", metadata, re.MULTILINE)
     assert set(wanted) == {"pyspark", "pyarrow", "matplotlib"}
 

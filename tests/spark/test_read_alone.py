@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tables import READ, Tables
 
-from pyspark_plainsong.lacking import Lacking
-from pyspark_plainsong.source import DefaultSource
+from pyspark_plainsong.source import DefaultSource, Lacking
 from tests.daemon.harness import PATIENCE_S, ROOT, Daemon
 
 #: Reads as a task does, where nothing else can be imported.
@@ -27,9 +26,9 @@ class Nothing:
 
 sys.meta_path.insert(0, Nothing())
 import pyspark_plainsong
-from pyspark_plainsong.batch_reader import BatchReader
+from pyspark_plainsong.readers import BatchReader
 from pyspark_plainsong.options import ReadOptions
-from pyspark_plainsong.schema import read_schema
+from pyspark_plainsong.columns import read_schema
 
 assert pyspark_plainsong.__file__.startswith(sys.argv[2]), pyspark_plainsong.__file__
 options = ReadOptions.parse({"url": sys.argv[1], "namespace": "demo", "subscribe": "alone"}, streaming=False)
@@ -39,7 +38,7 @@ for part in reader.partitions():
         for row in batch.to_pylist():
             print(row["payload"].decode(), row["routing_key"], row["headers"])
 own = {name for name in sys.modules if name.partition(".")[0] == "protocol"}
-assert own == {"protocol", "protocol.frames"}, own
+assert own == {"protocol", "plainsong.protocol.frames"}, own
 """
 
 
@@ -79,6 +78,6 @@ def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path)
 
 def test_a_missing_pyarrow_is_said_with_the_interpreter_that_lacks_it(monkeypatch):
     """Where Spark makes the source, which is before it imports pyarrow itself."""
-    monkeypatch.setattr("pyspark_plainsong.lacking.find_spec", lambda name: None)
+    monkeypatch.setattr("pyspark_plainsong.source.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=f"run {sys.executable}, which has no pyarrow.*PYSPARK_PYTHON"):
         DefaultSource({})

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from protocol.frames import BrokenFrames, decode_frames
-from protocol.ids import pack_id
-from pyspark_plainsong.batches import FrameBatches
-from pyspark_plainsong.schema import read_schema
+from plainsong.protocol.frames import BrokenFrames, decode_frames
+from plainsong.protocol.ids import pack_id
+from pyspark_plainsong.columns import read_schema
+from pyspark_plainsong.reading import FrameBatches
 
 ALL = read_schema(include_transaction=True)
 #: Milliseconds that Spark's microseconds hold.

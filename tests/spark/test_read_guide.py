@@ -6,8 +6,8 @@ import re
 
 from tables import Tables
 
+from pyspark_plainsong.columns import COLUMNS, TRANSACTION_COLUMN
 from pyspark_plainsong.options import _BATCH_READ, _CONNECTION, _READ, _STREAM_READ
-from pyspark_plainsong.schema import COLUMNS, TRANSACTION_COLUMN
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 

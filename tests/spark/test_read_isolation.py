@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tables import Tables, payloads
 
-from pyspark_plainsong.schema import read_schema
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.columns import read_schema
+from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon, free_port
 
 ALL = ReadAllAvailable()

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tables import Tables, batches, payloads, wait_until_later_than
 
-from pyspark_plainsong.loss import DataLoss
+from pyspark_plainsong.subscription import DataLoss
 from tests.daemon.harness import Daemon
 
 ALL = ReadAllAvailable()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from pyspark_plainsong.bounds import TopicBound
-from pyspark_plainsong.option_text import BadOption
-from pyspark_plainsong.options import ReadOptions, WriteOptions
-from pyspark_plainsong.schema import BadSchema, check_schema, read_schema
+from pyspark_plainsong.columns import BadSchema, check_schema, read_schema
+from pyspark_plainsong.options import BadOption, ReadOptions, TopicBound, WriteOptions
 from pyspark_plainsong.source import DefaultSource
 
 NEEDED = {"url": "http://127.0.0.1:7420", "namespace": "demo", "subscribe": "orders"}

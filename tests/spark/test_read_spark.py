@@ -13,9 +13,8 @@ from pyspark.sql.datasource import DataSourceReader
 from tables import Tables
 from topics import NAMESPACE
 
-from pyspark_plainsong.batch_reader import BatchReader
-from pyspark_plainsong.schema import COLUMNS
-from pyspark_plainsong.stream_reader import StreamReader
+from pyspark_plainsong.columns import COLUMNS
+from pyspark_plainsong.readers import BatchReader, StreamReader
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tables import Tables, batches, payloads, sizes
 
-from pyspark_plainsong.shares import fair_shares
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.following import fair_shares
+from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon
 
 ALL = ReadAllAvailable()
@@ -242,7 +242,7 @@ def test_a_batch_that_ends_where_it_starts_has_no_partitions(tables, follow):
 
 
 def test_a_long_topic_is_measured_in_steps(tables, follow, monkeypatch):
-    monkeypatch.setattr("pyspark_plainsong.extents.STEP_MESSAGES", 30)
+    monkeypatch.setattr("pyspark_plainsong.partitions.STEP_MESSAGES", 30)
     topic = tables.create("stream-steps")
     written = tables.publish_many(topic, 100)
     size = follow(topic)._calls.offsets(topic).size_bytes // 100

@@ -8,9 +8,9 @@ import pytest
 from tables import READ, Tables, payloads, sizes, wait_until_later_than
 
 from pyspark_plainsong.calls import Calls
-from pyspark_plainsong.loss import DataLoss
 from pyspark_plainsong.partitions import TooManyPartitions, cut
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.subscription import DataLoss
+from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon, free_port
 
 

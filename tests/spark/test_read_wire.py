@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from pyspark_plainsong.calls import Calls
-from pyspark_plainsong.wire import Wire
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.wire import BrokerError, Wire
 
 END = b"\xff" * 20
 #: Status, body; None for the status: say that more comes, and hang up. Both None: hang up at once.

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, address, wanted
 
-from pyspark_plainsong.messages import Stored, TaskStored
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.stream_writer import StreamWriter
+from pyspark_plainsong.publishing import Stored, TaskStored
+from pyspark_plainsong.writers import StreamWriter
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
 

@@ -14,8 +14,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_plainsong.messages import MixedGenerations, Stored, TaskStored, winners
-from pyspark_plainsong.write_columns import MAX_CHUNK_BYTES, WriteColumns
+from pyspark_plainsong.columns import MAX_CHUNK_BYTES, WriteColumns
+from pyspark_plainsong.publishing import MixedGenerations, Stored, TaskStored, winners
 
 HEADERS = MapType(StringType(), StringType())
 

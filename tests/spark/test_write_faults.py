@@ -14,12 +14,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, calls_of, numbers, wanted
 
-from pyspark_plainsong.batch_writer import BatchWriter, SaveIsComplete
-from pyspark_plainsong.messages import Winners
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown
-from pyspark_plainsong.store_body import StoredUnder, store_body
-from pyspark_plainsong.wire_errors import BrokerError
+from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown, Winners
+from pyspark_plainsong.staging import StoredUnder, store_body
+from pyspark_plainsong.wire import BrokerError
+from pyspark_plainsong.writers import BatchWriter, SaveIsComplete
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 from topics import Topics
 
+from pyspark_plainsong.columns import _KNOWN
 from pyspark_plainsong.options import _BATCH_WRITE, _WRITE
-from pyspark_plainsong.write_columns import _KNOWN
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 

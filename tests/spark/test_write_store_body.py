@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import AVRO_2
-from protocol.requests import PublishRequest
-from pyspark_plainsong.store_body import StoredUnder, store_body, zigzag
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.requests import PublishRequest
+from pyspark_plainsong.staging import StoredUnder, store_body, zigzag
 
 _NAMES = st.text(min_size=1, max_size=40).filter(lambda name: len(name.encode()) <= 64)
 _POINTERS = st.none() | st.integers(1, (1 << 63) - 1)
@@ -64,7 +64,7 @@ def test_equal_and_unequal_lengths_of_every_prefix_are_read_back() -> None:
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_numbers_of_64_bits_are_read_back(number: int) -> None:
-    from protocol.codec.cursor import Cursor
+    from plainsong.protocol.codec.avro_cursor import Cursor
 
     cursor = Cursor(zigzag(number))
     assert cursor.long() == number

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from protocol.frames import Frame, decode_frames
+from plainsong.protocol.frames import Frame, decode_frames
 from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.wire import Wire
 

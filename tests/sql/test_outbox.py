@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from plainsong import JSON, Outgoing
 from plainsong.errors import NotEncodable
+from plainsong.protocol.errors import InvalidName, InvalidParameter, MessageTooLarge, NoMessages, TransactionTooLarge
 from plainsong.sql import (
     Outbox,
     OutboxMissing,
@@ -26,7 +27,6 @@ from plainsong.sql import (
 )
 from plainsong.sql import outbox as outbox_module
 from plainsong.sql.prepared import check_allowed
-from protocol.errors import InvalidName, InvalidParameter, MessageTooLarge, NoMessages, TransactionTooLarge
 from tests.sql.conftest import Base, Order, begun
 from tests.sql.server import Postgres
 

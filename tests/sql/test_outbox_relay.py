@@ -15,6 +15,14 @@ from sqlalchemy.orm import Session
 
 from plainsong import Client
 from plainsong.errors import ConnectionLost
+from plainsong.protocol.errors import (
+    DeduplicationDisabled,
+    InvalidParameter,
+    MessageTooLarge,
+    PlainsongError,
+    ProducerFenced,
+    TopicNotFound,
+)
 from plainsong.sql import (
     Outbox,
     OutboxBusy,
@@ -29,14 +37,6 @@ from plainsong.sql import (
     outbox_tables,
 )
 from plainsong.sql.relay import RelayLane
-from protocol.errors import (
-    DeduplicationDisabled,
-    InvalidParameter,
-    MessageTooLarge,
-    PlainsongError,
-    ProducerFenced,
-    TopicNotFound,
-)
 from tests.daemon.harness import Daemon, eventually, free_port
 from tests.sql.server import Postgres
 

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from plainsong.core.effects import Blocking
 from plainsong.errors import PositionNotSaved
+from plainsong.protocol.errors import InvalidName, PositionChanged
+from plainsong.protocol.ids import FIRST_BOUND, pack_id
 from plainsong.sql import SqlPosition, positions_table
-from protocol.errors import InvalidName, PositionChanged
-from protocol.ids import FIRST_BOUND, pack_id
 
 AT_1, AT_2, AT_3 = (pack_id(1_700_000_000_000 + number, 0) for number in (1, 2, 3))
 

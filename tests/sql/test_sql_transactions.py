@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from plainsong import AsyncClient, Client, Transaction
 from plainsong.cli.main import program, run
 from plainsong.errors import CommittedWithErrors, TransactionFailed
+from plainsong.protocol.errors import PositionChanged, TopicNotFound, TransactionConflict
 from plainsong.sql import SqlInDoubt, SqlParticipant, SqlPosition, SqlUnavailable, SqlUnusable, recover
-from protocol.errors import PositionChanged, TopicNotFound, TransactionConflict
 from tests.daemon.harness import Daemon
 from tests.sql.conftest import Order
 from tests.sql.server import Postgres

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.effects import Delete, Expect, Put, Table, put_one
-from protocol.names import TopicName
+from plainsong.protocol.effects import Delete, Expect, Put, Table, put_one
+from plainsong.protocol.names import TopicName
 from storage.base import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ROWS,

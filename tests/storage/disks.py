@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.effects import Put, Table
-from protocol.names import TopicName
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.names import TopicName
 from storage.base import Store
 
 NAME = TopicName("ns", "topic")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.effects import Delete, Put, RollBack, put_one
-from protocol.names import TopicName
-from protocol.rows import MessageRow, decode_row, encode_row
+from plainsong.protocol.effects import Delete, Put, RollBack, put_one
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from storage.base import Store, StoreError
 from tests.storage.contract import LAST, MESSAGE, METADATA, NAME, everything
 

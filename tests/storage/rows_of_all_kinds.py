@@ -5,18 +5,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protocol import keys
-from protocol.effects import Operation, Table, put_one
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
-from protocol.references import Stored, staged_pointer
-from protocol.rows import SEGMENT, MessageRow, encode_row
-from protocol.topic.pending import Pending
-from protocol.topic.producers.record import Producer, Remembering, Result
-from protocol.topic.segments import Segment
-from protocol.transactions.manager.record import Record
-from protocol.transactions.manager.rows import (
+from plainsong.protocol import keys
+from plainsong.protocol.effects import Operation, Table, put_one
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
+from plainsong.protocol.rows import SEGMENT, MessageRow, Stored, encode_row, staged_pointer
+from plainsong.protocol.topic.pending import Pending, Segment
+from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+from plainsong.protocol.transactions.ledger_rows import (
     AUTHORITY,
     CHANGES,
     HEAD,
@@ -25,9 +22,10 @@ from protocol.transactions.manager.rows import (
     ChangeSet,
     Head,
     LastPass,
+    Record,
     service_key,
 )
-from protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.transaction import TransactionType
 from storage.leveldb import LevelDBStore
 
 NOW_MS = 1_700_000_000_000
@@ -83,7 +81,7 @@ def rows_about_producers() -> list[Operation]:
         message(ORDERS, 2, NOW_MS, 5, MessageRow(None, 77, extras={**REFERENCE.extras(), "d": ["p", 3, 1, 10]})),
         payload(ORDERS, 2, 77, NOW_MS, 1, MessageRow(b"stored", extras={"a": {"traceparent": "t"}, SEGMENT: 4})),
         put_one(Table.METADATA, system(keys.PRODUCER, rest=b"p"), producer.encode()),
-        put_one(Table.METADATA, system(keys.PRODUCERS), Remembering(since=at, forgotten=at, epochs=3).encode()),
+        put_one(Table.METADATA, system(keys.PRODUCERS), DeduplicationRecord(since=at, forgotten=at, epochs=3).encode()),
         put_one(Table.METADATA, keys.namespace_key("shop"), NamespaceProperties("enabled", 1).encode()),
         put_one(Table.METADATA, keys.pointer_key(ORDERS, 2, INVALID), stored_by.encode()),
     ]

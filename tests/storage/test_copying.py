@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import keys
-from protocol.effects import Put, Table, put_one
-from protocol.keys import metadata_key, namespace_key, pointer_key
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.records import Metadata, NamespaceProperties, pack_record
-from protocol.rows import MessageRow
-from protocol.transactions.manager.rows import AUTHORITY, HEAD, Head, service_key
+from plainsong.protocol import keys
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.keys import metadata_key, namespace_key, pointer_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import Metadata, NamespaceProperties, pack_record
+from plainsong.protocol.rows import MessageRow
+from plainsong.protocol.transactions.ledger_rows import AUTHORITY, HEAD, Head, service_key
 from storage import copying as writing
 from storage.base import Deposed, StoreError, StoreUnusable, read_rows
 from storage.copy_parts import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from disks import snapshot, write_commits
 
-from protocol.effects import Table
+from plainsong.protocol.effects import Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
 from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBOptions, LevelDBStore

@@ -21,8 +21,8 @@ from rows_of_all_kinds import (
 )
 
 from broker.command.store import summary_json, summary_text
-from protocol.effects import Table
-from protocol.ids import pack_position
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import pack_position
 from storage.inspect.describe import DescribedRow, describe
 from storage.inspect.explain import MAX_EXAMPLES, RowFilter, explain, walk
 from storage.inspect.readonly import open_stopped

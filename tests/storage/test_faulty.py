@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.effects import Delete, Put, Table, put_one
 from storage.base import StoreError
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore

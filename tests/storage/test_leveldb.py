@@ -13,7 +13,7 @@ import trio
 from disks import write_commits
 from spy import Spy
 
-from protocol.effects import Delete, Expect, Put, put_one
+from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
 from storage.leveldb.store import DISCARD_ROWS
@@ -92,8 +92,8 @@ async def test_acknowledged_rows_survive_closing_and_opening(tmp_path):
 CHILD = """
 import sys, trio
 from pathlib import Path
-from protocol.effects import Put, Table
-from protocol.names import TopicName
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.names import TopicName
 from storage.leveldb import LevelDBStore, LevelDBOptions
 
 async def main():

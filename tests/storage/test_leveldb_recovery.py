@@ -11,7 +11,7 @@ import trio
 from disks import fill, small_disk, write_commits
 from spy import Spy
 
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 from storage.base import StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.storage.contract import LAST, MESSAGE, NAME, everything, numbered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.effects import Delete, Put, Table, put_one
 from storage.memory import MemoryStore, MemoryTable
 from tests.storage.contract import LAST, MESSAGE, NAME, StoreContract, everything, numbered
 

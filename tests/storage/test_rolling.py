@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spy import Spy
 
-from protocol.effects import Delete, Put, RollBack, put_one
-from protocol.names import TopicName
-from protocol.rows import decode_row
+from plainsong.protocol.effects import Delete, Put, RollBack, put_one
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import decode_row
 from storage.base import NothingWritten, StoreError
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
@@ -211,8 +211,8 @@ async def test_a_group_that_fails_in_a_rollback_fails_for_all_of_it_and_leaves_n
 CHILD = """
 import sys, trio
 from pathlib import Path
-from protocol.effects import RollBack
-from protocol.names import TopicName
+from plainsong.protocol.effects import RollBack
+from plainsong.protocol.names import TopicName
 from storage.leveldb import LevelDBStore
 
 async def main():

@@ -19,8 +19,8 @@ COMMITS = 30
 CHILD = """
 import sys, trio
 from pathlib import Path
-from protocol.effects import Table, put_one
-from protocol.names import TopicName
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.names import TopicName
 from storage.base import StoreError
 from storage.leveldb import LevelDBStore
 

@@ -10,15 +10,15 @@ from plainsong.core.calls import as_json, json_of, read_receipt, topic_path
 from plainsong.core.effects import Request
 from plainsong.ids import MessageId
 from plainsong.messages import Receipt
-from protocol.codec import AVRO_2
-from protocol.errors import MalformedBody
-from protocol.ids import pack_id
+from plainsong.protocol.codec import AVRO_2
+from plainsong.protocol.errors import MalformedBody
+from plainsong.protocol.ids import pack_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from plainsong.core.effects import Answer
-    from protocol.requests import PublishRequest
+    from plainsong.protocol.requests import PublishRequest
 
 _JSON = (("Content-Type", "application/json"),)
 _AVRO = (("Content-Type", AVRO_2.content_type),)

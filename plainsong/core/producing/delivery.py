@@ -17,7 +17,7 @@ from plainsong.core.producing import calls
 from plainsong.core.producing.receipts import found, told
 from plainsong.core.producing.session import opened
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
-from protocol.errors import (
+from plainsong.protocol.errors import (
     BadRequest,
     DeduplicationDisabled,
     GenerationChanged,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from plainsong.core.producing.receipts import Delivered
     from plainsong.core.producing.session import Session
     from plainsong.messages import Receipt
-    from protocol.requests import PublishRequest
+    from plainsong.protocol.requests import PublishRequest
 
 #: Seconds for finding out what became of a request, also when its own time is over.
 FIND_OUT_S = 5.0

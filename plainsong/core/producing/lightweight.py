@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from plainsong.core.operations import outgoing_request
 from plainsong.errors import MaxTransactionSizeExceeded, NoTransaction, TransactionTimedOut
 from plainsong.messages import Outgoing
-from protocol.errors import InvalidParameter, NoMessages, PlainsongError
+from plainsong.protocol.errors import InvalidParameter, NoMessages, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer
-    from protocol.requests import PublishRequest
 
 #: Serialized bytes of all messages of one. Source: the HTTP contract.
 MAX_BYTES = 16 << 20

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from plainsong.errors import SequenceIdsMixed
-from protocol.errors import InvalidSequenceIds
+from plainsong.protocol.errors import InvalidSequenceIds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

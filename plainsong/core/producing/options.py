@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from plainsong.core import options
 from plainsong.core.producing.lightweight import TIMEOUT_S
 from plainsong.messages import Outgoing, with_attributes
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.serializers import BYTES, Serializer, encoded
-from protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

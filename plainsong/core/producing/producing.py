@@ -12,7 +12,7 @@ from plainsong.core.producing.numbering import Numbering
 from plainsong.core.producing.waiting import Single, Waiting
 from plainsong.errors import Closed, SequenceIdsMixed, TransactionInProgress
 from plainsong.messages import Outgoing, all_with_attributes
-from protocol.errors import InvalidParameter, NoMessages
+from plainsong.protocol.errors import InvalidParameter, NoMessages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from plainsong.core.producing.receipts import Delivered
     from plainsong.core.producing.session import Session
     from plainsong.core.producing.waiting import Ended, Parcel
+    from plainsong.protocol.errors import PlainsongError
+    from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer
-    from protocol.errors import PlainsongError
-    from protocol.requests import PublishRequest
 
 S = TypeVar("S", bound="Asked")
 

@@ -10,7 +10,7 @@ from plainsong.core.attempts import Backoff
 from plainsong.core.effects import Now, Pause
 from plainsong.core.producing import calls
 from plainsong.core.producing.numbering import checked_sequence_id
-from protocol.errors import DeduplicationDisabled, InvalidParameter, PlainsongError
+from plainsong.protocol.errors import DeduplicationDisabled, InvalidParameter, PlainsongError
 
 if TYPE_CHECKING:
     from plainsong.core.effects import Steps

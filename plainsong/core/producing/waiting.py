@@ -16,8 +16,8 @@ from plainsong.core.calls import own_ttls
 from plainsong.core.gathering import ITEM_BYTES
 from plainsong.core.producing.delivery import FINAL, is_own_fault, refusal
 from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, ProducerStopped
-from protocol.errors import DeduplicationDisabled, PlainsongError
-from protocol.requests import PublishRequest
+from plainsong.protocol.errors import DeduplicationDisabled, PlainsongError
+from plainsong.protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -21,9 +21,9 @@ from broker.assemble import build_service, serve
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
-from protocol.cluster.slices import SLICES
-from protocol.errors import TransactionsUnavailable
-from protocol.names import TopicName
+from plainsong.protocol.cluster import SLICES
+from plainsong.protocol.errors import TransactionsUnavailable
+from plainsong.protocol.names import TopicName
 from storage.memory import SharedMemory
 
 TOPICS = "/v1/namespaces/ns/topics"

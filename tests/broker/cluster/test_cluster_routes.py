@@ -10,7 +10,7 @@ import trio
 from actors.observe import SystemClock
 from broker.cluster.membership import Membership
 from broker.config.sections import Ensemble
-from protocol.cluster.placement import NameTaken
+from plainsong.protocol.cluster import NameTaken
 from tests.broker.cluster.daemons import TOPICS, daemons
 
 paths = count()

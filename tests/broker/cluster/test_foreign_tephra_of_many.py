@@ -13,7 +13,7 @@ from actors.transactions import TransactionService
 from broker.api.route import TRANSACTIONS
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
-from protocol.transactions.manager.settings import TransactionSettings
+from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.memory import MemoryStore
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.codec import AVRO
-from protocol.requests import PollRequest
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.requests import PollRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 from tests.broker.doors import Reader, post
 from tests.broker.stream_talk import knock, open_stream, request

@@ -12,8 +12,8 @@ import pytest
 from broker.api.route import place_of
 from broker.api.routes import ROUTES
 from broker.http.messages import HOT_PATHS, TOPIC_VERBS
-from protocol.codec import AVRO, AVRO_2
-from protocol.requests import PollRequest, PublishRequest
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.requests import PollRequest, PublishRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 
 T = TOPICS + "/{topic}"

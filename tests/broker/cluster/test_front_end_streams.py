@@ -16,7 +16,7 @@ from broker.http.sockets import stream_of
 from broker.link.client import Link
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
-from protocol.errors import ShuttingDown
+from plainsong.protocol.errors import ShuttingDown
 from tests.broker.cluster.in_process import cluster
 from tests.broker.stream_talk import request
 

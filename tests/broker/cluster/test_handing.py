@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from broker.cluster import handover
-from protocol.errors import BadRequest
-from protocol.names import TopicName
+from plainsong.protocol.errors import BadRequest
+from plainsong.protocol.names import TopicName
 from tests.broker.cluster.in_process import cluster, named, until
 
 NAMES = [f"t{number}" for number in range(5)]

@@ -10,7 +10,7 @@ from broker.http.budgets import AnswerBudget
 from broker.http.messages import HttpAnswer
 from broker.link.http_codec import BudgetedBody, budgeted, collect, encode_admitted
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
-from protocol.errors import TopicNotFound
+from plainsong.protocol.errors import TopicNotFound
 
 BLOCKS = [b"a", b"", b"b" * (3 * PIECE_BYTES + 1), b"c" * PIECE_BYTES, b""]
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from broker.config.sections import Ensemble
-from protocol.cluster.slices import SLICES
+from plainsong.protocol.cluster import SLICES
 from tests.broker.cluster.test_membership import TOPICS, member, owned, running, until
 from tests.broker.cluster.test_portions import two
 

@@ -8,11 +8,11 @@ import time
 import pytest
 import trio
 
-from protocol.errors import NoOwner, OutcomeUnknown, TopicNotFound
-from protocol.ids import FIRST_BOUND
-from protocol.names import TopicName
-from protocol.properties import TopicProperties
-from protocol.topic.asks import Create, Describe, Look
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.topic.asks import Create, Describe, Look
 from tests.broker.cluster.in_process import cluster, until
 
 POLL = "/v1/namespaces/ns/poll"

@@ -22,10 +22,9 @@ from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
 from broker.config.sections import Ensemble
-from protocol.cluster.placement import NameTaken
-from protocol.cluster.slices import SLICES
-from protocol.errors import ClusterUnavailable
-from protocol.names import TopicName
+from plainsong.protocol.cluster import SLICES, NameTaken
+from plainsong.protocol.errors import ClusterUnavailable
+from plainsong.protocol.names import TopicName
 from tests.zookeeper_server import ZooKeeperServer
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
@@ -393,7 +392,7 @@ import sys, trio
 from actors.observe import SystemClock
 from broker.cluster.membership import Membership
 from broker.config.sections import Ensemble
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 async def main():
     a = Membership(Ensemble(sys.argv[1], sys.argv[2]), "frozen", weight=100, session_timeout_s=1.0, clock=SystemClock())
     mine = TopicName("ns", "t0")

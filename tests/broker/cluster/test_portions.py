@@ -14,8 +14,8 @@ from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
 from broker.cluster.zookeeper import Disconnected
 from broker.config.sections import Ensemble
-from protocol.cluster.slices import PORTION, SLICES, slice_of
-from protocol.names import TopicName
+from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, slice_of
+from plainsong.protocol.names import TopicName
 from tests.broker.cluster.test_membership import expire
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
@@ -121,7 +121,7 @@ async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_mea
         ((kind, figure),) = a.steps
         gone = {topic for topic in had if slice_of(topic) >= figure}
         assert kind == "given"
-        assert 0 < len(gone) <= PORTION
+        assert 0 < len(gone) <= TOPICS_PER_STEP
         assert a.owned == had - gone
         assert a.view.me in a.view.instances
         await until(lambda: b.owned == set(TOPICS) - a.owned)
@@ -130,7 +130,7 @@ async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_mea
         with trio.fail_after(PATIENCE_S):
             await a.portions.gone()
         assert a.owned == set()
-        assert len(a.steps) == pytest.approx(len(had) / PORTION, abs=4)
+        assert len(a.steps) == pytest.approx(len(had) / TOPICS_PER_STEP, abs=4)
         await until(lambda: b.owned == set(TOPICS))
         assert [each.name for each in b.view.instances] == ["b"]
 

@@ -7,7 +7,7 @@ import pytest
 from broker.api.route import NAMESPACES, TRANSACTIONS, only_looks, owned_name, owned_name_of_hot, place_of
 from broker.api.routes import ROUTES
 from broker.http.messages import HOT_PATHS, TOPIC_VERBS, HotRequest
-from protocol.names import TopicName
+from plainsong.protocol.names import TopicName
 
 HERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream"),

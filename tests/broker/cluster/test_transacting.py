@@ -10,7 +10,7 @@ import actors.replica
 import broker.cluster.transactions
 from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
-from protocol.transactions.tephra_rpc import ApplicationError, decode_reply, encode_call
+from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 
 SERVICE = "/v1/transactions"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id
 from tests.cluster.history.records import History, Kind, Poll, Transaction, Write
 
 Planter = Callable[[History, Random], bool]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from random import Random
 
-from protocol.ids import LAST_BOUND, pack_id
+from plainsong.protocol.ids import LAST_BOUND, pack_id
 from tests.cluster.history.places import Planters, append, ids_of, into, remove, some_poll, some_transaction, some_write
 from tests.cluster.history.records import History, Opening, Write
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
 
-from protocol.ids import FIRST_BOUND
+from plainsong.protocol.ids import FIRST_BOUND
 
 Kind = Literal[
     "lost",  # acknowledged, or told to be committed, and not there in the end

@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from protocol.ids import FIRST_BOUND, after, pack_id
+from plainsong.protocol.ids import FIRST_BOUND, after, pack_id
 from tests.cluster.history.records import End, History, Opening, Poll, Row, Transaction, Write
 
 TOPICS = ("one", "two", "three")

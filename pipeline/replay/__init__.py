@@ -1,1 +1,0 @@
-"""Archived messages into a topic again: in their order, each once, with their first ids as attributes."""

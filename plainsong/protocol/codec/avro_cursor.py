@@ -1,0 +1,285 @@
+"""Reads raw Avro strictly: a cursor over a body, and fast paths for arrays of payloads and runs of numbers.
+
+Reading raw Avro strictly: a cursor over a body, and the fast walk over an array of payloads.
+
+fastavro reads this format too, but trusts its input: it takes union branch -1 for the last one, lets numbers
+of twelve bytes overflow in silence and ignores what follows a record. A body comes from anybody, so these
+functions take exactly what the format allows, say where it ends being that, and allocate nothing before
+the bytes for it are known to be there.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from struct import iter_unpack
+from typing import TYPE_CHECKING, TypeVar
+
+from plainsong.protocol.codec.base import MAX_MESSAGES, MAX_VALUES
+from plainsong.protocol.errors import MalformedBody, RequestTooLarge
+from plainsong.protocol.page import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+#: For answers, which are read by whoever asked for them.
+NO_BOUND = 1 << 62
+#: Shorter blocks are walked at once: looking for equal lengths would cost more.
+_MIN_EQUAL = 8
+
+
+def malformed(what: str, at: int) -> MalformedBody:
+    """The error for ``what`` at byte ``at`` of a body."""
+    return MalformedBody(f"{what} at byte {at}", hint="compare the body with the schema of its content type")
+
+
+class Cursor:
+    """A place in a body; every method reads one value and moves behind it, or raises ``MalformedBody``."""
+
+    __slots__ = ("at", "data", "room")
+
+    def __init__(self, data: bytes, at: int = 0, *, room: int = MAX_VALUES) -> None:
+        self.data = data
+        self.at = at
+        #: Items that all arrays and maps together may still hold.
+        self.room = room
+
+    def long(self) -> int:
+        """A zigzag varint of at most 64 bits."""
+        data, at = self.data, self.at
+        raw = shift = 0
+        try:
+            while True:
+                byte = data[at]
+                at += 1
+                raw |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    break
+                shift += 7
+                if shift > 63:
+                    raise malformed("a number longer than ten bytes", self.at)
+        except IndexError:
+            raise malformed("the body ends inside a number", len(data)) from None
+        if raw >> 64:
+            raise malformed("a number beyond 64 bits", self.at)
+        self.at = at
+        return raw >> 1 ^ -(raw & 1)
+
+    def int32(self) -> int:
+        """A varint of at most 32 bits."""
+        at = self.at
+        number = self.long()
+        if not -0x80000000 <= number <= 0x7FFFFFFF:
+            raise malformed(f"{number}, where 32 bits are allowed,", at)
+        return number
+
+    def boolean(self) -> bool:
+        """One byte, 0 or 1."""
+        byte = self.data[self.at : self.at + 1]
+        if byte not in (b"\x00", b"\x01"):
+            raise malformed("no boolean" if byte else "the body ends before a boolean", self.at)
+        self.at += 1
+        return byte == b"\x01"
+
+    def octets(self) -> bytes:
+        """A length and so many bytes."""
+        at = self.at
+        size = self.long()
+        start = self.at
+        if not 0 <= size <= len(self.data) - start:
+            raise malformed(f"a length of {size}, with {len(self.data) - start} bytes left,", at)
+        self.at = start + size
+        return self.data[start : self.at]
+
+    def string(self) -> str:
+        """A length and so many bytes of UTF-8."""
+        raw = self.octets()
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise malformed("no UTF-8", self.at - len(raw) + error.start) from None
+
+    def branch(self, branches: int) -> int:
+        """The index of a union's branch, or of an enum's symbol."""
+        at = self.at
+        index = self.long()
+        if not 0 <= index < branches:
+            raise malformed(f"branch {index} of {branches}", at)
+        return index
+
+    def or_null(self, read: Callable[[], T]) -> T | None:
+        """A union ``[X, null]``, as version 1 writes them."""
+        return read() if self.branch(2) == 0 else None
+
+    def null_or(self, read: Callable[[], T]) -> T | None:
+        """A union ``[null, X]``, as version 2 writes them."""
+        return read() if self.branch(2) == 1 else None
+
+    def block(self) -> tuple[int, int | None]:
+        """The head of an array or map block: its items, and where it says it ends (None: it does not say).
+
+        A negative count is legal: its absolute value counts the items, and the block's bytes follow.
+        """
+        at = self.at
+        count = self.long()
+        stop = None
+        if count < 0:
+            count = -count
+            size = self.long()
+            stop = self.at + size
+        if count > len(self.data) - self.at:  # an item takes a byte at least
+            raise malformed(f"a block of {count} items, with {len(self.data) - self.at} bytes left,", at)
+        return count, stop
+
+    def end_block(self, stop: int | None) -> None:
+        """Check what the head said."""
+        if stop is not None and stop != self.at:
+            raise malformed(f"a block that should end at {stop} ends", self.at)
+
+    def array(self, read: Callable[[], T]) -> list[T]:
+        """Blocks of items, each read by ``read``."""
+        found: list[T] = []
+        while True:
+            count, stop = self.block()
+            if not count:
+                return found
+            self.take_room(count)
+            found.extend(read() for _ in range(count))
+            self.end_block(stop)
+
+    def strings(self) -> dict[str, str]:
+        """A map of strings."""
+        return dict(self.array(lambda: (self.string(), self.string())))
+
+    def payloads(self) -> list[bytes]:
+        """An array of bytes, which is most of what a broker reads."""
+        found: list[bytes] = []
+        while True:
+            count, stop = self.block()
+            if not count:
+                return found
+            self.take_room(count)
+            if len(found) + count > MAX_MESSAGES:
+                raise RequestTooLarge(f"{len(found) + count} messages", hint=f"send at most {MAX_MESSAGES} at a time")
+            self.at = _equal_items(self.data, self.at, count, found) or _walk(self.data, self.at, count, found)
+            self.end_block(stop)
+
+    def take_room(self, count: int) -> None:
+        """Count the items of a block. Raises RequestTooLarge."""
+        self.room -= count
+        if self.room < 0:
+            raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
+
+    def finish(self) -> None:
+        """Refuse what follows."""
+        if self.at != len(self.data):
+            raise malformed(f"{len(self.data) - self.at} bytes too many", self.at)
+
+
+def _equal_items(data: bytes, at: int, count: int, found: list[bytes]) -> int:
+    """Take ``count`` payloads of one and the same length in one go; where they end, or 0 if they are no such.
+
+    Bulk publishers often send records of a fixed size. The bytes of the length prefixes are compared column
+    by column; then the block is cut like a table. Three times as fast as the walk, and a wrong guess is cheap.
+    """
+    if count < _MIN_EQUAL:
+        return 0
+    head = 1 if data[at] < 0x80 else 2
+    if at + 1 >= len(data) or (head == 2 and data[at + 1] >= 0x80) or data[at] & 1:
+        return 0
+    size = (data[at] if head == 1 else data[at] & 0x7F | data[at + 1] << 7) >> 1
+    stop = at + (head + size) * count
+    if stop > len(data):
+        return 0
+    for column in range(at, at + head):
+        if data[column : stop : head + size] != data[column : column + 1] * count:
+            return 0
+    found.extend(chain.from_iterable(iter_unpack(f"{head}x{size}s", memoryview(data)[at:stop])))
+    return stop
+
+
+def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
+    """Take ``count`` payloads one by one; where they end."""
+    append = found.append
+    try:
+        for _ in range(count):
+            low = data[at]
+            if low & 1:
+                raise malformed("a negative length", at)
+            if low < 0x80:
+                start = at + 1
+                at = start + (low >> 1)
+            elif (high := data[at + 1]) < 0x80:
+                start = at + 2
+                at = start + (high << 6 | (low & 0x7F) >> 1)
+            else:
+                cursor = Cursor(data, at)
+                append(cursor.octets())
+                at = cursor.at
+                continue
+            append(data[start:at])
+    except IndexError:
+        at = len(data) + 1
+    # A slice beyond the end is short and raises nothing, so the end is looked at once, here.
+    if at > len(data):
+        raise malformed("the body ends inside a message", len(data))
+    return at
+
+
+# --- runs ------------------------------------------------------------------------------------------
+#
+# Consecutive numbers as Avro writes them, made without a step for each: what most lists of sequence ids are.
+#
+# 64 numbers that differ in their last six bits alone have all bytes but the first in common, so that joining the
+# first ones by the others writes them.
+
+
+_BLOCK = 64
+#: First bytes of the numbers of a block, where others follow.
+_FIRST = [bytes([0x80 | number << 1]) for number in range(_BLOCK)]
+#: Shorter lists are read number by number: recognising them would cost more.
+_MIN_RUN = 8
+
+
+def consecutive(first: int, count: int) -> bytes:
+    """The varints of ``count`` numbers from ``first`` on, which is 0 or more."""
+    out: list[bytes] = []
+    number, stop = first, first + count
+    while number < stop:
+        end = min(stop, (number | _BLOCK - 1) + 1)
+        low = number & _BLOCK - 1
+        high = number >> 6
+        if high:
+            rest = _unsigned(high)
+            out += (rest.join(_FIRST[low : low + end - number]), rest)
+        else:
+            out.append(bytes(range(number << 1, end << 1, 2)))
+        number = end
+    return b"".join(out)
+
+
+def _unsigned(number: int) -> bytes:
+    """A varint without a sign: that of half of it, when it is even."""
+    return varint(number >> 1) if not number & 1 else bytes([varint(number >> 1)[0] | 1]) + varint(number >> 1)[1:]
+
+
+def read_run(cursor: Cursor) -> range | None:
+    """The array of longs that begins here, if its numbers are consecutive and in one block; else nothing is read.
+
+    Raises MalformedBody for what is no array of longs, as reading it otherwise would.
+    """
+    begin, data = cursor.at, cursor.data
+    count, stop = cursor.block()
+    if count >= _MIN_RUN and stop is None:
+        at = cursor.at
+        first = cursor.long()
+        # The numbers that follow are no shorter, so nothing is made that could not be there.
+        if first >= 0 and first + count <= 1 << 63 and count * (cursor.at - at) <= len(data) - at:
+            run = consecutive(first, count)
+            end = at + len(run)
+            if data.startswith(run, at) and data[end : end + 1] == b"\x00":
+                cursor.take_room(count)
+                cursor.at = end + 1
+                return range(first, first + count)
+    cursor.at = begin
+    return None

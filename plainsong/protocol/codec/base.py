@@ -1,0 +1,120 @@
+"""What a codec is: one encoding of the requests and answers of a topic, both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS
+from plainsong.protocol.requests import PublishResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plainsong.protocol.page import Page
+    from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
+
+#: Messages one request may carry; at a byte each they would take fifty times their body in memory.
+MAX_MESSAGES = 1 << 20
+#: Values of all its lists and objects together: four for each message, which is what an item of JSON needs.
+MAX_VALUES = 4 * MAX_MESSAGES
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """How the caller wants values written, where the encoding leaves a choice (JSON)."""
+
+    payload_base64: bool = False
+    """Every payload as ``{"base64": …}``, also those that are text."""
+    longs_as_strings: bool = False
+    """Write pointers as strings, for readers whose numbers end at 2^53."""
+
+
+#: The choices of a caller that makes none.
+DEFAULT_OPTIONS = PageOptions()
+
+
+class Message(NamedTuple):
+    """A message as a client gets it."""
+
+    message_id: bytes
+    payload: bytes
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
+
+
+class Codec(Protocol):
+    """One encoding. Every ``decode_`` takes a whole body.
+
+    They raise ``MalformedBody`` with the position or the field, and where it is clearer another
+    ``BadRequest``; nothing of the body has been used then. ``RequestTooLarge``: more than
+    ``MAX_MESSAGES``. The ``encode_`` methods cannot fail.
+    """
+
+    @property
+    def content_type(self) -> str:
+        """Exactly what an answer's ``Content-Type`` says."""
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether polls are pages; False: they are streamed to the end of the topic (Avro version 1)."""
+        ...
+
+    # The daemon's side.
+
+    def decode_publish(self, body: bytes) -> PublishRequest:
+        """The body of publish and store."""
+        ...
+
+    def decode_poll(self, body: bytes) -> PollRequest:
+        """The body of poll."""
+        ...
+
+    def decode_rollback(self, body: bytes) -> PublishResponse:
+        """The body of rollback: what a publish answered. See ``rolls_back_all``."""
+        ...
+
+    def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """The answer to a publish with a write pointer."""
+        ...
+
+    def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """The answer to a publish without one that asked for it."""
+        ...
+
+    def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """The answer to a poll, whole."""
+        ...
+
+    # The client's side. A rollback sends ``encode_publish_response``'s bytes back, unread.
+
+    def encode_publish(self, request: PublishRequest) -> bytes:
+        """The body of publish and store."""
+        ...
+
+    def encode_poll(self, request: PollRequest) -> bytes:
+        """The body of poll."""
+        ...
+
+    def decode_publish_response(self, body: bytes) -> PublishResponse:
+        """The answer to a publish with a write pointer."""
+        ...
+
+    def decode_receipt(self, body: bytes) -> Receipt:
+        """The answer to a publish without one that asked for it."""
+        ...
+
+    def decode_page(self, body: bytes) -> list[Message]:
+        """The answer to a poll, in topic order; one that is cut off raises."""
+        ...
+
+
+def rollback_of_all(write_pointer: int | None) -> PublishResponse:
+    """A rollback that names a pointer and no range: everything it has in the topic, stored rows too."""
+    return PublishResponse(write_pointer, 0, 0, MAX_TIMESTAMP_MS, SEQUENCES_PER_MS - 1)
+
+
+def rolls_back_all(response: PublishResponse) -> bool:
+    """Whether this is a ``rollback_of_all``; no publish answers with such a range."""
+    return response.end_timestamp_ms == MAX_TIMESTAMP_MS and response.start_timestamp_ms == 0

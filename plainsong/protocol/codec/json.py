@@ -1,0 +1,316 @@
+"""JSON: the same records as objects, with every optional field left out at will.
+
+The list ``messages`` of a JSON publish: payloads, and objects that say more about one message.
+
+"text"   {"base64": …}   {"bytes": …}                                          a payload
+{"payload": …, "ttlSeconds": …, "sequenceId": …, "attributes": {…}}            an item, told by its payload
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import b2a_base64
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any
+
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.codec.base import DEFAULT_OPTIONS, MAX_MESSAGES, Message, PageOptions, rollback_of_all
+from plainsong.protocol.codec.json_values import parse_position
+from plainsong.protocol.errors import InvalidSequenceIds, MalformedBody, RequestTooLarge, UnknownField, nearest
+from plainsong.protocol.ids import parse_id
+from plainsong.protocol.page import messages_of
+from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plainsong.protocol.page import Page
+
+_ITEM: Mapping[str, tuple[str, values.Kind]] = {
+    "payload": ("payload", values.payload),
+    "ttlSeconds": ("ttl_s", values.nullable(values.int32, "int")),
+    "sequenceId": ("sequence_id", values.nullable(values.int64, "long")),
+    "attributes": ("attributes", values.nullable(values.strings, "map")),
+}
+#: What an item says → the request's own list of the same, and that list's name in JSON.
+_LISTS = {
+    "ttl_s": ("message_ttls_s", "messageTtlsSeconds"),
+    "sequence_id": ("sequence_ids", "sequenceIds"),
+    "attributes": ("attributes", "attributes"),
+}
+
+
+def put_messages(request: dict[str, Any], given: Any) -> None:
+    """Add ``messages`` to the request's fields, and the lists of what its items say besides.
+
+    Raises:
+      MalformedBody, UnknownField: an entry is neither form, or says what a list of the request says too.
+      InvalidSequenceIds: some items have a sequence id and some have none.
+      RequestTooLarge: more than ``MAX_MESSAGES``.
+    """
+    if not isinstance(given, list):
+        values.refuse("messages", given, "a list")
+    if len(given) > MAX_MESSAGES:
+        raise RequestTooLarge(f"{len(given)} messages", hint=f"send at most {MAX_MESSAGES} at a time")
+    items: dict[int, dict[str, Any]] = {}
+    request["messages"] = [
+        _utf8(entry, index) if type(entry) is str else _message(entry, index, items)
+        for index, entry in enumerate(given)
+    ]
+    for key, (name, shown) in _LISTS.items():
+        if any(item.get(key) is not None for item in items.values()):
+            _put_list(request, name, shown, [items.get(index, {}).get(key) for index in range(len(given))])
+
+
+def _utf8(entry: str, index: int) -> bytes:
+    try:
+        return entry.encode()
+    except UnicodeEncodeError:
+        return values.utf8(entry, f"messages[{index}]")
+
+
+def _message(entry: Any, index: int, items: dict[int, dict[str, Any]]) -> bytes:
+    """The payload of an entry that is no string; what else it says goes to ``items``."""
+    where = f"messages[{index}]"
+    if not isinstance(entry, dict) or "payload" not in entry:
+        if isinstance(entry, dict) and not entry.keys() & {"base64", "bytes"}:
+            _refuse_object(entry, where)
+        return values.payload(entry, where)
+    item = values.fields_of(entry, _ITEM, where + ".")
+    items[index] = item
+    payload: bytes = item["payload"]
+    return payload
+
+
+def _refuse_object(entry: dict[str, Any], where: str) -> None:
+    known = (*_ITEM, "base64", "bytes")
+    for key in entry:
+        if key not in known:
+            raise UnknownField(f"unknown field {where}.{key[:80]!r}", hint=nearest(key[:80], known))
+    raise MalformedBody(f"{where} has no payload", hint='{"payload": …}, {"base64": …} or a string')
+
+
+def _put_list(request: dict[str, Any], name: str, shown: str, column: list[Any]) -> None:
+    if request.get(name) is not None:
+        error = InvalidSequenceIds if name == "sequence_ids" else MalformedBody
+        raise error(f"{shown} is given as a list, and by items of messages too", hint="use one of the two")
+    if name == "sequence_ids" and None in column:
+        raise InvalidSequenceIds(
+            f"messages[{column.index(None)}] has no sequenceId, others have one", hint="give all of them one, or none"
+        )
+    request[name] = [entry or {} for entry in column] if name == "attributes" else column
+
+
+# --- json ------------------------------------------------------------------------------------------
+#
+# JSON: the same records as objects, with every optional field left out at will.
+
+
+if TYPE_CHECKING:
+    Kinds = Mapping[str, tuple[str, values.Kind]]
+
+
+_ISOLATIONS = ("uncommitted", "committed")
+
+
+def _id(value: Any, name: str) -> bytes:
+    """A message id: 40 hex digits, or its bytes in a tagged form."""
+    return parse_id(value) if isinstance(value, str) else values.payload(value, name)
+
+
+def _start(value: Any, name: str) -> bytes | int:
+    if isinstance(value, dict):
+        return values.payload(value, name)
+    return parse_position(value, name)
+
+
+def _isolation(value: Any, name: str) -> Any:
+    return value if value in _ISOLATIONS else values.refuse(name, value, "uncommitted or committed")
+
+
+_POINTER = ("write_pointer", values.nullable(values.pointer, "long"))
+_NULL_INT = values.nullable(values.int32, "int")
+_NULL_LONG = values.nullable(values.int64, "long")
+_NULL_TEXT = values.nullable(values.text, "string")
+_NULL_LONGS = values.nullable(values.list_of(values.int64), "array")
+_NULL_ID = values.nullable(_id)
+_PUBLISH: Kinds = {
+    "transactionWritePointer": _POINTER,
+    "messages": ("messages", lambda value, name: value),
+    "ttlSeconds": ("ttl_s", _NULL_INT),
+    "producer": ("producer", _NULL_TEXT),
+    "producerEpoch": ("producer_epoch", _NULL_LONG),
+    "generation": ("generation", _NULL_INT),
+    "sequenceIds": ("sequence_ids", _NULL_LONGS),
+    "atomic": ("atomic", values.boolean),
+    "routingKey": ("routing_key", _NULL_TEXT),
+    "segment": ("segment", _NULL_TEXT),
+    "segments": ("segments", values.nullable(values.list_of(values.text), "array")),
+    "messageTtlsSeconds": ("message_ttls_s", values.nullable(values.list_of(_NULL_INT), "array")),
+    "attributes": ("attributes", values.nullable(values.list_of(values.strings), "array")),
+}
+_POLL: Kinds = {
+    "startFrom": ("start_from", values.nullable(_start, "long")),
+    "inclusive": ("inclusive", values.boolean),
+    "limit": ("limit", _NULL_INT),
+    "transaction": ("transaction", values.nullable(values.binary)),
+    "endBefore": ("end_before", _NULL_ID),
+    "waitMs": ("wait_ms", _NULL_INT),
+    "maxBytes": ("max_bytes", _NULL_INT),
+    "isolation": ("isolation", values.nullable(_isolation, "Isolation")),
+}
+_RANGE: Kinds = {
+    "startTimestamp": ("start_timestamp_ms", values.int64),
+    "startSequenceId": ("start_sequence_id", values.int32),
+    "endTimestamp": ("end_timestamp_ms", values.int64),
+    "endSequenceId": ("end_sequence_id", values.int32),
+}
+_RESPONSE: Kinds = {"transactionWritePointer": _POINTER, **_RANGE, "duplicate": ("duplicate", values.boolean)}
+_RECEIPT: Kinds = {
+    "firstId": ("first_id", _NULL_ID),
+    "lastId": ("last_id", _NULL_ID),
+    "duplicate": ("duplicate", values.boolean),
+    "deduplicated": ("deduplicated", values.boolean),
+    "lastSequenceId": ("last_sequence_id", _NULL_LONG),
+    "generation": ("generation", values.int32),
+    "stored": ("stored", _NULL_LONGS),
+    "dropped": ("dropped", _NULL_LONGS),
+}
+_MESSAGE: Kinds = {
+    "id": ("message_id", _id),
+    "payload": ("payload", values.payload),
+    "attributes": ("attributes", values.strings),
+}
+
+
+class JsonCodec:
+    """JSON in both directions."""
+
+    content_type = "application/json"
+    bounded = True
+
+    def decode_publish(self, body: bytes) -> PublishRequest:
+        """The body of publish and store; without ``messages`` it has none."""
+        request = values.fields_of(values.parse_object(body), _PUBLISH)
+        put_messages(request, request.get("messages", []))
+        return PublishRequest(**request)
+
+    def decode_poll(self, body: bytes) -> PollRequest:
+        """The body of poll; an empty one asks for everything."""
+        return PollRequest(**values.fields_of(values.parse_object(body), _POLL)) if body else PollRequest()
+
+    def decode_rollback(self, body: bytes) -> PublishResponse:
+        """The body of rollback: what a publish answered, or a pointer alone (``rollback_of_all``)."""
+        given = values.parse_object(body)
+        if given.keys() & _RANGE.keys():
+            return self._response(given)
+        return rollback_of_all(values.fields_of(given, _RESPONSE).get("write_pointer"))
+
+    def decode_publish_response(self, body: bytes) -> PublishResponse:
+        """The answer to a publish with a write pointer."""
+        return self._response(values.parse_object(body))
+
+    def _response(self, given: dict[str, Any]) -> PublishResponse:
+        found = {"write_pointer": None} | values.fields_of(given, _RESPONSE)
+        _require(given, _RANGE)
+        return PublishResponse(**found)
+
+    def decode_receipt(self, body: bytes) -> Receipt:
+        """The answer to a publish without a write pointer."""
+        given = values.parse_object(body)
+        _require(given, ("firstId", "lastId", "generation"))
+        return Receipt(**values.fields_of(given, _RECEIPT))
+
+    def decode_page(self, body: bytes) -> list[Message]:
+        """The answer to a poll."""
+        given = values.parse_json(body)
+        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+            raise MalformedBody("the answer is no list of messages")
+        for entry in given:
+            _require(entry, ("id", "payload"))
+        return [Message(**values.fields_of(entry, _MESSAGE)) for entry in given]
+
+    def encode_publish(self, request: PublishRequest) -> bytes:
+        """The body of publish and store; what is not set is left out."""
+        out = _set_fields(request, _PUBLISH)
+        out["messages"] = [_payload(message) for message in request.messages]
+        if request.attributes is not None:
+            out["attributes"] = [dict(each) for each in request.attributes]
+        return _dumped(out)
+
+    def encode_poll(self, request: PollRequest) -> bytes:
+        """The body of poll; what is not set is left out."""
+        out = _set_fields(request, _POLL)
+        for key in ("startFrom", "endBefore"):
+            if isinstance(out.get(key), bytes):
+                out[key] = out[key].hex()
+        if request.transaction is not None:
+            out["transaction"] = _base64(request.transaction)
+        return _dumped(out)
+
+    def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """The answer to a publish with a write pointer."""
+        out = {key: getattr(response, name) for key, (name, _) in _RESPONSE.items()}
+        if options.longs_as_strings and response.write_pointer is not None:
+            out["transactionWritePointer"] = str(response.write_pointer)
+        return _dumped(out)
+
+    def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """The answer to a publish without one; ``stored`` and ``dropped`` only where it straddled."""
+        out = {key: getattr(receipt, name) for key, (name, _) in _RECEIPT.items()}
+        for key in ("firstId", "lastId"):
+            out[key] = None if out[key] is None else out[key].hex()
+        for key in ("stored", "dropped"):
+            if out[key] is None:
+                del out[key]
+        return _dumped(out)
+
+    def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
+        """A whole answer: a list of messages, each with its attributes if it has any."""
+        written = _base64_object if options.payload_base64 else _text_or_base64
+        attributes = page.attributes
+        out = []
+        for index, (message_id, payload) in enumerate(messages_of(page)):
+            more = ""
+            if attributes.get(index):
+                more = ',"attributes":' + json.dumps(dict(attributes[index]), ensure_ascii=False, separators=(",", ":"))
+            out.append(f'{{"id":"{message_id.hex()}","payload":{written(payload)}{more}}}')
+        return ("[" + ",".join(out) + "]").encode()
+
+
+def _require(given: Mapping[str, Any], names: Mapping[str, Any] | tuple[str, ...]) -> None:
+    for name in names:
+        if name not in given:
+            raise MalformedBody(f"{name} is missing")
+
+
+def _set_fields(record: Any, kinds: Kinds) -> dict[str, Any]:
+    """The fields of a request that have a value, under their names in JSON."""
+    found = ((key, getattr(record, name)) for key, (name, _) in kinds.items())
+    return {key: value for key, value in found if value is not None}
+
+
+def _dumped(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _base64(raw: bytes) -> str:
+    return b2a_base64(raw, newline=False).decode()
+
+
+def _payload(raw: bytes) -> str | dict[str, str]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": _base64(raw)}
+
+
+def _text_or_base64(raw: bytes) -> str:
+    try:
+        return encode_basestring(raw.decode())
+    except UnicodeDecodeError:
+        return _base64_object(raw)
+
+
+def _base64_object(raw: bytes) -> str:
+    return f'{{"base64":"{_base64(raw)}"}}'

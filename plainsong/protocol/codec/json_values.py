@@ -1,0 +1,294 @@
+"""JSON as the HTTP contract reads it: text to objects, each value checked by its kind, and positions in a topic.
+
+JSON as the HTTP contract reads it: the text made an object, and each value checked by its kind.
+
+A *kind* is a function from a decoded value and the name it has to what it means; a table of kinds describes
+a record, and ``fields_of`` reads one. Routes with bodies of their own describe them with the same kinds.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from plainsong.protocol.codec.base import MAX_VALUES
+from plainsong.protocol.errors import (
+    InvalidMessageId,
+    InvalidParameter,
+    MalformedBody,
+    RequestTooLarge,
+    UnknownField,
+    nearest,
+)
+from plainsong.protocol.ids import MAX_TIMESTAMP_MS, parse_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+if TYPE_CHECKING:
+    Kind = Callable[[Any, str], Any]
+
+
+#: A large body is looked at in pieces of so many bytes.
+_PIECE_BYTES = 1 << 16
+_DIGITS = re.compile(r"-?[0-9]{1,19}\Z")
+_NAMES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    bytes: "bytes",
+}
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The object that is the whole body.
+
+    Raises:
+      MalformedBody: no UTF-8, no JSON, a key twice, NaN or Infinity, nested too deeply, no object.
+      RequestTooLarge: more than ``MAX_VALUES`` values, which would fill the memory.
+    """
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise MalformedBody(f"the body is {kind_of(value)}, not an object", hint='it starts with "{"')
+    return value
+
+
+def parse_json(body: bytes) -> Any:
+    """The value that is the whole body; raises as ``parse_object`` does."""
+    if len(body) > MAX_VALUES and _structure(body) > MAX_VALUES and _values(body) > MAX_VALUES:
+        raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
+    try:
+        text = body.decode()
+        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise MalformedBody(f"no UTF-8 at byte {error.start}", hint="JSON is sent in UTF-8") from None
+    except json.JSONDecodeError as error:
+        at = len(error.doc[: error.pos].encode())
+        raise MalformedBody(f"no JSON at byte {at}: {error.msg}") from None
+    except RecursionError:
+        raise MalformedBody("the body is nested too deeply") from None
+    except ValueError:  # a number of thousands of digits
+        raise MalformedBody("a number has too many digits") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise MalformedBody(f"the field {key[:80]!r} is there twice")
+            seen.add(key)
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise MalformedBody(f"{name} is no JSON", hint="numbers here are whole")
+
+
+def _structure(raw: bytes) -> int:
+    """The bytes that separate or open values."""
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def _values(body: bytes) -> int:
+    """Roughly the values a body has, or more than are allowed; what stands in its strings does not count.
+
+    Small values take ten times their text and more in memory, so those of a large body are counted before
+    it is read. Without escapes every second piece between quotes is a string; one pass, in little memory.
+    """
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    found = 0
+    in_string = 0
+    for at in range(0, len(bare), _PIECE_BYTES):
+        pieces = bare[at : at + _PIECE_BYTES].split(b'"')
+        found += _structure(b"".join(pieces[in_string::2]))
+        in_string ^= (len(pieces) - 1) & 1
+        if found > MAX_VALUES:
+            break
+    return found
+
+
+def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], where: str = "") -> dict[str, Any]:
+    """What ``given`` has of a record: our name → value. Fields left out are left out.
+
+    Args:
+      kinds: the field's name in JSON → our name, and the kind that reads it.
+      where: what stands before a field's name in errors.
+    Raises:
+      UnknownField: the nearest known one is named.
+      MalformedBody: a value of another kind.
+    """
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        known = kinds.get(key)
+        if known is None:
+            raise UnknownField(f"unknown field {where}{key[:80]!r}", hint=nearest(key[:80], kinds))
+        name, kind = known
+        found[name] = kind(value, where + key)
+    return found
+
+
+def kind_of(value: Any) -> str:
+    """What a decoded value is, for an error."""
+    return _NAMES.get(type(value), "null")
+
+
+def refuse(name: str, value: Any, wanted: str) -> NoReturn:
+    """Raise the error for a value of the wrong kind."""
+    shown = f" {value}" if type(value) is int and abs(value) < 1 << 70 else ""
+    raise MalformedBody(f"{name} is {kind_of(value)}{shown}, not {wanted}")
+
+
+def boolean(value: Any, name: str) -> bool:
+    """``true`` or ``false``."""
+    return value if isinstance(value, bool) else refuse(name, value, "true or false")
+
+
+def int32(value: Any, name: str) -> int:
+    """A whole number of 32 bits."""
+    if type(value) is int and -0x80000000 <= value <= 0x7FFFFFFF:
+        return value
+    refuse(name, value, "a whole number of 32 bits")
+
+
+def int64(value: Any, name: str) -> int:
+    """A whole number of 64 bits."""
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    refuse(name, value, "a whole number of 64 bits")
+
+
+def pointer(value: Any, name: str) -> int:
+    """A write pointer: a whole number of 64 bits, or its digits as a string."""
+    return int64(int(value) if isinstance(value, str) and _DIGITS.match(value) else value, name)
+
+
+def text(value: Any, name: str) -> str:
+    """A string that has a UTF-8 form."""
+    if not isinstance(value, str):
+        refuse(name, value, "a string")
+    utf8(value, name)
+    return value
+
+
+def utf8(value: str, name: str) -> bytes:
+    """The UTF-8 form of a string; half a surrogate pair has none."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedBody(f"{name} has half a surrogate pair at character {error.start}") from None
+
+
+def payload(value: Any, name: str) -> bytes:
+    """Bytes: a string's UTF-8, ``{"base64": …}``, or Avro's own ``{"bytes": …}`` in ISO-8859-1."""
+    return utf8(value, name) if isinstance(value, str) else _tagged_bytes(value, name)
+
+
+def binary(value: Any, name: str) -> bytes:
+    """Bytes that are never text: a string is base64; the tagged forms are as for ``payload``."""
+    return _base64(value, name) if isinstance(value, str) else _tagged_bytes(value, name)
+
+
+def _tagged_bytes(value: Any, name: str) -> bytes:
+    if isinstance(value, dict) and len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag in ("base64", "bytes"):
+            if not isinstance(inner, str):
+                refuse(f"{name}.{tag}", inner, "a string")
+            return _base64(inner, name) if tag == "base64" else _latin1(inner, name)
+    refuse(name, value, 'a string, {"base64": …} or {"bytes": …}')
+
+
+def _base64(value: str, name: str) -> bytes:
+    if len(value) % 4:  # the library lets some superfluous padding pass
+        raise MalformedBody(f"{name} is no base64: {len(value)} characters", hint="a multiple of 4, padded with =")
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except ValueError as error:
+        raise MalformedBody(f"{name} is no base64: {str(error).lower()}", hint="A-Z a-z 0-9 + / and =") from None
+
+
+def _latin1(value: str, name: str) -> bytes:
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise MalformedBody(
+            f"{name}: character {error.start} is no byte", hint='{"bytes": …} is ISO-8859-1; {"base64": …} is any bytes'
+        ) from None
+
+
+def nullable(kind: Kind, *tags: str) -> Kind:
+    """``kind`` or null, bare or under one of Avro's union ``tags``: ``5`` or ``{"long": 5}``."""
+
+    def read(value: Any, name: str) -> Any:
+        if isinstance(value, dict) and len(value) == 1:
+            ((tag, inner),) = value.items()
+            if tag in tags:
+                return kind(inner, name)
+        return None if value is None else kind(value, name)
+
+    return read
+
+
+def list_of(kind: Kind) -> Kind:
+    """A list whose every entry is of ``kind``."""
+
+    def read(value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list):
+            refuse(name, value, "a list")
+        return [kind(entry, f"{name}[{index}]") for index, entry in enumerate(value)]
+
+    return read
+
+
+def strings(value: Any, name: str) -> dict[str, str]:
+    """An object whose every value is a string."""
+    if not isinstance(value, dict):
+        refuse(name, value, "an object of strings")
+    return {text(key, f"{name}: a key"): text(entry, f"{name}.{key[:80]!r}") for key, entry in value.items()}
+
+
+# --- positions -------------------------------------------------------------------------------------
+#
+# Positions in a topic as clients write them: a message id or a time, in JSON and in a query string.
+
+
+def parse_position(value: object, name: str = "startFrom") -> bytes | int:
+    """A position in JSON: 40 hex digits are an id (20 bytes), a whole number a timestamp in milliseconds.
+
+    Raises:
+      InvalidMessageId: a string that is no id.
+      InvalidParameter: a time below 0.
+      MalformedBody: neither a string nor a whole number of 64 bits.
+    """
+    if isinstance(value, str):
+        if _DIGITS.match(value):
+            raise InvalidMessageId(f"{name}: {value!r} is no id", hint="a time is written as a number, without quotes")
+        return parse_id(value)
+    if type(value) is int and value <= MAX_TIMESTAMP_MS:
+        return _checked_time(value, name)
+    raise MalformedBody(f"{name} is no position", hint="40 hex digits for an id, or a number of milliseconds")
+
+
+def parse_query_position(text: str, name: str = "from") -> bytes | int:
+    """A position in a query string: up to 19 digits are a timestamp in milliseconds, 40 hex digits an id.
+
+    Raises:
+      InvalidMessageId: neither.
+      InvalidParameter: a time below 0.
+    """
+    if _DIGITS.match(text):
+        return _checked_time(int(text), name)
+    return parse_id(text)
+
+
+def _checked_time(timestamp_ms: int, name: str) -> int:
+    if timestamp_ms < 0:
+        raise InvalidParameter(f"{name}: the time {timestamp_ms} is below 0", hint="use milliseconds since 1970")
+    return timestamp_ms

@@ -1,0 +1,149 @@
+"""Media types: what Content-Type and Accept say, and pages written as frames for those who accept these.
+
+Media types: what ``Content-Type`` and ``Accept`` say, without a word about what follows from it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgpack
+
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.frames import FRAMES_END, FRAMES_TYPE, NO_ATTRIBUTES_PACKED
+from plainsong.protocol.page import messages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plainsong.protocol.page import Page
+
+#: Splits at commas or semicolons outside of quotes.
+_RANGES = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*+"?)+')
+_PARTS = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)+')
+
+
+class MediaType(NamedTuple):
+    """One media type."""
+
+    name: str
+    """``type/subtype``, lower case."""
+    parameters: dict[str, str]
+    """Names in lower case, values without quotes; of a parameter given twice the last."""
+
+
+def parse_media_type(header: str) -> MediaType:
+    """A media type with its parameters; what is no parameter is passed over."""
+    name, *parts = _PARTS.findall(header) or [""]
+    parameters = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if equals:
+            parameters[key.strip().lower()] = _unquoted(value.strip())
+    return MediaType(name.strip().lower(), parameters)
+
+
+def parse_accept(header: str) -> list[MediaType]:
+    """The types of an ``Accept`` list that are not refused (``q=0``), in the order given."""
+    accepted = [parse_media_type(each) for each in _RANGES.findall(header)]
+    return [each for each in accepted if not _refused(each.parameters.pop("q", "1"))]
+
+
+def _refused(quality: str) -> bool:
+    try:
+        return float(quality) <= 0
+    except ValueError:
+        return False
+
+
+def _unquoted(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value
+
+
+# --- frames ----------------------------------------------------------------------------------------
+#
+# Pages as frames: who asks for them, and how they are written. ``plainsong.protocol.frames`` has the format.
+
+
+_SIZE = struct.Struct(">I")
+_POINTER_AND_SIZE = struct.Struct(">qI")
+
+
+@dataclass(frozen=True, slots=True)
+class FramesOptions:
+    """What frames hold besides ids and payloads."""
+
+    pointers: bool = False
+    """Each message's write pointer (``fields=pointer``)."""
+    attributes: bool = False
+    """Each message's attributes (``version=2``)."""
+
+    @property
+    def content_type(self) -> str:
+        """Exactly what the answer's ``Content-Type`` says."""
+        return FRAMES_TYPE + "; version=2" * self.attributes + "; fields=pointer" * self.pointers
+
+
+def accept_frames(accept: str | None) -> FramesOptions | None:
+    """The frames an ``Accept`` header asks for, wherever they stand in it; None when it does not.
+
+    Raises:
+      InvalidParameter: it asks for frames of no kind we write, and for no other frames.
+    """
+    if not accept or FRAMES_TYPE not in accept.lower():
+        return None
+    refused = None
+    for name, parameters in parse_accept(accept):
+        if name == FRAMES_TYPE:
+            fields, version = parameters.get("fields", ""), parameters.get("version", "1")
+            if fields in ("", "pointer") and version in ("1", "2"):
+                return FramesOptions(pointers=fields == "pointer", attributes=version == "2")
+            refused = f"frames with fields={fields[:40]!r} and version={version[:40]!r} are not written here"
+    if refused:
+        raise InvalidParameter(refused, hint="fields=pointer and version=1 or 2 are")
+    return None
+
+
+def encode_frames(page: Page, options: FramesOptions) -> bytes:
+    """A whole answer."""
+    out: list[bytes] = []
+    if options.pointers or (options.attributes and page.attributes):
+        _add_rich(out, page, options)
+    else:
+        _add_plain(out, page, NO_ATTRIBUTES_PACKED if options.attributes else b"")
+    out += (FRAMES_END, _SIZE.pack(page.count))
+    return b"".join(out)
+
+
+def _add_plain(out: list[bytes], page: Page, tail: bytes) -> None:
+    """Messages that have nothing of their own but id and payload; ``tail`` stands after each."""
+    last_size = -1
+    head = b""
+    for message_id, payload in messages_of(page):
+        size = len(payload)
+        if size != last_size:  # sizes often repeat
+            head = _SIZE.pack(size)
+            last_size = size
+        out += (message_id, head, payload, tail)
+
+
+def _add_rich(out: list[bytes], page: Page, options: FramesOptions) -> None:
+    pointers = page.pointers
+    for index, (message_id, payload) in enumerate(messages_of(page)):
+        size = len(payload)
+        head = _POINTER_AND_SIZE.pack(pointers.get(index, 0), size) if options.pointers else _SIZE.pack(size)
+        out += (message_id, head, payload)
+        if options.attributes:
+            out.append(_attributes(page.attributes.get(index)))
+
+
+def _attributes(attributes: Mapping[str, str] | None) -> bytes:
+    if not attributes:
+        return NO_ATTRIBUTES_PACKED
+    packed: bytes = msgpack.packb(dict(attributes))
+    return _SIZE.pack(len(packed)) + packed

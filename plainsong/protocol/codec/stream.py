@@ -1,0 +1,264 @@
+"""The stream's requests and answers: msgpack arrays, one after the other, as many as there are in a message.
+
+    request   [n, {"messages": [bin, …], …}]     a publish; the fields are those of version 2, by the same names
+    answer    [n, status, {"firstId": bin, …}]   its receipt, its PublishResponse, or the problem that it met
+
+``n`` is the sender's own number for a request, 0 to 2^63-1, and comes back with its answer. A request ends where
+its message does. Most requests are *singles*: one payload and nothing else; they are read in runs, since a run of
+them is stored as one and still answered one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from plainsong.protocol.codec import json_values as values
+from plainsong.protocol.codec.base import MAX_MESSAGES
+from plainsong.protocol.errors import MalformedBody, PlainsongError
+from plainsong.protocol.ids import consecutive_ids
+from plainsong.protocol.requests import PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from plainsong.protocol.requests import PublishResponse, Receipt
+
+MAX_NUMBER = (1 << 63) - 1
+#: Requests that one run may have: what a topic is asked at a time.
+MAX_RUN = 1 << 14
+#: Messages up to this size share one reader, whose buffer stays.
+_SMALL_BYTES = 1 << 17
+_END = msgpack.packb(None)
+_CUT = object()
+#: The largest map, which nobody sends: fields, and attributes of one message.
+_MAX_MAP = 1 << 12
+
+
+class Singles(NamedTuple):
+    """Requests of one message and no other field, in their order."""
+
+    numbers: list[int]
+    payloads: list[bytes]
+
+
+class Whole(NamedTuple):
+    """A request of any other kind."""
+
+    number: int
+    request: PublishRequest
+
+
+class Refused(NamedTuple):
+    """A request whose fields cannot be read: nothing of it is done, and the next one is read."""
+
+    number: int
+    error: PlainsongError
+
+
+Part = Singles | Whole | Refused
+
+
+def _binary(value: Any, name: str) -> bytes:
+    return value if type(value) is bytes else values.refuse(name, value, "bytes")
+
+
+_NULL_INT = values.nullable(values.int32)
+_NULL_LONG = values.nullable(values.int64)
+_NULL_TEXT = values.nullable(values.text)
+_FIELDS: Mapping[str, tuple[str, values.Kind]] = {
+    "transactionWritePointer": ("write_pointer", _NULL_LONG),
+    "messages": ("messages", values.list_of(_binary)),
+    "ttlSeconds": ("ttl_s", _NULL_INT),
+    "producer": ("producer", _NULL_TEXT),
+    "producerEpoch": ("producer_epoch", _NULL_LONG),
+    "generation": ("generation", _NULL_INT),
+    "sequenceIds": ("sequence_ids", values.nullable(values.list_of(values.int64))),
+    "atomic": ("atomic", values.boolean),
+    "routingKey": ("routing_key", _NULL_TEXT),
+    "segment": ("segment", _NULL_TEXT),
+    "segments": ("segments", values.nullable(values.list_of(values.text))),
+    "messageTtlsSeconds": ("message_ttls_s", values.nullable(values.list_of(_NULL_INT))),
+    "attributes": ("attributes", values.nullable(values.list_of(values.strings))),
+}
+
+
+class RequestReader:
+    """Reads the requests of one stream, message by message."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self) -> None:
+        self._shared = _unpacker(_SMALL_BYTES)
+
+    def read(self, message: bytes) -> tuple[list[Part], MalformedBody | None]:
+        """The requests of a message, and what is wrong behind them, after which nothing more can be read."""
+        shared = len(message) <= _SMALL_BYTES
+        unpacker = self._shared if shared else _unpacker(len(message))
+        parts: list[Part] = []
+        numbers: list[int] = []
+        payloads: list[bytes] = []
+        try:
+            unpacker.feed(message)
+            for entry in unpacker:
+                if type(entry) is not list or len(entry) != 2:
+                    raise MalformedBody("a request is an array of its number and a map of fields")
+                number, fields = entry
+                if type(number) is not int or not 0 <= number <= MAX_NUMBER or type(fields) is not dict:
+                    raise MalformedBody("a request is an array of its number (0 to 2^63-1) and a map of fields")
+                if len(fields) == 1 and len(numbers) < MAX_RUN:
+                    given = fields.get("messages")
+                    if type(given) is list and len(given) == 1 and type(given[0]) is bytes:
+                        if not numbers:
+                            parts.append(Singles(numbers, payloads))
+                        numbers.append(number)
+                        payloads.append(given[0])
+                        continue
+                numbers, payloads = [], []
+                parts.append(_whole(number, fields))
+            if not _is_whole(unpacker):
+                raise MalformedBody("the message ends within a request")
+        except MalformedBody as fault:
+            return parts, fault
+        except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as broken:
+            # Its words are the library's, and may quote what was sent.
+            return parts, MalformedBody(f"no msgpack behind request {_count(parts)} of the message", hint=_said(broken))
+        return parts, None
+
+
+def _is_whole(unpacker: Any) -> bool:
+    """Whether nothing has begun that is not finished: what is fed now then stands for itself."""
+    unpacker.feed(_END)
+    return next(unpacker, _CUT) is None
+
+
+def _unpacker(size: int) -> Any:
+    return msgpack.Unpacker(
+        max_buffer_size=size + 2 * len(_END),
+        max_array_len=min(MAX_MESSAGES, max(size, 16)),
+        max_map_len=_MAX_MAP,
+        max_ext_len=0,
+    )
+
+
+def _whole(number: int, fields: dict[str, Any]) -> Part:
+    try:
+        found = values.fields_of(fields, _FIELDS)
+        found.setdefault("messages", [])
+        request = PublishRequest(**found)
+    except PlainsongError as error:
+        return Refused(number, error)
+    if len(fields) == 1 and len(request.messages) == 1:  # the run before it was full
+        return Singles([number], list(request.messages))
+    return Whole(number, request)
+
+
+def _count(parts: Iterable[Part]) -> int:
+    return sum(len(part.numbers) if isinstance(part, Singles) else 1 for part in parts)
+
+
+def _said(broken: Exception) -> str:
+    return type(broken).__name__
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+_packed = msgpack.Packer().pack
+_ID_HEAD = b"\xc4\x14"
+
+
+def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
+    """The answers to singles that were stored as one; ``receipt`` is that of all of them."""
+    assert receipt.first_id is not None  # singles are nobody's duplicates
+    tail = b"\xaageneration" + _packed(receipt.generation)
+    ids = consecutive_ids(receipt.first_id, len(numbers))
+    return b"".join(
+        [
+            b"\x93%b\xcc\xc8\x82\xa7firstId\xc4\x14%b%b" % (_packed(number), message_id, tail)
+            for number, message_id in zip(numbers, ids, strict=True)
+        ]
+    )
+
+
+def encode_receipt(number: int, receipt: Receipt) -> bytes:
+    """An answer without a write pointer. What has its default is left out; that of ``lastId`` is ``firstId``."""
+    fields: dict[str, Any] = {"firstId": receipt.first_id}
+    if receipt.last_id != receipt.first_id:
+        fields["lastId"] = receipt.last_id
+    fields["generation"] = receipt.generation
+    more = {
+        "duplicate": receipt.duplicate or None,
+        "deduplicated": receipt.deduplicated or None,
+        "lastSequenceId": receipt.last_sequence_id,
+        "stored": receipt.stored,
+        "dropped": receipt.dropped,
+    }
+    fields.update((key, value) for key, value in more.items() if value is not None)
+    return _answer(number, 200, fields)
+
+
+def encode_response(number: int, response: PublishResponse) -> bytes:
+    """An answer to a request with a write pointer."""
+    fields: dict[str, Any] = {
+        "transactionWritePointer": response.write_pointer,
+        "startTimestamp": response.start_timestamp_ms,
+        "startSequenceId": response.start_sequence_id,
+        "endTimestamp": response.end_timestamp_ms,
+        "endSequenceId": response.end_sequence_id,
+    }
+    if response.duplicate:
+        fields["duplicate"] = True
+    return _answer(number, 200, fields)
+
+
+def encode_problem(number: int, status: int, problem: Mapping[str, Any]) -> bytes:
+    """An answer to a request that was refused, or failed; ``problem`` is what problem+json would say."""
+    return _answer(number, status, problem)
+
+
+def _answer(number: int, status: int, fields: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb([number, status, fields], unicode_errors="replace")
+    return packed
+
+
+# --- the sender's side -----------------------------------------------------------------------------
+
+_SINGLE = b"\x81\xa8messages\x91"
+_SHORT = [_SINGLE + struct.pack(">BB", 0xC4, size) for size in range(256)]
+_SET = [(key, name) for key, (name, _) in _FIELDS.items() if name != "messages"]
+
+
+def encode_single(number: int, payload: bytes) -> bytes:
+    """A request of one message and no other field."""
+    size = len(payload)
+    if size < 256:
+        return b"\x92%b%b%b" % (_packed(number), _SHORT[size], payload)
+    head = struct.pack(">BH", 0xC5, size) if size < 65536 else struct.pack(">BI", 0xC6, size)
+    return b"".join((b"\x92", _packed(number), _SINGLE, head, payload))
+
+
+def encode_request(number: int, request: PublishRequest) -> bytes:
+    """Any request; what is not set is left out."""
+    fields: dict[str, Any] = {"messages": list(request.messages)}
+    for key, name in _SET:
+        value = getattr(request, name)
+        if value is not None and value is not False:
+            fields[key] = value
+    packed: bytes = msgpack.packb([number, fields])
+    return packed
+
+
+def decode_answers(message: bytes) -> list[tuple[int, int, dict[str, Any]]]:
+    """Number, status and fields of each answer in a message. Raises MalformedBody."""
+    unpacker = _unpacker(len(message))
+    try:
+        unpacker.feed(message)
+        answers = [(number, status, fields) for number, status, fields in unpacker]
+        whole = _is_whole(unpacker)
+    except (TypeError, ValueError, RecursionError, msgpack.exceptions.UnpackException) as broken:
+        raise MalformedBody("the answers of a stream cannot be read", hint=_said(broken)) from None
+    if not whole:
+        raise MalformedBody("a message of a stream ends within an answer")
+    return answers

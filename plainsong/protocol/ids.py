@@ -1,0 +1,119 @@
+"""Message ids: 20 bytes that sort as the topic does.
+
+    publish timestamp   8 bytes   milliseconds, i64 big-endian, never negative
+    sequence id         2 bytes   u16, counts within the millisecond
+    write timestamp     8 bytes   0 unless the payload stands in the payload table
+    payload sequence    2 bytes   0 unless the payload stands in the payload table, or in a batch row
+
+Ids are kept as ``bytes``: comparing bytes is comparing positions. The text form is 40 lower-case hex
+digits. A *bound* is an id used as a position; every start of a poll is brought to one inclusive lower
+bound (``since``), so that nothing downstream needs to know about "exclusive".
+Source of the layout: the seed's message identifier (DESIGN.md, section 3).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from plainsong.protocol.errors import InvalidMessageId
+
+ID_BYTES = 20
+#: Before every message.
+FIRST_BOUND = bytes(ID_BYTES)
+#: After every message: a timestamp with its sign bit set is never given out.
+LAST_BOUND = b"\xff" * ID_BYTES
+#: Sequence ids of one millisecond: 0 to 65535.
+SEQUENCES_PER_MS = 1 << 16
+MAX_TIMESTAMP_MS = (1 << 63) - 1
+_ID = struct.Struct(">qHqH")
+_POSITION = struct.Struct(">qH")
+#: The last ten bytes of a message that stands in the message table.
+NO_PAYLOAD_PART = bytes(10)
+
+
+class MessageId(NamedTuple):
+    """An id taken apart."""
+
+    publish_ts_ms: int
+    sequence_id: int
+    write_ts_ms: int = 0
+    payload_sequence_id: int = 0
+
+
+def pack_id(publish_ts_ms: int, sequence_id: int, write_ts_ms: int = 0, payload_sequence_id: int = 0) -> bytes:
+    """The 20 bytes of an id."""
+    return _ID.pack(publish_ts_ms, sequence_id, write_ts_ms, payload_sequence_id)
+
+
+def unpack_id(message_id: bytes) -> MessageId:
+    """The four numbers of an id of 20 bytes."""
+    return MessageId._make(_ID.unpack(message_id))
+
+
+#: ``pack_position(publish_ts_ms, sequence_id)``: the first ten bytes of an id, which end a message key.
+pack_position = _POSITION.pack
+
+
+def unpack_position(position: bytes) -> tuple[int, int]:
+    """``(publish_ts_ms, sequence_id)`` of the first ten bytes of an id."""
+    ts, seq = _POSITION.unpack(position)
+    return ts, seq
+
+
+def checked_id(raw: bytes) -> bytes:
+    """``raw`` if it has the length of an id.
+
+    Raises:
+      InvalidMessageId: it has another length.
+    """
+    if len(raw) != ID_BYTES:
+        raise InvalidMessageId(f"an id is {ID_BYTES} bytes, this is {len(raw)}")
+    return raw
+
+
+def parse_id(text: str) -> bytes:
+    """The id written as 40 hex digits.
+
+    Raises:
+      InvalidMessageId: the text is anything else.
+    """
+    try:
+        raw = bytes.fromhex(text) if len(text) == 2 * ID_BYTES and text.isalnum() else b""
+    except ValueError:
+        raw = b""
+    if len(raw) != ID_BYTES:
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise InvalidMessageId(f"{shown!r} is not {2 * ID_BYTES} hex digits")
+    return raw
+
+
+def bound_at(timestamp_ms: int) -> bytes:
+    """The bound before the first message that can be published at ``timestamp_ms``."""
+    if timestamp_ms <= 0:
+        return FIRST_BOUND
+    if timestamp_ms > MAX_TIMESTAMP_MS:
+        return LAST_BOUND
+    return pack_id(timestamp_ms, 0)
+
+
+def after(message_id: bytes) -> bytes:
+    """The bound just after ``message_id``: excludes exactly that id, and nothing else."""
+    if message_id >= LAST_BOUND:
+        return LAST_BOUND
+    return (int.from_bytes(message_id, "big") + 1).to_bytes(ID_BYTES, "big")
+
+
+def before(bound: bytes) -> bytes | None:
+    """The id which, resumed from exclusively, starts at ``bound``; None before the first."""
+    number = int.from_bytes(bound, "big")
+    return (number - 1).to_bytes(ID_BYTES, "big") if number else None
+
+
+def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
+    """The ids of ``count`` messages that one request gave to the message table, from its first one on.
+
+    Their positions follow each other; a full millisecond goes over into the next, as adding does.
+    """
+    first = int.from_bytes(first_id[:10], "big")
+    return [position.to_bytes(10, "big") + NO_PAYLOAD_PART for position in range(first, first + count)]

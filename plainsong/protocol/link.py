@@ -1,0 +1,412 @@
+"""What instances and front ends of one service exchange over a link: values as msgpack, frames, and the classes that may travel.
+
+Values as bytes: msgpack, and what is told apart in it as extensions, each holding msgpack again.
+
+    1  tuple        [items]                          4  record   [name, {field: value}]     a registered class
+    2  set          [items]                          5  choice   [name, member's name]      a registered Enum
+    3  frozenset    [items]                          6  error    [class, code, detail, hint, outcome, retry, {more}]
+
+Only what is registered by name is made from bytes, and by its own constructor: nothing here can run what was sent.
+A field that has its default is left out, so that a class may gain fields while old and new programs run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum, IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from plainsong.protocol import page, properties, records, requests
+from plainsong.protocol.errors import BY_CODE, Internal, MalformedBody, PlainsongError
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic import asks as topic_asks
+from plainsong.protocol.topic.producers import Effective, NamespacePolicy, Result
+from plainsong.protocol.transactions import asks as transaction_asks
+from plainsong.protocol.transactions.transaction import Transaction, TransactionType, VisibilityLevel
+from plainsong.protocol.transactions.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+_TUPLE, _SET, _FROZENSET, _RECORD, _CHOICE, _ERROR = range(1, 7)
+#: Extensions within extensions. Each takes some 40 KiB of the C stack while it is read.
+MAX_DEPTH = 24
+_SERIES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
+_MADE_OF: dict[int, Callable[[Any], Any]] = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
+
+
+class Vocabulary:
+    """What may travel: msgpack's own values, and classes that are registered here."""
+
+    def __init__(self) -> None:
+        self._names: dict[type, str] = {}
+        self._classes: dict[str, type] = {}
+        self._apart: dict[type, Callable[[Any], dict[str, Any]]] = {}
+        self._together: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        #: What reads extensions within so many others. Nothing here changes while values are read, so threads may.
+        self._hooks = [partial(self._met, depth) for depth in range(MAX_DEPTH + 1)]
+
+    # --- who is known --------------------------------------------------------------------------
+
+    def register(self, *classes: type) -> None:
+        """Lets dataclasses, named tuples and enums travel, under the names of their classes.
+
+        Raises:
+          TypeError: a class is none of these, or another one has its name.
+        """
+        for cls in classes:
+            if issubclass(cls, Enum):
+                self._know(cls)
+            elif is_dataclass(cls):
+                self.register_as(cls, _fields_of(cls), lambda given, cls=cls: cls(**given))  # type: ignore[misc]
+            elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
+                self.register_as(cls, lambda value: value._asdict(), lambda given, cls=cls: cls(**given))  # type: ignore[misc]
+            else:
+                raise TypeError(f"{cls.__name__} is no dataclass, named tuple or enum")
+
+    def register_as(
+        self, cls: type, apart: Callable[[Any], dict[str, Any]], together: Callable[[dict[str, Any]], Any]
+    ) -> None:
+        """Lets a class travel that is taken apart and put together by functions of its own. Raises TypeError."""
+        self._know(cls)
+        self._apart[cls] = apart
+        self._together[cls.__name__] = together
+
+    def __contains__(self, cls: type) -> bool:
+        return cls in self._names
+
+    def _know(self, cls: type) -> None:
+        if self._classes.setdefault(cls.__name__, cls) is not cls:
+            raise TypeError(f"two classes are called {cls.__name__}")
+        self._names[cls] = cls.__name__
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def pack(self, value: Any) -> bytes:
+        """``value`` as bytes.
+
+        Raises:
+          TypeError: it, or something in it, is of a class that is not registered.
+          ValueError: a number beyond 64 bits, or values within values without end.
+        """
+        packed: bytes = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
+        return packed
+
+    def packer(self) -> Callable[[Any], bytes]:
+        """What packs as ``pack`` does, at a fifth of the price, for one user: it keeps its buffer.
+
+        After it has raised, it is of no use any more.
+        """
+        pack: Callable[[Any], bytes] = msgpack.Packer(
+            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+        ).pack
+        return pack
+
+    def _extended(self, value: Any) -> Any:
+        cls = type(value)
+        series = _SERIES.get(cls)
+        if series is not None:
+            return msgpack.ExtType(series, self.pack(list(value)))
+        if cls in self._apart:
+            return msgpack.ExtType(_RECORD, self.pack([self._names[cls], self._apart[cls](value)]))
+        if cls in self._names:
+            return msgpack.ExtType(_CHOICE, self.pack([self._names[cls], value.name]))
+        if isinstance(value, PlainsongError):
+            return msgpack.ExtType(_ERROR, self.pack(self._told(value)))
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, bytes | memoryview):
+            return bytes(value)
+        raise TypeError(f"a {cls.__name__} does not travel: it is not registered")
+
+    def _told(self, error: PlainsongError) -> list[Any]:
+        more = {}
+        for name, value in vars(error).items():
+            if name in ("detail", "hint", "outcome", "retry_after_s") or name.startswith("_"):
+                continue
+            try:
+                self.pack(value)
+            except (TypeError, ValueError):
+                continue  # what cannot travel is for this side's log
+            more[name] = value
+        known = type(error).__name__, error.code, error.detail, error.hint, error.outcome, error.retry_after_s
+        return [*known, more]
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def unpack(self, data: bytes | memoryview) -> Any:
+        """The value that ``pack`` made these bytes of.
+
+        Raises:
+          MalformedBody: they are no such bytes, or speak of what is not registered here.
+        """
+        try:
+            return self._unpacked(data, 0)
+        except (ValueError, TypeError, KeyError, RecursionError, msgpack.exceptions.UnpackException) as broken:
+            raise MalformedBody("a value of a link cannot be read", hint=f"{type(broken).__name__}: {broken}") from None
+
+    def _unpacked(self, data: bytes | memoryview, depth: int) -> Any:
+        return msgpack.unpackb(
+            data, ext_hook=self._hooks[depth], strict_map_key=False, unicode_errors="surrogatepass", use_list=True
+        )
+
+    def _met(self, depth: int, code: int, data: bytes) -> Any:
+        if depth >= MAX_DEPTH:
+            raise MalformedBody(f"more than {MAX_DEPTH} values within each other")
+        inner = self._unpacked(data, depth + 1)
+        made_of = _MADE_OF.get(code)
+        if made_of is not None:
+            return made_of(inner)
+        if code == _RECORD:
+            name, given = inner
+            return self._together[name](given)
+        if code == _CHOICE:
+            name, member = inner
+            cls = self._classes[name]
+            if not issubclass(cls, Enum):
+                raise TypeError(f"{name} has no members")
+            return cls[member]
+        if code == _ERROR:
+            return error_of(*inner)
+        raise ValueError(f"there is no extension {code}")
+
+
+def _fields_of(cls: type) -> Callable[[Any], dict[str, Any]]:
+    known = [(each.name, each.default) for each in fields(cls) if each.init]
+
+    def apart(value: Any) -> dict[str, Any]:
+        given = {}
+        for name, default in known:
+            held = getattr(value, name)
+            if default is MISSING or held is not default:
+                given[name] = held
+        return given
+
+    return apart
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+def error_of(
+    cls_name: str, code: str, detail: str, hint: str, outcome: Any, retry_after_s: int | None, more: dict[str, Any]
+) -> PlainsongError:
+    """The error that was raised afar: of the same class where that is known here, else the nearest by its code.
+
+    What counts, whether it happened, is as it was there in any case.
+    """
+    cls = _classes_by_name().get(cls_name) or BY_CODE.get(code, Internal)
+    error = cls.__new__(cls)
+    PlainsongError.__init__(error, str(detail), hint=str(hint))
+    error.outcome = outcome if outcome in ("not-applied", "applied") else "unknown"
+    error.retry_after_s = retry_after_s if isinstance(retry_after_s, int) else None
+    for name, value in more.items():
+        if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
+            setattr(error, name, value)
+    return error
+
+
+def _classes_by_name() -> dict[str, type[PlainsongError]]:
+    """Every class of errors there is by now; floors above this one have some of their own."""
+    found: dict[str, type[PlainsongError]] = {}
+    waiting: list[type[PlainsongError]] = [PlainsongError]
+    while waiting:
+        cls = waiting.pop()
+        found.setdefault(cls.__name__, cls)
+        waiting.extend(cls.__subclasses__())
+    return found
+
+
+# --- frames ----------------------------------------------------------------------------------------
+#
+# Frames: what goes over a link, one after the other, each its length (4 bytes, big-endian) and a msgpack array.
+#
+#     [CALL, n, kind, value, body, s]     do this, and answer; s: seconds the caller will wait, or nil
+#     [BEGIN, n, kind, value, size, s]    the same, with a body of that size to follow as PIECEs
+#     [OPEN, n, kind, value]              begin a conversation
+#     [ANSWER, n, value, body]            all of the answer
+#     [HEAD, n, value, whole]             the answer begins; its body follows as PIECEs, to be had as one or one by one
+#     [OPENED, n]                         the conversation has begun
+#     [PIECE, n, bytes, more]             of a body, or of a conversation's message, which goes on if there is more
+#     [END, n]                            no more PIECEs from this side
+#     [FAILED, n, error]                  instead of an answer, or of the rest of one
+#     [CREDIT, n, bytes]                  so much more may be sent: what was sent before has been used
+#     [CANCEL, n]                         nobody waits for n any more
+#     [PING, x], [PONG, x]                are you there
+#     [LEAVING, 0]                        call no more; what is under way will be answered
+#
+# ``n`` is the caller's number for a call, never used twice on a link. A caller says CALL, BEGIN, OPEN and CANCEL.
+
+
+#: What a connection begins with that becomes a link; no method of HTTP is called so.
+PREFACE = b"PLAINSONG/1\r\n\r\n"
+#: What one frame may have at most, its length not counted.
+MAX_FRAME_BYTES = 1 << 20
+
+
+class FrameKind(IntEnum):
+    """The first element of a frame."""
+
+    CALL = 1
+    BEGIN = 2
+    OPEN = 3
+    ANSWER = 4
+    HEAD = 5
+    OPENED = 6
+    PIECE = 7
+    END = 8
+    FAILED = 9
+    CREDIT = 10
+    CANCEL = 11
+    PING = 12
+    PONG = 13
+    LEAVING = 14
+
+
+#: How many elements each has, by its plain number.
+_ELEMENTS: dict[int, int] = {
+    kind.value: elements
+    for elements, kinds in {
+        2: (FrameKind.OPENED, FrameKind.END, FrameKind.CANCEL, FrameKind.PING, FrameKind.PONG, FrameKind.LEAVING),
+        3: (FrameKind.FAILED, FrameKind.CREDIT),
+        4: (FrameKind.OPEN, FrameKind.ANSWER, FrameKind.HEAD, FrameKind.PIECE),
+        6: (FrameKind.CALL, FrameKind.BEGIN),
+    }.items()
+    for kind in kinds
+}
+
+
+class FrameTooLarge(MalformedBody):
+    """A frame over the bound: one that comes in ends the link, one that would go out is not sent."""
+
+
+class FrameWriter:
+    """Makes the frames of one connection."""
+
+    def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._max_bytes = max_bytes
+        self._pack = vocabulary.packer()
+
+    def encode(self, kind: FrameKind, *rest: Any) -> bytes:
+        """A frame as bytes, its length first.
+
+        Raises:
+          FrameTooLarge: it has more bytes than may be.
+          TypeError, ValueError: as ``Vocabulary.pack`` does.
+        """
+        try:
+            packed = self._pack([+kind, *rest])
+        except Exception:
+            self._pack = self._vocabulary.packer()
+            raise
+        if len(packed) > self._max_bytes:
+            raise FrameTooLarge(f"a frame would have {len(packed)} bytes, of {self._max_bytes} that it may")
+        return len(packed).to_bytes(4, "big") + packed
+
+
+class FrameReader:
+    """Takes what a connection brings apart into frames, however it was cut."""
+
+    def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._max_bytes = max_bytes
+        self._rest = b""
+
+    @property
+    def begun_bytes(self) -> int:
+        """What has come of a frame that is not whole yet."""
+        return len(self._rest)
+
+    def feed(self, data: bytes) -> list[list[Any]]:
+        """The frames that are whole now, in their order.
+
+        Raises:
+          FrameTooLarge: one announces more than may be; nothing is kept of it.
+          MalformedBody: one is no frame. Nothing more can be read after either; frames before it were not returned.
+        """
+        buffer = self._rest + data if self._rest else data
+        frames: list[list[Any]] = []
+        at, end, unpack = 0, len(buffer), self._vocabulary.unpack
+        while end - at >= 4:
+            size = int.from_bytes(buffer[at : at + 4], "big")
+            if size > self._max_bytes:
+                raise FrameTooLarge(f"a frame of {size} bytes is announced, of {self._max_bytes} that it may have")
+            begin, stop = at + 4, at + 4 + size
+            if stop > end:
+                break
+            frames.append(_checked(unpack(buffer[begin:stop])))
+            at = stop
+        self._rest = buffer[at:]
+        return frames
+
+
+def _checked(frame: Any) -> list[Any]:
+    if type(frame) is list and len(frame) > 1 and type(frame[0]) is int and type(frame[1]) is int:
+        if _ELEMENTS.get(frame[0]) == len(frame):
+            return frame
+        raise MalformedBody(f"a frame of kind {frame[0]} with {len(frame)} elements is not known")
+    raise MalformedBody("a frame is an array of its kind, its number and more")
+
+
+# --- vocabulary ------------------------------------------------------------------------------------
+#
+# The words of links: asks and answers of topics and of the transaction service, and what they are made of.
+#
+# Whoever adds kinds of calls registers their classes here too, from a module of its own (``VOCABULARY.register``).
+
+
+#: Every dataclass and named tuple that these modules define travels.
+_WHOLE_MODULES = (topic_asks, transaction_asks, requests, page)
+_SINGLE = (
+    TopicName,
+    NamespacePolicy,
+    Effective,
+    Result,
+    Transaction,
+    TransactionType,
+    VisibilityLevel,
+    properties.TopicProperties,
+    records.Metadata,
+    records.Reader,
+    records.NamespaceProperties,
+)
+_VIEW_PARTS = ("read_pointer", "in_progress", "invalids", "own")
+
+
+def _plain_classes(module: ModuleType) -> list[type]:
+    """The dataclasses and named tuples that a module defines itself."""
+    own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return [cls for cls in own if is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))]
+
+
+def _view_apart(view: View) -> dict[str, Any]:
+    return dict(zip(_VIEW_PARTS, view.parts, strict=True))
+
+
+def _view_together(given: dict[str, Any]) -> View:
+    return View(*(given[part] for part in _VIEW_PARTS))
+
+
+def _range_together(given: dict[str, Any]) -> range:
+    return range(given["start"], given["stop"])
+
+
+def new_vocabulary() -> Vocabulary:
+    """A vocabulary of all of these words."""
+    words = Vocabulary()
+    for module in _WHOLE_MODULES:
+        words.register(*_plain_classes(module))
+    words.register(*_SINGLE)
+    words.register_as(View, _view_apart, _view_together)
+    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_together)  # of sequence ids
+    return words
+
+
+#: The one of this process.
+VOCABULARY = new_vocabulary()

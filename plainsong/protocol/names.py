@@ -1,0 +1,61 @@
+"""Names of namespaces, topics and readers: what is allowed, and the pair that addresses a topic."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from plainsong.protocol.errors import InvalidName
+
+#: Bytes a name may have. Source: the HTTP contract; also what a path segment bears everywhere.
+MAX_NAME_BYTES = 255
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
+_TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
+
+
+class TopicName(NamedTuple):
+    """A topic's address: its namespace and its own name. Two are equal when both parts are."""
+
+    namespace: str
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}:{self.topic}"
+
+
+def namespace_name(text: str) -> str:
+    """``text`` if it may name a namespace.
+
+    Raises:
+      InvalidName: it is empty, longer than 255 bytes, or has a character other than letters, digits and ``_``.
+    """
+    if _NAMESPACE.match(text):
+        return text
+    raise InvalidName(f"namespace {_shown(text)}", hint="use 1 to 255 letters, digits and underscores")
+
+
+def topic_name(namespace: str, topic: str) -> TopicName:
+    """The address of ``topic`` in ``namespace``.
+
+    Raises:
+      InvalidName: either part has a character that is not allowed, or a wrong length.
+    """
+    namespace_name(namespace)
+    if _TOPIC.match(topic):
+        return TopicName(namespace, topic)
+    raise InvalidName(f"topic {_shown(topic)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
+
+
+def reader_name(text: str) -> str:
+    """``text`` if it may name a reader: the same characters as a topic's name.
+
+    Raises:
+      InvalidName: as above.
+    """
+    if _TOPIC.match(text):
+        return text
+    raise InvalidName(f"reader {_shown(text)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...") + " is not allowed"

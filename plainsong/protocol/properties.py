@@ -1,0 +1,117 @@
+"""Topic properties: what they are, what they may be, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from plainsong.protocol.errors import InvalidProperty, nearest
+from plainsong.protocol.requests import MAX_TTL_S
+
+T = TypeVar("T")
+Transactional = Literal["optional", "required", "disabled"]
+Deduplication = Literal["inherit", "enabled", "disabled"]
+#: Seven days. Source: the seeds' default.
+DEFAULT_TTL_S = 7 * 24 * 3600
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "transactional": ("optional", "required", "disabled"),
+    "deduplication": ("inherit", "enabled", "disabled"),
+}
+KNOWN = ("ttl", "transactional", "deduplication", "max_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProperties:
+    """All properties of a topic, each with its default."""
+
+    ttl_s: int = DEFAULT_TTL_S
+    """Seconds a message lives, counted from its publish time."""
+    transactional: Transactional = "optional"
+    """Whether publishes may or must carry a write pointer."""
+    deduplication: Deduplication = "inherit"
+    """Whether producers' sequence ids are remembered; ``inherit``: as namespace or service say."""
+    max_bytes: int | None = None
+    """Bytes the topic may hold; None: as many as the disk."""
+
+    @property
+    def ttl_ms(self) -> int:
+        """The time to live in milliseconds."""
+        return self.ttl_s * 1000
+
+    def shown(self, generation: int) -> dict[str, str]:
+        """As ``GET`` answers them: every value a string, the generation among them."""
+        out = {
+            "ttl": str(self.ttl_s),
+            "generation": str(generation),
+            "transactional": self.transactional,
+            "deduplication": self.deduplication,
+        }
+        if self.max_bytes is not None:
+            out["max_bytes"] = str(self.max_bytes)
+        return out
+
+    def stored(self) -> dict[str, str | int]:
+        """As the metadata row keeps them."""
+        kept: dict[str, str | int] = {
+            "ttl": self.ttl_s,
+            "transactional": self.transactional,
+            "deduplication": self.deduplication,
+        }
+        if self.max_bytes is not None:
+            kept["max_bytes"] = self.max_bytes
+        return kept
+
+
+def parse_properties(
+    given: object, *, generation: int | None = None, default_ttl_s: int = DEFAULT_TTL_S
+) -> TopicProperties:
+    """The properties a client gave; absent ones have their default.
+
+    Args:
+      given: a decoded JSON object, or None for none.
+      generation: the topic's own, which a client may send back but never set.
+      default_ttl_s: the time to live of a topic that is given none.
+    Raises:
+      InvalidProperty: an unknown key (the nearest known one is named) or a value that is not allowed.
+    """
+    if given is None:
+        return TopicProperties(ttl_s=default_ttl_s)
+    if not isinstance(given, Mapping):
+        raise InvalidProperty("properties are a JSON object", hint='for example {"ttl": 3600}')
+    values = dict(given)
+    if "generation" in values:
+        _check_generation(values.pop("generation"), generation)
+    for key in values:
+        if key not in KNOWN:
+            raise InvalidProperty(f"unknown property {str(key)[:80]!r}", hint=nearest(str(key), KNOWN))
+    return TopicProperties(
+        ttl_s=_number(values, "ttl", default_ttl_s, 1, MAX_TTL_S),
+        transactional=cast("Transactional", _choice(values, "transactional")),
+        deduplication=cast("Deduplication", _choice(values, "deduplication")),
+        max_bytes=_number(values, "max_bytes", None, 1, (1 << 63) - 1),
+    )
+
+
+def _check_generation(value: object, generation: int | None) -> None:
+    if generation is None or str(value) != str(generation):
+        raise InvalidProperty(f"generation {str(value)[:40]!r} cannot be set", hint="leave it out")
+
+
+def _number(values: Mapping[str, object], key: str, default: T, low: int, high: int) -> int | T:
+    value = values.get(key)
+    if value is None and key not in values:
+        return default
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise InvalidProperty(f"{key} is {str(value)[:80]!r}", hint=f"use a whole number from {low} to {high}")
+
+
+def _choice(values: Mapping[str, object], key: str) -> str:
+    allowed = _CHOICES[key]
+    value = values.get(key, allowed[0])
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise InvalidProperty(f"{key} is {str(value)[:80]!r}", hint="use one of: " + ", ".join(allowed))

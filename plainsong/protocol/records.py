@@ -1,0 +1,246 @@
+"""Values of the metadata table: a topic's metadata, its high-water mark, its readers; a namespace's properties.
+
+Each is one version byte and a msgpack map with one-letter keys; a later version of us may add keys, which
+we keep out of our way, and raises the byte when old readers would go wrong.
+
+    metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
+                 f floor
+    high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
+                 q last sequence id of each bucket  e last position of the buckets dropped
+    reader       p position  c changed
+    namespace    d deduplication  s how often it was switched off
+
+All times are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id, pack_position
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.properties import Deduplication, TopicProperties, parse_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_VERSION = 1
+_MAX_GENERATION = (1 << 31) - 1
+_BUCKET_NUMBERS = 5
+_POSITION_BYTES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A topic as the metadata table knows it; it stays for ever, with ``deleted_ms`` set once it is gone."""
+
+    generation: int
+    properties: TopicProperties
+    created_ms: int
+    updated_ms: int
+    deleted_ms: int | None = None
+    partly_cleaned: bool = False
+    """Rows of this deleted generation may already be gone: it cannot be brought back."""
+    floor_ms: int = 0
+    """What was published before this had expired under earlier properties, and stays expired."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {
+            "g": self.generation if self.deleted_ms is None else -self.generation,
+            "p": self.properties.stored(),
+            "c": self.created_ms,
+            "u": self.updated_ms,
+        }
+        if self.deleted_ms is not None:
+            record["d"] = self.deleted_ms
+        if self.partly_cleaned:
+            record["k"] = True
+        if self.floor_ms:
+            record["f"] = self.floor_ms
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Metadata:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "metadata")
+        try:
+            deleted = "d" in record
+            return cls(
+                generation=checked_number(-record["g"] if deleted else record["g"], 1, _MAX_GENERATION),
+                properties=parse_properties(record["p"]),
+                created_ms=checked_number(record["c"]),
+                updated_ms=checked_number(record["u"]),
+                deleted_ms=checked_number(record["d"]) if deleted else None,
+                partly_cleaned=record.get("k", False) is True,
+                floor_ms=checked_number(record.get("f", 0)),
+            )
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
+            raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error
+
+
+@dataclass(slots=True)
+class HighWater:
+    """How far a generation had come: what must outlive its messages, and where replay begins."""
+
+    time_ms: int = 0
+    """The topic's time: never goes back, whatever the clock does."""
+    last_ts_ms: int = 0
+    last_sequence_id: int = -1
+    """The last position given out; -1 with timestamp 0: none yet."""
+    buckets: list[list[int]] = field(default_factory=list)
+    """What ``Usage`` counted up to that position."""
+    appended: int = 0
+    """Messages ever published in this generation, up to that position."""
+    lasts: list[int] = field(default_factory=list)
+    """Sequence id of the last message of each bucket; empty: not known."""
+    gone: bytes | None = None
+    """Position (10 bytes) of the last message that was counted out, all of its bucket having expired; None: none was."""
+
+    @property
+    def before_buckets(self) -> bytes:
+        """The position before which all stands that was counted out."""
+        if self.buckets:
+            return pack_position(self.buckets[0][0], 0)
+        return pack_position(self.last_ts_ms, max(0, self.last_sequence_id))
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {
+            "t": self.time_ms,
+            "s": [self.last_ts_ms, self.last_sequence_id],
+            "b": self.buckets,
+        }
+        if self.appended:
+            record["n"] = self.appended
+        if self.lasts:
+            record["q"] = self.lasts
+        if self.gone is not None:
+            record["e"] = self.gone
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, value: bytes) -> HighWater:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "high-water")
+        try:
+            last_ts_ms, last_sequence_id = record["s"]
+            return cls(
+                checked_number(record["t"]),
+                checked_number(last_ts_ms),
+                checked_number(last_sequence_id, -1, SEQUENCES_PER_MS - 1),
+                [_bucket(bucket) for bucket in record["b"]],
+                checked_number(record.get("n", 0)),
+                [checked_number(last, 0, SEQUENCES_PER_MS - 1) for last in record.get("q", ())],
+                _checked_gone(record.get("e")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A position that the daemon keeps for somebody."""
+
+    position: bytes
+    """The id last read, 20 bytes: reading goes on after it."""
+    changed_ms: int
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"p": self.position, "c": self.changed_ms})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Reader:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "reader")
+        try:
+            return cls(checked_id(record["p"]), checked_number(record["c"]))
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
+            raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceProperties:
+    """What was said about a namespace."""
+
+    deduplication: Deduplication = "inherit"
+    switched: int = 0
+    """How often its topics went from remembering producers to forgetting them."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"d": self.deduplication, "s": self.switched})
+
+    @classmethod
+    def decode(cls, value: bytes) -> NamespaceProperties:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "namespace")
+        try:
+            properties = parse_properties({"deduplication": record["d"]})
+            return cls(properties.deduplication, checked_number(record["s"]))
+        except (KeyError, TypeError, ValueError, PlainsongError) as error:
+            raise DamagedRow(f"a namespace row has not what it needs: {error!r}") from error
+
+
+def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
+    """``value`` as it was read, if it is a whole number from ``low`` to ``high``; ValueError otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
+    return value
+
+
+def _checked_gone(value: object) -> bytes | None:
+    if value is not None and (not isinstance(value, bytes) or len(value) != _POSITION_BYTES):
+        raise ValueError(f"{value!r} is no position")
+    return value
+
+
+def _bucket(value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) != _BUCKET_NUMBERS:
+        raise ValueError(f"a bucket is {_BUCKET_NUMBERS} numbers")
+    return [checked_number(number) for number in value]
+
+
+class Packed(bytes):
+    """A value of a record that is msgpack already."""
+
+    @classmethod
+    def map(cls, pairs: Collection[bytes]) -> Packed:
+        """A map of packed pairs, name and value of each behind one another."""
+        return cls(b"".join((msgpack.Packer().pack_map_header(len(pairs)), *pairs)))
+
+    @classmethod
+    def list(cls, items: Collection[bytes]) -> Packed:
+        """A list of packed items."""
+        return cls(b"".join((msgpack.Packer().pack_array_header(len(items)), *items)))
+
+
+def pack_record(record: dict[str, object]) -> bytes:
+    """The version byte and the map: the value of a row of the metadata table."""
+    version = bytes([_VERSION])
+    if not any(type(value) is Packed for value in record.values()):
+        packed: bytes = msgpack.packb(record)
+        return version + packed
+    pairs = (
+        msgpack.packb(key) + (value if isinstance(value, Packed) else msgpack.packb(value))
+        for key, value in record.items()
+    )
+    return version + b"".join((msgpack.Packer().pack_map_header(len(record)), *pairs))
+
+
+def unpack_record(value: bytes, what: str) -> dict[str, Any]:
+    """The map of such a value; ``what`` names the kind of row in the error. Raises DamagedRow."""
+    if value[:1] != bytes([_VERSION]):
+        raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
+    try:
+        record = msgpack.unpackb(value[1:])
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DamagedRow(f"a {what} row is garbled: {value[:24].hex()}…") from error
+    if not isinstance(record, dict):
+        raise DamagedRow(f"a {what} row is no map")
+    return record

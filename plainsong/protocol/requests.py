@@ -1,0 +1,325 @@
+"""What clients send and what they are answered, whatever the encoding, and the checks that need no topic.
+
+What clients ask of a topic and what they are told, whatever the encoding.
+
+Codecs make these from bytes and back; routes, lane and actors pass them on. They are plain data: the
+numbers are as the client sent them, checked for shape by the codec and for sense by ``checked``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from plainsong.protocol import ids
+from plainsong.protocol.errors import InvalidParameter, InvalidSequenceIds, NoMessages, TransactionRequired
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Isolation = Literal["uncommitted", "committed"]
+#: The longest a poll may be held. Source: the HTTP contract, section 5.
+MAX_WAIT_MS = 60_000
+#: The longest time to live, in seconds: what an Avro int and the seed's ttl property hold.
+MAX_TTL_S = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class PublishRequest:
+    """The body of publish and store; the fields after ``write_pointer`` are version 2."""
+
+    messages: Sequence[bytes]
+    write_pointer: int | None = None
+    ttl_s: int | None = None
+    producer: str | None = None
+    producer_epoch: int | None = None
+    generation: int | None = None
+    sequence_ids: Sequence[int] | None = None
+    atomic: bool = False
+    routing_key: str | None = None
+    segment: str | None = None
+    segments: Sequence[str] | None = None
+    message_ttls_s: Sequence[int | None] | None = None
+    attributes: Sequence[Mapping[str, str]] | None = None
+
+
+@dataclass(slots=True)
+class PollRequest:
+    """The body of poll; the fields after ``transaction`` are version 2.
+
+    ``start_from`` is an id of 20 bytes, a timestamp in milliseconds, or None for the oldest.
+    """
+
+    start_from: bytes | int | None = None
+    inclusive: bool = True
+    limit: int | None = None
+    transaction: bytes | None = None
+    end_before: bytes | None = None
+    wait_ms: int | None = None
+    max_bytes: int | None = None
+    isolation: Isolation | None = None
+
+    @property
+    def since(self) -> bytes:
+        """The inclusive lower bound this poll starts at.
+
+        Raises:
+          InvalidMessageId: the id has not 20 bytes.
+          InvalidParameter: the timestamp is below 0.
+        """
+        return bound_of(self.start_from, inclusive=self.inclusive)
+
+
+def bound_of(start_from: bytes | int | None, *, inclusive: bool) -> bytes:
+    """The inclusive lower bound of a start position: an id, a timestamp in ms, or None (the oldest).
+
+    Raises:
+      InvalidMessageId: the id has not 20 bytes.
+      InvalidParameter: the timestamp is below 0.
+    """
+    if start_from is None:
+        return ids.FIRST_BOUND
+    if isinstance(start_from, int):
+        if start_from < 0:
+            raise InvalidParameter(f"start time {start_from} is below 0", hint="use milliseconds since 1970")
+        return ids.bound_at(start_from if inclusive else start_from + 1)
+    ids.checked_id(start_from)
+    return start_from if inclusive else ids.after(start_from)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerVerdict:
+    """What became of a publish that had a producer; no codec writes it, headers show it."""
+
+    duplicate: Literal["true", "false", "partial"]
+    """Whether nothing new was stored, all of it, or a part."""
+    last_sequence_id: int | None
+    """The highest id stored of the producer; None where deduplication is switched off."""
+
+
+@dataclass(slots=True)
+class PublishResponse:
+    """Where the rows of a write pointer went; unread, it is what rollback takes."""
+
+    write_pointer: int | None
+    start_timestamp_ms: int
+    start_sequence_id: int
+    end_timestamp_ms: int
+    end_sequence_id: int
+    duplicate: bool = False
+    verdict: ProducerVerdict | None = field(default=None, compare=False)
+    """Set when the request had a producer."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What became of a publish; ids are None when they are not known any more."""
+
+    first_id: bytes | None
+    last_id: bytes | None
+    generation: int
+    duplicate: bool = False
+    deduplicated: bool = False
+    last_sequence_id: int | None = None
+    stored: Sequence[int] | None = None
+    dropped: Sequence[int] | None = None
+    verdict: ProducerVerdict | None = field(default=None, compare=False)
+    """Set when the request had a producer."""
+
+
+# --- checks ----------------------------------------------------------------------------------------
+#
+# Whether a request makes sense, as far as that can be told without knowing the topic.
+#
+# Codecs check the shape of what they decode; these check the sense, after the query parameters (``ttl``,
+# ``wait_ms``, ``isolation``, ``max_bytes``) have been put in. Nothing has happened when one of them raises.
+
+
+#: Strings of one message's attributes, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
+MAX_ATTRIBUTE_BYTES = 4096
+MAX_SEGMENT_BYTES = 64
+#: Winners one publish may list: as many as tasks of a very large job.
+MAX_SEGMENTS = 1 << 16
+MAX_PRODUCER_BYTES = 255
+
+
+def check_publish(request: PublishRequest) -> None:
+    """Whether this may be published somewhere.
+
+    Raises:
+      NoMessages: no messages, no write pointer, and no segment is listed.
+      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages); none, where
+        segments are published that a producer staged.
+      InvalidParameter: another value that is not allowed; the detail names the field.
+    """
+    if request.segment is not None:
+        raise InvalidParameter("segment is for store", hint="a publish lists the winning ones as segments")
+    if request.write_pointer is None:
+        if request.segments is not None:
+            _check_staged(request, request.segments)
+        elif not request.messages:
+            raise NoMessages(hint="publishing nothing makes sense only with a write pointer or with segments")
+    _check_fields(request)
+
+
+def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
+    """Whether this may publish what a producer staged. Raises as ``check_publish``."""
+    if request.messages:
+        raise InvalidParameter(
+            "a request without a write pointer has messages and segments",
+            hint="publish the messages by themselves: staged segments become one batch of their own",
+        )
+    if not segments:
+        raise NoMessages(hint="list the segments that are to be published")
+    if request.producer is None:
+        raise InvalidParameter(
+            "segments without a write pointer are a producer's",
+            hint="name the producer that stored them, or the write pointer they were stored under",
+        )
+    if request.sequence_ids is None:
+        raise InvalidSequenceIds("staged segments are published once", hint="give one sequence id for all of them")
+    if request.routing_key is not None:
+        raise InvalidParameter("routingKey is for messages, and there are none", hint="give it with the store")
+
+
+def check_store(request: PublishRequest) -> None:
+    """Whether this may be stored somewhere.
+
+    Raises:
+      NoMessages: there is none.
+      TransactionRequired: no write pointer, and not both a producer and a segment.
+      InvalidSequenceIds, InvalidParameter: as for ``check_publish``.
+    """
+    if request.segments is not None:
+        raise InvalidParameter("segments is for publish", hint="a store names its own one as segment")
+    if request.atomic:
+        raise InvalidParameter("atomic is for publish", hint="what is stored is published in one moment anyway")
+    if not request.messages:
+        raise NoMessages()
+    if request.write_pointer is None and (request.producer is None or request.segment is None):
+        raise TransactionRequired(hint="store needs transactionWritePointer, or producer and segment")
+    _check_fields(request)
+
+
+def check_rollback(response: PublishResponse) -> None:
+    """Whether there is anything to roll back.
+
+    Raises:
+      TransactionRequired: no write pointer.
+      InvalidParameter: it is not above 0.
+    """
+    if response.write_pointer is None:
+        raise TransactionRequired("a rollback without a write pointer touches nothing")
+    _positive("transactionWritePointer", response.write_pointer)
+
+
+def check_poll(request: PollRequest) -> None:
+    """Whether this may be polled.
+
+    Raises:
+      InvalidMessageId: ``startFrom`` or ``endBefore`` are bytes, but not 20.
+      InvalidParameter: another value that is not allowed; the detail names the field.
+    """
+    bound_of(request.start_from, inclusive=request.inclusive)
+    if request.end_before is not None:
+        ids.checked_id(request.end_before)
+    _positive("limit", request.limit)
+    _positive("maxBytes", request.max_bytes)
+    if request.wait_ms is not None and not 0 <= request.wait_ms <= MAX_WAIT_MS:
+        raise InvalidParameter(f"waitMs is {request.wait_ms}", hint=f"use 0 to {MAX_WAIT_MS} milliseconds")
+    if request.transaction is not None and request.isolation is not None:
+        raise InvalidParameter(
+            "transaction and isolation exclude each other",
+            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+        )
+
+
+def _check_fields(request: PublishRequest) -> None:
+    _positive("transactionWritePointer", request.write_pointer)
+    _check_ttl("ttlSeconds", request.ttl_s)
+    _positive("generation", request.generation)
+    _check_producer(request)
+    if request.message_ttls_s is not None:
+        _check_count("messageTtlsSeconds", request.message_ttls_s, request.messages)
+        for index, ttl_s in enumerate(request.message_ttls_s):
+            _check_ttl(f"messageTtlsSeconds[{index}]", ttl_s)
+    if request.attributes is not None:
+        _check_count("attributes", request.attributes, request.messages)
+        for index, attributes in enumerate(request.attributes):
+            _check_attributes(index, attributes)
+    if request.routing_key is not None:
+        _check_bytes("routingKey", request.routing_key, 0, MAX_ATTRIBUTE_BYTES)
+    if request.segment is not None:
+        _check_bytes("segment", request.segment, 1, MAX_SEGMENT_BYTES)
+    if request.segments is not None:
+        if len(request.segments) > MAX_SEGMENTS:
+            raise InvalidParameter(f"{len(request.segments)} segments", hint=f"at most {MAX_SEGMENTS}")
+        for index, segment in enumerate(request.segments):
+            _check_bytes(f"segments[{index}]", segment, 1, MAX_SEGMENT_BYTES)
+
+
+def check_producer_name(text: str) -> None:
+    """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8."""
+    _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)
+
+
+def _check_producer(request: PublishRequest) -> None:
+    if request.producer is not None:
+        check_producer_name(request.producer)
+    elif request.producer_epoch is not None or request.sequence_ids is not None:
+        # Ignoring them would break a promise the caller believes in.
+        raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="name it as producer")
+    if request.producer_epoch is not None and request.producer_epoch < 0:
+        raise InvalidParameter(f"producerEpoch is {request.producer_epoch}", hint="use the session's own")
+    if request.sequence_ids is not None:
+        check_sequence_ids(request.sequence_ids, len(request.messages))
+
+
+def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
+    """Whether these can be the sequence ids of a request with that many messages.
+
+    Raises:
+      InvalidSequenceIds: negative, not strictly increasing, or not one per message (one without messages).
+    """
+    wanted = messages or 1
+    if len(sequence_ids) != wanted:
+        raise InvalidSequenceIds(f"{len(sequence_ids)} sequence ids for {messages} messages", hint=f"give {wanted}")
+    if type(sequence_ids) is range and sequence_ids.step == 1 and sequence_ids.start >= 0:
+        return
+    last = -1
+    for index, sequence_id in enumerate(sequence_ids):
+        if sequence_id < 0:
+            raise InvalidSequenceIds(f"sequence id {index} is {sequence_id}", hint="use 0 or more")
+        if sequence_id <= last:
+            raise InvalidSequenceIds(f"sequence id {index} is {sequence_id} after {last}", hint="they must increase")
+        last = sequence_id
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise InvalidParameter(f"{name} is {value}", hint="use a number above 0")
+
+
+def _check_ttl(name: str, ttl_s: int | None) -> None:
+    if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidParameter(f"{name} is {ttl_s}", hint=f"use 1 to {MAX_TTL_S} seconds")
+
+
+def _check_count(name: str, given: Sequence[object], messages: Sequence[bytes]) -> None:
+    if len(given) != len(messages):
+        raise InvalidParameter(f"{name} has {len(given)} entries for {len(messages)} messages", hint="one per message")
+
+
+def _check_attributes(index: int, attributes: Mapping[str, str]) -> None:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in attributes.items())
+    if size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidParameter(
+            f"the attributes of message {index} are {size} bytes",
+            hint=f"at most {MAX_ATTRIBUTE_BYTES}; use the payload",
+        )
+
+
+def _check_bytes(name: str, text: str, low: int, high: int) -> None:
+    size = len(text.encode())
+    if not low <= size <= high:
+        raise InvalidParameter(f"{name} is {size} bytes long", hint=f"use {low} to {high} bytes of UTF-8")

@@ -1,0 +1,313 @@
+"""Values of the message and payload tables, byte for byte, and the references that stand for stored messages.
+
+Values of the message and payload tables, byte for byte.
+
+    value    flags:u8  [pointer:i64]  [ttl_s:u32]  [extras: length:u32, msgpack map]  [payload]
+    payload  length (zigzag varint)  bytes
+
+    flag 01  pointer   the write pointer (column t); negative: rolled back
+    flag 02  ttl       the message's own time to live, in seconds
+    flag 04  extras    columns few rows have, by short names
+    flag 08  no payload: it stands in the payload table, under the row's pointer or the one its extras name
+    flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
+    80 40 20 must be 0: a reader that finds them set was built before the writer
+
+Message rows of requests with a producer, with attributes, and of atomic ones say so in their extras (``Stamp``).
+
+A row with no payload is a *reference*: it stands where messages were published that had been stored before,
+and says in its extras which (``plainsong.protocol.rows``). Payload rows have the same form, and no pointer, since
+their key has it; their extras may name a segment, ``{"s": index}``.
+
+A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
+first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
+plain rows is a join of bytes and no decoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from plainsong.protocol.ids import NO_PAYLOAD_PART, SEQUENCES_PER_MS
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.page import length_prefix, read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PLAIN = 0x00
+HAS_POINTER = 0x01
+HAS_TTL = 0x02
+HAS_EXTRAS = 0x04
+NO_PAYLOAD = 0x08
+_KNOWN = HAS_POINTER | HAS_TTL | HAS_EXTRAS | NO_PAYLOAD
+_I64 = struct.Struct(">q")
+_U32 = struct.Struct(">I")
+#: What stands in the wire form between a plain row's position and its value: the id's last ten bytes
+#: are zero, and the value brings the tenth.
+PLAIN_GAP = NO_PAYLOAD_PART[:9]
+
+
+@dataclass(slots=True)
+class MessageRow:
+    """A row of the message or payload table, taken apart. ``payload`` None: look in the payload table."""
+
+    payload: bytes | None
+    pointer: int | None = None
+    ttl_s: int | None = None
+    extras: Mapping[str, object] = field(default_factory=dict)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+#: Under which key the extras of a payload row name its segment.
+SEGMENT = "s"
+#: Extras of message rows. The first row of a request with a producer has its stamp, that of an atomic request how
+#: many messages it has; the rows that follow in either have their index in the request (>= 1, a row each).
+STAMP, BATCH, INDEX = "d", "b", "i"
+#: Attributes of the message: a map of strings.
+ATTRIBUTES = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who sent a request, and which sequence ids its messages have: in the same row as its first message."""
+
+    producer: str
+    epoch: int
+    """The session's; 0: it had none."""
+    ids: Sequence[int]
+    """One for each message, ascending; a publish of stored messages and no others has one."""
+    rows: int
+    """Message rows of the request: as many as ids, one more where stored messages are published before others."""
+
+    def packed(self) -> list[object]:
+        """As the row holds it."""
+        low, high, count = self.ids[0], self.ids[-1], len(self.ids)
+        ids = low if high - low == count - 1 else list(self.ids)
+        packed: list[object] = [self.producer, self.epoch, count, ids]
+        return packed if self.rows == count else [*packed, self.rows]
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Stamp | None:
+        """The stamp of a row, None if it has none. Raises DamagedRow when it cannot be read."""
+        packed = row.extras.get(STAMP)
+        if packed is None:
+            return None
+        if not isinstance(packed, list) or len(packed) not in (4, 5):
+            raise DamagedRow("a row's stamp is no list")
+        producer, epoch, count, ids = packed[:4]
+        if isinstance(ids, int) and _is_count(count):
+            ids = range(ids, ids + count)
+        rows = packed[4] if len(packed) == 5 else count
+        if not (isinstance(producer, str) and _is_count(epoch) and _is_count(rows) and _is_ascending(ids)):
+            raise DamagedRow("a row's stamp is not what a stamp is")
+        return cls(producer, epoch, ids, rows)
+
+
+def _is_ascending(ids: object) -> bool:
+    if isinstance(ids, range):
+        return len(ids) > 0 and ids[0] >= 0
+    return (
+        isinstance(ids, list)
+        and len(ids) > 0
+        and all(map(_is_count, ids))
+        and all(low < high for low, high in itertools.pairwise(ids))
+    )
+
+
+#: And those of any row the message's attributes, a map of strings; always the first key.
+ATTRIBUTES = "a"
+
+
+def plain_head(size: int) -> bytes:
+    """What stands before a payload of ``size`` bytes in the value of a plain publish."""
+    return b"\x00" + length_prefix(size)
+
+
+def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = None) -> bytes:
+    """What stands before the payload's length in the value of a row without a time to live of its own."""
+    if not extras:
+        return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
+    head = encode_row(MessageRow(b"", pointer, extras=extras))
+    return head[: -len(length_prefix(0))]
+
+
+def encode_row(row: MessageRow) -> bytes:
+    """A row's value; any fields."""
+    flags = 0
+    parts = [b""]
+    if row.pointer is not None:
+        flags |= HAS_POINTER
+        parts.append(_I64.pack(row.pointer))
+    if row.ttl_s is not None:
+        flags |= HAS_TTL
+        parts.append(_U32.pack(row.ttl_s))
+    if row.extras:
+        flags |= HAS_EXTRAS
+        packed = msgpack.packb(dict(row.extras))
+        parts += (_U32.pack(len(packed)), packed)
+    if row.payload is None:
+        flags |= NO_PAYLOAD
+    else:
+        parts += (length_prefix(len(row.payload)), row.payload)
+    parts[0] = bytes([flags])
+    return b"".join(parts)
+
+
+def decode_row(value: bytes) -> MessageRow:
+    """Take a row's value apart.
+
+    Raises:
+      DamagedRow: it is none of ours, or of a later format; it stays as it is.
+    """
+    try:
+        return _decoded(value)
+    except (IndexError, struct.error, ValueError, msgpack.UnpackException) as error:
+        raise DamagedRow(f"a row's value ends early or is garbled: {value[:24].hex()}…") from error
+
+
+def _decoded(value: bytes) -> MessageRow:
+    flags = value[0]
+    if flags & ~_KNOWN:
+        raise DamagedRow(f"a row has flags {flags:#04x}, which this version does not know")
+    row = MessageRow(payload=None)
+    at = 1
+    if flags & HAS_POINTER:
+        (row.pointer,) = _I64.unpack_from(value, at)
+        at += 8
+    if flags & HAS_TTL:
+        (row.ttl_s,) = _U32.unpack_from(value, at)
+        at += 4
+    if flags & HAS_EXTRAS:
+        (size,) = _U32.unpack_from(value, at)
+        extras = msgpack.unpackb(value[at + 4 : at + 4 + size], strict_map_key=True)
+        if not isinstance(extras, dict):
+            raise DamagedRow("a row's extras are no map")
+        row.extras = extras
+        at += 4 + size
+    if not flags & NO_PAYLOAD:
+        size, at = read_varint(value, at)
+        row.payload = value[at : at + size]
+        at += size
+    if at != len(value):
+        raise DamagedRow(f"a row's value has {len(value)} bytes, its parts say {at}")
+    return row
+
+
+def is_intact(value: bytes) -> bool:
+    """Whether ``decode_row`` reads this value; cheap for plain rows."""
+    try:
+        if value[0] == PLAIN:
+            size, at = read_varint(value, 1)
+            return at + size == len(value)
+        decode_row(value)
+    except (IndexError, DamagedRow):
+        return False
+    return True
+
+
+def attributes_in(extras: Mapping[str, object]) -> dict[str, str] | None:
+    """The attributes among a row's extras; None when there are none. Raises DamagedRow."""
+    strings = extras.get(ATTRIBUTES)
+    if strings is None:
+        return None
+    if not isinstance(strings, dict) or not all(
+        isinstance(name, str) and isinstance(text, str) for name, text in strings.items()
+    ):
+        raise DamagedRow("a row's attributes are no map of strings")
+    return strings
+
+
+def own_ttl_s(value: bytes) -> int | None:
+    """The message's own time to live without taking the row apart; None when it has none, or cannot be read."""
+    flags = value[0] if value else 0
+    at = 9 if flags & HAS_POINTER else 1
+    if not flags & HAS_TTL or flags & ~_KNOWN or len(value) < at + 4:
+        return None
+    return int.from_bytes(value[at : at + 4], "big")
+
+
+# --- references ------------------------------------------------------------------------------------
+#
+# References: message rows without a payload, which stand where messages were published that had been stored before.
+#
+#     n messages  b bytes of their payloads  f first  l last payload position (10 bytes each)
+#     g indexes of the winning segments  w the staged pointer
+#
+# Messages of a transaction stand under the write pointer that the row itself carries. Staged ones stand under a
+# negative pointer that no transaction has, and the row has none: it is a plain row, seen by everybody.
+
+
+#: Under which key a reference names the pointer that its messages were staged under.
+STAGED = "w"
+_LOWEST_POINTER = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The extras of a reference: which payload rows were published there, and under which pointer they stand."""
+
+    messages: int
+    payload_bytes: int
+    """Of their payloads."""
+    first: bytes
+    """Position (10 bytes: write timestamp, sequence id) of the first payload row; it may be a loser's."""
+    last: bytes
+    """Position of the last one, included."""
+    segments: frozenset[int] | None = None
+    """The winning segments by index; None: none were listed, and every row counts."""
+    staged: int | None = None
+    """The pointer they were staged under, below 0; None: they stand under the row's own write pointer."""
+
+    def extras(self) -> dict[str, object]:
+        """As the row holds them."""
+        extras: dict[str, object] = {"n": self.messages, "b": self.payload_bytes, "f": self.first, "l": self.last}
+        if self.segments is not None:
+            extras["g"] = sorted(self.segments)
+        if self.staged is not None:
+            extras[STAGED] = self.staged
+        return extras
+
+    def pointer_of_payloads(self, row: MessageRow) -> int:
+        """The pointer in the keys of the payload rows that ``row``, which says this, refers to."""
+        return abs(row.pointer or 0) if self.staged is None else self.staged
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Stored:
+        """What a reference refers to. Raises DamagedRow when it does not say."""
+        extras = row.extras
+        count, size, first, last = (extras.get(key) for key in "nbfl")
+        segments, staged = extras.get("g"), extras.get(STAGED)
+        if (
+            not (_is_pointer(staged) if row.pointer is None else row.pointer and staged is None)
+            or not (_is_position(first) and _is_position(last) and _is_count(count) and _is_count(size))
+            or not (segments is None or (isinstance(segments, list) and all(map(_is_count, segments))))
+        ):
+            raise DamagedRow("a row has no payload, and does not say where it is")
+        winners = None if segments is None else frozenset(segments)
+        return cls(count, size, first, last, winners, staged)  # type: ignore[arg-type]
+
+
+def staged_pointer(ts_ms: int, sequence_id: int) -> int:
+    """The pointer that a position of the topic's own gives to what is staged; no two are the same."""
+    return -(ts_ms * SEQUENCES_PER_MS + sequence_id)
+
+
+def position_of_staged(pointer: int) -> tuple[int, int]:
+    """The position ``(ts_ms, sequence_id)`` that a staged pointer was made of; no message has it."""
+    return divmod(-pointer, SEQUENCES_PER_MS)
+
+
+def _is_pointer(value: object) -> bool:
+    return type(value) is int and _LOWEST_POINTER <= value < 0
+
+
+def _is_position(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == len(NO_PAYLOAD_PART)

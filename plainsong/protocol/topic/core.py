@@ -1,0 +1,337 @@
+"""The topic core: takes what has arrived, decides, and says what to write and whom to answer.
+
+Polls that wait for a message: found by position when one comes, by deadline when none does.
+
+Two heaps over one dictionary. Whoever leaves is taken out of the dictionary at once; what the heaps still
+hold of it is dropped when it comes up, or when it outnumbers the living.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from plainsong.protocol.errors import Overloaded, PlainsongError, TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.topic import asks as pointer_asks
+from plainsong.protocol.topic import asks as producer_asks
+from plainsong.protocol.topic.asks import (
+    Cleaned,
+    Create,
+    Describe,
+    ListReaders,
+    Look,
+    PlanCleaning,
+    Publish,
+    PublishEach,
+    PublishStaged,
+    Remove,
+    RemoveReader,
+    SetProperties,
+    SetReader,
+    Slice,
+    Span,
+    Stats,
+    StoreStaged,
+    TopicStats,
+    Undelete,
+)
+from plainsong.protocol.topic.dedup import (
+    follow_policy,
+    forget_expired_producers,
+    is_snapshot_due,
+    remove_torn_rows,
+    schedule_snapshot,
+)
+from plainsong.protocol.topic.publish import close_pointers, publish, publish_each
+from plainsong.protocol.topic.readers import list_readers, remove_reader, set_reader
+from plainsong.protocol.topic.sessions import get_producer, list_producers, open_producer, remove_producer
+from plainsong.protocol.topic.staging import publish_staged, store_staged
+from plainsong.protocol.topic.step import MAX_FORGOTTEN, Step, write_mark, write_pointers
+from plainsong.protocol.topic.transactional import list_pointers, publish_under, roll_back, store_under, take_decided
+from plainsong.protocol.topic.upkeep import (
+    cleaned,
+    create,
+    describe,
+    plan_cleaning,
+    remove,
+    remove_torn_payloads,
+    set_properties,
+    undelete,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.topic.state import Now, TopicState
+
+
+@dataclass(slots=True)
+class Parked:
+    """One poll that waits."""
+
+    ticket: Hashable
+    look: Look
+    number: int
+
+
+class Parking:
+    """The parked polls of one topic."""
+
+    def __init__(self) -> None:
+        self._parked: dict[Hashable, Parked] = {}
+        self._by_since: list[tuple[bytes, int, Parked]] = []
+        self._by_deadline: list[tuple[float, int, Parked]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
+        """Keep ``ticket`` waiting until ``deadline_s`` at the latest."""
+        self._number += 1
+        parked = Parked(ticket, look, self._number)
+        self._parked[ticket] = parked
+        heappush(self._by_since, (look.since, parked.number, parked))
+        heappush(self._by_deadline, (deadline_s, parked.number, parked))
+        self._tidy()
+
+    def leave(self, ticket: Hashable) -> bool:
+        """Forget ``ticket``; whether it was parked."""
+        left = self._parked.pop(ticket, None) is not None
+        self._tidy()
+        return left
+
+    def reached(self, until: bytes) -> list[Parked]:
+        """Take out those that start before the bound ``until``."""
+        out = []
+        while self._by_since and self._by_since[0][0] < until:
+            parked = heappop(self._by_since)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def overdue(self, now_s: float) -> list[Parked]:
+        """Take out those whose deadline has come."""
+        out = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_s:
+            parked = heappop(self._by_deadline)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def everyone(self) -> list[Parked]:
+        """Take out all."""
+        out = list(self._parked.values())
+        self._parked.clear()
+        self._by_since.clear()
+        self._by_deadline.clear()
+        return out
+
+    def next_deadline_s(self) -> float | None:
+        """When somebody's time is over; None when nobody waits."""
+        heap = self._by_deadline
+        while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _take(self, parked: Parked) -> bool:
+        if self._parked.get(parked.ticket) is not parked:
+            return False
+        del self._parked[parked.ticket]
+        return True
+
+    def _tidy(self) -> None:
+        """Drop from the heaps those who are gone, once they outnumber the living."""
+        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
+            return
+        self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
+        self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
+        heapify(self._by_since)
+        heapify(self._by_deadline)
+
+
+# --- core ------------------------------------------------------------------------------------------
+#
+# The topic core: takes what has arrived, decides, and says what to write and whom to answer.
+#
+#     step(arrivals, now)    decides everything; nothing has happened yet
+#     … the actor writes step.operations …
+#     settled(step, now)     they are durable: the watermark moves, and these answers are true
+#
+# It has no clock, disk or loop, never waits, and is driven just as well from a test, power cuts included.
+
+
+if TYPE_CHECKING:
+    Answers = list[tuple[Hashable, object | PlainsongError]]
+
+
+def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
+    del step, ask, now
+    state.living()
+    state.usage.drop_before(state.oldest_ms)
+    return TopicStats(
+        span=span_of(state, Look(since=bytes(20))),
+        slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
+    )
+
+
+def span_of(state: TopicState, look: Look) -> Span:
+    """What ``look`` may read now. Raises TopicNotFound."""
+    metadata = state.living()
+    until = state.until
+    if look.end_before is not None:
+        until = min(until, look.end_before)
+    return Span(
+        generation=metadata.generation,
+        prefix=state.prefix,
+        since=look.since,
+        until=until,
+        now_ms=state.time_ms,
+        oldest_ms=state.oldest_ms,
+        watermark=state.watermark,
+        expired=state.usage.expired_from(look.since, state.oldest_ms),
+    )
+
+
+#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
+    Publish: publish,
+    PublishEach: publish_each,
+    pointer_asks.PublishUnder: publish_under,
+    pointer_asks.StoreUnder: store_under,
+    PublishStaged: publish_staged,
+    StoreStaged: store_staged,
+    pointer_asks.RollBackPointer: roll_back,
+    pointer_asks.ClosePointers: close_pointers,
+    pointer_asks.ListPointers: list_pointers,
+    producer_asks.OpenProducer: open_producer,
+    producer_asks.GetProducer: get_producer,
+    producer_asks.ListProducers: list_producers,
+    producer_asks.RemoveProducer: remove_producer,
+    Describe: describe,
+    Create: create,
+    SetProperties: set_properties,
+    Remove: remove,
+    Undelete: undelete,
+    Stats: _stats,
+    ListReaders: list_readers,
+    SetReader: set_reader,
+    RemoveReader: remove_reader,
+    PlanCleaning: plan_cleaning,
+    Cleaned: cleaned,
+}
+
+
+class TopicCore:
+    """The rules of one topic around its state; tickets are whatever the caller uses to know whom to answer."""
+
+    def __init__(self, state: TopicState) -> None:
+        self.state = state
+        self.parking = Parking()
+
+    def __repr__(self) -> str:
+        return f"<TopicCore {self.state!r} parked={len(self.parking)}>"
+
+    def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
+        """Decide all of ``arrivals``, in their order."""
+        state = self.state
+        state.time_ms = max(state.time_ms, now.wall_ms)
+        take_decided(state, now.decided)
+        step = Step(state.until if state.usage.messages else FIRST_BOUND)
+        if state.torn:
+            remove_torn_rows(state, step)
+        if state.torn_payloads:
+            remove_torn_payloads(state, step)
+        follow_policy(state, step, now)
+        for ticket, ask in arrivals:
+            if isinstance(ask, Look):
+                step.looks.append((ticket, ask))
+                continue
+            try:
+                answer: object = RULES[type(ask)](state, step, ask, now)
+            except PlainsongError as error:
+                answer = error
+            step.answers.append((ticket, answer))
+        step.flush()
+        schedule_snapshot(state, now)
+        if step.operations or step.pointers or len(state.forgotten) > MAX_FORGOTTEN or is_snapshot_due(state, now):
+            self._write_about(step, now)
+        return step
+
+    def _write_about(self, step: Step, now: Now) -> None:
+        """What is to be said about the topic itself, behind the rows of the step."""
+        state = self.state
+        if state.metadata is None:
+            return
+        write_pointers(state, step)
+        if state.needs_mark() or is_snapshot_due(state, now):
+            forget_expired_producers(state, step)
+            write_mark(state, step)
+
+    def settled(self, step: Step, now: Now) -> Answers:
+        """The step's operations are durable: move the watermark, and answer."""
+        if step.operations:
+            self.state.advance_watermark()
+        for producer in step.producers:
+            producer.persisted = producer.pushed
+        answers = step.answers
+        if step.renewed:
+            answers += self._forsake()
+        for ticket, look in step.looks:
+            self._look(ticket, look, now, answers)
+        if len(self.parking):
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.reached(self.state.until)]
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
+        return answers
+
+    def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
+        """Nothing comes after this: what is still to be written, and the parked polls, answered empty.
+
+        Args:
+          few_rows: so many since the last mark are replayed by the next load rather than marked now.
+        """
+        state = self.state
+        step = Step(state.until)
+        take_decided(state, decided)
+        if state.metadata is not None:
+            write_pointers(state, step)
+            if state.rows_since_mark > few_rows or state.producers.changed:
+                write_mark(state, step)
+        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+
+    def leave(self, ticket: Hashable) -> bool:
+        """A caller is gone: forget its parked poll, if it has one."""
+        return self.parking.leave(ticket)
+
+    def next_deadline_s(self) -> float | None:
+        """When a step is due although nothing has arrived."""
+        parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
+        return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
+
+    def _look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
+        span = self._span(look)
+        if not isinstance(span, Span) or not self._waits(look, span, now):
+            answers.append((ticket, span))
+        elif len(self.parking) >= self.state.limits.max_parked_polls:
+            answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
+        else:
+            assert look.deadline_s is not None  # said by _waits
+            self.parking.park(ticket, look, look.deadline_s)
+
+    @staticmethod
+    def _waits(look: Look, span: Span, now: Now) -> bool:
+        bounded = look.end_before is not None and look.end_before <= max(look.since, span.until)
+        return look.since >= span.until and not bounded and look.deadline_s is not None and now.mono_s < look.deadline_s
+
+    def _span(self, look: Look) -> Span | TopicNotFound:
+        try:
+            return span_of(self.state, look)
+        except TopicNotFound as error:
+            return error
+
+    def _forsake(self) -> Answers:
+        """The topic is not the one they waited on: answer every parked poll."""
+        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]

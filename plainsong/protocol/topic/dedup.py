@@ -1,0 +1,372 @@
+"""Deduplication: the verdict on a producer's request, what it leaves behind, and when producers are written and forgotten.
+
+The verdict on a request of a producer, and what it leaves behind.
+
+    all ids above the last one         new
+    none                               a duplicate: answered as it was the first time, as far as that is remembered
+    some                               those above are new; an atomic request is refused
+    remembered with another pointer    refused: the ids are consumed, rolled back or not
+
+The *last one* is what was taken, durable or not: answers are given when the commit is durable, so a copy that comes
+in the same step shares the first one's outcome, and a later one waits for it in the mailbox.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Delete, Put, Table
+from plainsong.protocol.errors import (
+    InvalidSequenceIds,
+    PartialDuplicate,
+    ProducerExpired,
+    ProducerFenced,
+    SequenceConsumed,
+    TooManyProducers,
+)
+from plainsong.protocol.keys import PRODUCERS, DamagedRow, system_key
+from plainsong.protocol.requests import ProducerVerdict
+from plainsong.protocol.rows import Stamp
+from plainsong.protocol.topic.producers import Book, DeduplicationRecord, Producer, Result, SeenPolicy, effective_policy
+from plainsong.protocol.topic.step import delete_producers, last_position, write_mark, write_producers_record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from plainsong.protocol.requests import PublishRequest
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+NEW_IDS = "under another write pointer, also after a rollback, messages need new ids"
+
+
+@dataclass(slots=True)
+class DeduplicationVerdict:
+    """What is known about a request of a producer before anything of it happens."""
+
+    name: str
+    ids: Sequence[int]
+    new: int
+    """Index of the first new id; as many as there are: none is."""
+    pointer: int
+    """The write pointer; 0: none."""
+    producer: Producer | None
+    """None: it is not known yet."""
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether nothing of it is new."""
+        return self.new == len(self.ids)
+
+    @property
+    def begin(self) -> bytes | None:
+        """Where the rows of what is not new begin, if that is remembered."""
+        return self.position(self.ids[0]) if self.new else None
+
+    def stamp(self, rows: int) -> Stamp:
+        """What the first of its ``rows`` rows says."""
+        epoch = 0 if self.producer is None else self.producer.epoch
+        return Stamp(self.name, epoch, self.ids[self.new :], rows)
+
+    def position(self, sequence_id: int) -> bytes | None:
+        """Where the row of a stored message is; None: not remembered."""
+        for result in () if self.producer is None else self.producer.recent:
+            if result.low == sequence_id:
+                return result.first
+            if result.high == sequence_id:
+                return result.last
+            if result.low < sequence_id < result.high:
+                first, last = int.from_bytes(result.first, "big"), int.from_bytes(result.last, "big")
+                if last - first == result.high - result.low:
+                    return (first + sequence_id - result.low).to_bytes(len(result.first), "big")
+        return None
+
+    def ends(self) -> tuple[bytes | None, bytes | None]:
+        """Where the first and the last row of a duplicate are, each None where that is not certain.
+
+        Both are of one remembered request: between those of two there may be messages of others.
+        """
+        low, high = self.ids[0], self.ids[-1]
+        for result in () if self.producer is None else self.producer.recent:
+            if result.low <= low and high <= result.high:
+                first = result.first if low == result.low else self.position(low)
+                return first, result.last if high == result.high else self.position(high)
+        return None, None
+
+    def verdict(self) -> ProducerVerdict:
+        """As headers tell it, once all that was taken is durable."""
+        last = None if self.producer is None else self.producer.pushed
+        return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
+
+
+def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
+    """The verdict on a request that has a producer, where producers are remembered.
+
+    Raises:
+      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
+      happened.
+    """
+    assert request.producer is not None  # said by the caller
+    ids = request.sequence_ids
+    if ids is None:
+        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+    producer = session_of(state, step, request)
+    pushed = -1 if producer is None else producer.pushed
+    judged = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
+    if producer is None or not judged.new:
+        return judged
+    _check_pointer(state, judged, producer)
+    if request.atomic and not judged.duplicate:
+        raise PartialDuplicate(
+            f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
+            hint="an atomic request is stored as a whole: send what is new with ids above the last one",
+        )
+    state.producers.touch(producer, state.time_ms)
+    step.told["duplicate" if judged.duplicate else "partial"] += 1
+    if judged.position(ids[0]) is None:
+        # A duplicate by contract, stored or not: ids below the last one count as seen.
+        step.told["unremembered"] += 1
+    return judged
+
+
+def session_of(state: TopicState, step: Step, request: PublishRequest) -> Producer | None:
+    """The request's producer, after a look at its session. Raises ProducerFenced, ProducerExpired, DamagedRow."""
+    name, epoch = request.producer or "", request.producer_epoch
+    producer = find_producer(state, step, name)
+    if epoch is None:
+        return producer
+    if producer is None or epoch > producer.epoch:
+        raise ProducerExpired(
+            f"topic {state.name} knows no session {epoch} of producer {name!r}",
+            hint="open the producer again; what it sent before is remembered no more",
+        )
+    if epoch < producer.epoch:
+        raise ProducerFenced(
+            f"session {epoch} of producer {name!r} is over: session {producer.epoch} was opened",
+            hint="two programs use one name, or this one opened it again",
+        )
+    return producer
+
+
+def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
+    """The producer, if it is remembered. Raises DamagedRow."""
+    book = state.producers
+    if name in book.damaged:
+        raise DamagedRow(
+            f"what topic {state.name} knows about producer {name!r} cannot be read",
+            hint="delete the producer: its sequence ids begin anew",
+        )
+    producer = book.known.get(name)
+    if producer is not None and state.time_ms > book.expires_ms(producer):
+        forget_expired_producers(state, step)
+        return None
+    return producer
+
+
+def _check_pointer(state: TopicState, judged: DeduplicationVerdict, producer: Producer) -> None:
+    low, high = judged.ids[0], judged.ids[judged.new - 1]
+    for result in producer.recent:
+        if result.low <= high and low <= result.high and result.pointer != judged.pointer:
+            under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
+            raise SequenceConsumed(
+                f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
+                hint=NEW_IDS,
+            )
+    if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
+        return
+    # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
+    pending = state.pending.get(judged.pointer)
+    known = pending is not None and pending.has_ids(judged.name, low, high)
+    if (judged.pointer and not known) or (not judged.pointer and low <= producer.under):
+        error = SequenceConsumed(
+            f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
+            hint="read the topic to see whether they are there; " + NEW_IDS,
+        )
+        error.outcome = "unknown"  # they may be what is sent again
+        raise error
+
+
+def admit(state: TopicState, step: Step, judged: DeduplicationVerdict) -> None:
+    """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
+    if judged.producer is None:
+        judged.producer = admit_producer(state, step, judged.name)
+
+
+def admit_producer(state: TopicState, step: Step, name: str) -> Producer:
+    """A producer that is new here. Raises TooManyProducers."""
+    make_room_for_producer(state, step)
+    begin_remembering(state, step)
+    producer = Producer(name, active_ms=state.time_ms)
+    state.producers.add(producer)
+    state.producers.changed.add(name)
+    return producer
+
+
+def trimmed(request: PublishRequest, judged: DeduplicationVerdict) -> PublishRequest:
+    """What of the request is new."""
+    new = judged.new
+    if not new or not request.messages:
+        return request
+    return replace(
+        request,
+        messages=request.messages[new:],
+        sequence_ids=judged.ids[new:],
+        message_ttls_s=None if request.message_ttls_s is None else request.message_ttls_s[new:],
+        attributes=None if request.attributes is None else request.attributes[new:],
+    )
+
+
+def remember(state: TopicState, step: Step, judged: DeduplicationVerdict, first: bytes, last: bytes) -> None:
+    """Its rows have their positions, ``first`` to ``last``."""
+    assert judged.producer is not None  # it was admitted
+    judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
+    state.producers.touch(judged.producer, state.time_ms)
+    state.producers.entries += 1
+    if judged.pointer:
+        state.pending[judged.pointer].took_ids(judged.name, judged.ids[judged.new], judged.ids[-1])
+    step.producers.append(judged.producer)
+
+
+# --- switching -------------------------------------------------------------------------------------
+#
+# Following what topic, namespace and service say about remembering producers.
+#
+# on → off everything is forgotten at once, rows too off → on nothing is known: sequence ids used before are taken
+# again, and ``since`` says from where on
+
+
+def follow_policy(state: TopicState, step: Step, now: Now) -> None:
+    """Do what is said now; cheap while that is what was said before."""
+    metadata, book = state.metadata, state.producers
+    if metadata is None or metadata.deleted_ms is not None:
+        return
+    own = metadata.properties.deduplication
+    seen = SeenPolicy(metadata.generation, own, now.deduplication)
+    if seen == book.seen and not book.leftover:
+        return
+    book.seen = seen
+    book.policy = effective_policy(state.name, own, now.deduplication, default=state.limits.deduplication_default)
+    if book.leftover:
+        delete_producers(state, step, book.leftover)
+        book.leftover = []
+    record = book.record
+    if record is None:
+        return
+    was_off = own == "inherit" and record.switched != now.deduplication.switched
+    if record.on and (was_off or not book.enabled):
+        _forget_all(state, step, record)
+    elif record.switched != now.deduplication.switched:
+        book.record, book.record_changed = replace(record, switched=now.deduplication.switched), True
+
+
+def _forget_all(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
+    book = state.producers
+    names = [*book.known, *book.damaged]
+    epochs = max([record.epochs, *(producer.epoch for producer in book.known.values())])
+    # First: from here on rows and stamps mean nothing, whatever is left of them.
+    write_producers_record(state, step, replace(record, on=False, switched=book.switched, epochs=epochs))
+    delete_producers(state, step, names)
+    book.clear()
+
+
+def begin_remembering(state: TopicState, step: Step) -> None:
+    """A producer comes: from here on stamps count, if they did not."""
+    book = state.producers
+    if book.record is None or not book.record.on:
+        record = DeduplicationRecord(switched=book.switched, since=last_position(state), epochs=book.epochs)
+        write_producers_record(state, step, record)
+
+
+# --- forgetting ------------------------------------------------------------------------------------
+#
+# Forgetting producers: the inactive, those that make room for a new one, those that somebody removes.
+#
+# What is known of the others is written first and the high-water mark behind it, so that no replay ever finds
+# stamps of the forgotten; the removal comes last.
+
+
+def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> None:
+    """These are unknown from now on; their sessions are over, their sequence ids may be used again."""
+    book = state.producers
+    gone = [book.pop(name) for name in names]
+    epochs = max([book.epochs, *(producer.epoch for producer in gone if producer is not None)])
+    write_mark(state, step)
+    record = replace(
+        book.record or DeduplicationRecord(switched=book.switched), forgotten=last_position(state), epochs=epochs
+    )
+    write_producers_record(state, step, record)
+    delete_producers(state, step, names)
+
+
+def forget_expired_producers(state: TopicState, step: Step) -> None:
+    """Forget those that have been inactive for as long as they are remembered."""
+    gone = state.producers.expired(state.time_ms)
+    if gone:
+        forget_producers(state, step, gone)
+        step.told["expired"] += len(gone)
+
+
+def make_room_for_producer(state: TopicState, step: Step) -> None:
+    """See that one more producer may come: the expired go first, then the longest idle, a few at a time.
+
+    Raises TooManyProducers: none of them has been idle for long; nothing happened.
+    """
+    book, limits = state.producers, state.limits
+    if len(book.known) < limits.max_producers:
+        return
+    forget_expired_producers(state, step)
+    if len(book.known) < limits.max_producers:
+        return
+    # Each time costs a high-water mark; a topic full of producers that come once should not write one for each.
+    at_most = len(book.known) - limits.max_producers + 1 + limits.max_producers // 64
+    gone = book.idle(state.time_ms - limits.producer_active_ms, at_most)
+    if len(book.known) - len(gone) >= limits.max_producers:
+        raise TooManyProducers(
+            f"topic {state.name} remembers {len(book.known)} producers, all of them active lately",
+            hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
+        )
+    forget_producers(state, step, gone)
+    step.told["evicted"] += len(gone)
+
+
+# --- noting ----------------------------------------------------------------------------------------
+#
+# When what is known of producers is due to be written, and what becomes of it when a topic is loaded or re-created.
+
+
+def schedule_snapshot(state: TopicState, now: Now) -> None:
+    """If something has changed, see that it does not go unwritten for longer than it may."""
+    book = state.producers
+    if book.changed and book.due_s is None:
+        book.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
+
+
+def is_snapshot_due(state: TopicState, now: Now) -> bool:
+    """Whether a snapshot is due although there may be nothing else to write."""
+    due_s = state.producers.due_s
+    return due_s is not None and now.mono_s >= due_s
+
+
+def remove_torn_rows(state: TopicState, step: Step) -> None:
+    """Take away what a cut-off commit left of an atomic request: nobody has seen it, and nobody will."""
+    rows = len(state.torn)
+    ts_ms = int.from_bytes(state.torn[-1][-10:-2], "big")
+    state.usage.cleaned(ts_ms, ts_ms, rows, state.torn_bytes, state.usage.own_expiry_ms())
+    state.appended -= rows
+    # The last one first: cut off again, it is still found to be in parts.
+    step.write(Delete(Table.MESSAGE, state.torn))
+    state.torn = []
+    write_mark(state, step)
+
+
+def renew_producers(state: TopicState, step: Step, generation: int) -> None:
+    """A new generation knows no producers; epochs go on, so that no session of an older one fits into it."""
+    old = state.producers
+    book = state.producers = Book(state.limits.producer_retention_ms)
+    epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])
+    if epochs:
+        book.record = DeduplicationRecord(on=False, switched=old.switched, epochs=epochs)
+        key = system_key(PRODUCERS, state.name, generation)
+        step.write(Put(Table.METADATA, key, (b"",), (book.record.encode(),)))

@@ -1,0 +1,334 @@
+"""What a topic remembers of its producers: whether it does, each one's record and row, and the book of all of them.
+
+Whether a topic remembers producers: its own property, else its namespace's, else the service's default.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.records import checked_number, pack_record, unpack_record
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.properties import Deduplication
+
+Level = Literal["topic", "namespace", "service"]
+#: The namespace that is ours: nothing is remembered there unless a topic of it says so.
+SYSTEM_NAMESPACE = "system"
+
+
+class NamespacePolicy(NamedTuple):
+    """What a namespace says about its topics' producers."""
+
+    enabled: bool | None = None
+    """None: nothing, the service's default holds."""
+    switched: int = 0
+    """Grows whenever the namespace's topics went from remembering to forgetting."""
+
+
+#: Of a namespace nobody has said anything about.
+INHERITED = NamespacePolicy()
+
+
+class Effective(NamedTuple):
+    """What holds for a topic, and who said so."""
+
+    enabled: bool
+    level: Level
+
+
+def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolicy, *, default: bool) -> Effective:
+    """What holds for the topic ``name`` whose property ``deduplication`` is ``own``."""
+    if own != "inherit":
+        return Effective(own == "enabled", "topic")
+    if name.namespace == SYSTEM_NAMESPACE:
+        return Effective(enabled=False, level="service")
+    if policy.enabled is not None:
+        return Effective(policy.enabled, "namespace")
+    return Effective(default, "service")
+
+
+# --- record ----------------------------------------------------------------------------------------
+#
+# What a topic keeps of one producer, and of having producers at all, with the rows these are kept in.
+#
+# producer row    e epoch  h highest id  u highest under a pointer  a active  m memory (ms)
+#                 r results: lowest id, highest id, first and last position, write pointer or 0
+# producers row   o on  s switched  f from  g forgotten  x epochs
+
+
+#: Requests of a producer that are remembered with where their messages went.
+MAX_RESULTS = 5
+POSITION_BYTES = 10
+#: Sequence ids are what an Avro long holds.
+MAX_SEQUENCE_ID = (1 << 63) - 1
+
+
+class Result(NamedTuple):
+    """One stored request: its lowest and highest id, its first and last row (positions of 10 bytes)."""
+
+    low: int
+    high: int
+    first: bytes
+    last: bytes
+    pointer: int
+    """The write pointer it was published under; 0: none."""
+
+
+@dataclass(slots=True)
+class Producer:
+    """One producer in one generation of a topic."""
+
+    name: str
+    epoch: int = 0
+    """Of its last session; 0: it never opened one."""
+    pushed: int = -1
+    """The highest sequence id that was taken."""
+    persisted: int = -1
+    """The highest one that is durable: behind ``pushed`` while a commit is under way."""
+    active_ms: int = 0
+    memory_ms: int | None = None
+    """For how long it is remembered while inactive, where it asked for longer than others."""
+    recent: tuple[Result, ...] = ()
+    under: int = -1
+    """The highest id that was ever published under a write pointer."""
+
+    def took(self, result: Result) -> None:
+        """A request was given its rows."""
+        self.pushed = result.high
+        if result.pointer:
+            self.under = result.high
+        self.recent = (*self.recent[1 - MAX_RESULTS :], result)
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
+        if self.under >= 0:
+            record["u"] = self.under
+        if self.memory_ms is not None:
+            record["m"] = self.memory_ms
+        if self.recent:
+            record["r"] = self.recent
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, name: str, value: bytes) -> Producer:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "producer")
+        try:
+            highest = checked_number(record["h"], -1, MAX_SEQUENCE_ID)
+            return cls(
+                name,
+                epoch=checked_number(record["e"]),
+                pushed=highest,
+                persisted=highest,
+                under=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
+                active_ms=checked_number(record["a"]),
+                memory_ms=checked_number(record["m"]) if "m" in record else None,
+                recent=tuple(map(_result, record.get("r", ()))),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a producer row has not what it needs: {error!r}") from error
+
+
+def _result(packed: Any) -> Result:
+    low, high, first, last, pointer = packed
+    ids = (checked_number(low, 0, MAX_SEQUENCE_ID), checked_number(high, 0, MAX_SEQUENCE_ID))
+    return Result(*ids, _position(first), _position(last), checked_number(pointer, 0, MAX_SEQUENCE_ID))
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicationRecord:
+    """Whether a generation remembers producers, and from where on."""
+
+    on: bool = True
+    switched: int = field(default=0, compare=False)
+    """How often the namespace had been switched off when this was written."""
+    since: bytes | None = None
+    """The position up to which stamps count for nothing; None: all of them count."""
+    forgotten: bytes | None = None
+    """Where producers were last forgotten: up to there stamps are in the producers' rows, or count for nothing."""
+    epochs: int = 0
+    """No epoch up to this one is given again."""
+
+    def counts_from(self) -> bytes:
+        """The position up to which no stamp is replayed."""
+        return max(self.since or b"", self.forgotten or b"")
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {"o": self.on, "s": self.switched, "x": self.epochs}
+        if self.since is not None:
+            record["f"] = self.since
+        if self.forgotten is not None:
+            record["g"] = self.forgotten
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, value: bytes) -> DeduplicationRecord:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "producers")
+        try:
+            return cls(
+                record["o"] is True,
+                checked_number(record["s"]),
+                _position(record["f"]) if "f" in record else None,
+                _position(record["g"]) if "g" in record else None,
+                checked_number(record["x"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"a producers row has not what it needs: {error!r}") from error
+
+
+def _position(value: object) -> bytes:
+    if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
+        raise ValueError(f"{str(value)[:40]!r} is no position")
+    return value
+
+
+# --- book ------------------------------------------------------------------------------------------
+#
+# What a topic remembers of all its producers, by name and in the order in which they last did something.
+#
+# A topic that never had a producer has an empty book, which costs nothing to keep, to write or to load.
+
+
+#: Until somebody has said anything.
+_BY_DEFAULT = Effective(enabled=True, level="service")
+
+
+class SeenPolicy(NamedTuple):
+    """What was last said about remembering producers."""
+
+    generation: int
+    own: Deduplication
+    policy: NamespacePolicy
+
+
+@dataclass(slots=True)
+class Book:
+    """The producers of one generation."""
+
+    retention_ms: int
+    """How long an inactive producer is remembered that has not asked for longer."""
+    known: OrderedDict[str, Producer] = field(default_factory=OrderedDict)
+    """By name; the one that has been inactive for longest comes first."""
+    damaged: set[str] = field(default_factory=set)
+    """Producers whose rows cannot be read."""
+    record: DeduplicationRecord | None = None
+    """As it is on disk; None: no producer has been here."""
+    policy: Effective = _BY_DEFAULT
+    """Whether producers are remembered, and who said so."""
+    seen: SeenPolicy | None = None
+    changed: set[str] = field(default_factory=set)
+    """Whose rows have to be written before the next high-water mark."""
+    record_changed: bool = False
+    leftover: list[str] = field(default_factory=list)
+    """Producers whose rows mean nothing any more and are still there."""
+    long: int = 0
+    """Producers that asked for a longer memory."""
+    entries: int = 0
+    """Requests of producers since the last snapshot."""
+    due_s: float | None = None
+    """When a snapshot is due although nothing happens, on the clock that only goes forward."""
+    snapshot_position: bytes | None = None
+    snapshot_ms: int = 0
+    replayed_entries: int = 0
+    replay_ms: int = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether producers are remembered."""
+        return self.policy.enabled
+
+    @property
+    def switched(self) -> int:
+        """How often the namespace was switched off."""
+        return (INHERITED if self.seen is None else self.seen.policy).switched
+
+    @property
+    def epochs(self) -> int:
+        """No epoch up to this one may be given to a name that is not known."""
+        return 0 if self.record is None else self.record.epochs
+
+    def add(self, producer: Producer) -> None:
+        """Take in a producer as the last that did something."""
+        self.known[producer.name] = producer
+        self.long += producer.memory_ms is not None
+
+    def touch(self, producer: Producer, time_ms: int) -> None:
+        """It did something, and what is known of it has to be written some time."""
+        producer.active_ms = time_ms
+        self.known.move_to_end(producer.name)
+        self.changed.add(producer.name)
+
+    def pop(self, name: str) -> Producer | None:
+        """Take a producer out."""
+        self.damaged.discard(name)
+        self.changed.discard(name)
+        producer = self.known.pop(name, None)
+        if producer is not None:
+            self.long -= producer.memory_ms is not None
+        return producer
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.known.clear()
+        self.damaged.clear()
+        self.changed.clear()
+        self.long = self.entries = 0
+        self.due_s = None
+
+    def expires_ms(self, producer: Producer) -> int:
+        """Until when it is remembered if it does nothing more."""
+        return producer.active_ms + max(self.retention_ms, producer.memory_ms or 0)
+
+    def expired(self, time_ms: int) -> list[str]:
+        """Those whose memory is over."""
+        gone = []
+        for producer in self.known.values():
+            if time_ms <= producer.active_ms + self.retention_ms:
+                break
+            if time_ms > self.expires_ms(producer):
+                gone.append(producer.name)
+        return gone
+
+    def idle(self, before_ms: int, at_most: int) -> list[str]:
+        """The longest inactive ones that did nothing since ``before_ms`` and asked for no longer memory."""
+        gone: list[str] = []
+        for producer in self.known.values():
+            if producer.active_ms >= before_ms or len(gone) >= at_most:
+                break
+            if producer.memory_ms is None:
+                gone.append(producer.name)
+        return gone
+
+    def noted(self, position: bytes | None, time_ms: int) -> None:
+        """All that is known is in the rows, up to ``position``."""
+        self.changed.clear()
+        self.entries = 0
+        self.due_s = None
+        self.snapshot_position, self.snapshot_ms = position, time_ms
+
+    def load(self, row: DeduplicationRecord, producers: dict[str, Producer | None]) -> None:
+        """Take what the metadata table has: None for a producer whose row cannot be read."""
+        self.record = row
+        if not row.on:
+            self.leftover = list(producers)
+            return
+        for name, producer in producers.items():
+            if producer is None:
+                self.damaged.add(name)
+            else:
+                self.add(producer)
+
+    def loaded(self) -> None:
+        """All rows are in: bring them into their order."""
+        if self.known:
+            self.known = OrderedDict(sorted(self.known.items(), key=lambda item: item[1].active_ms))

@@ -1,0 +1,473 @@
+"""How a reader walks through a topic's rows, and what is made of it: pages, extents, counts and the newest message.
+
+The way every reader takes through a topic's rows: what is visible, and where it has to stop.
+
+    message row                       what becomes of it, in this order
+      expired by a ttl of its own       passed over
+      rolled back, invalid              passed over by those who read with a view
+      undecided                         holds those who read with a view: nothing after it is theirs yet
+      refers to stored messages         their payload rows follow in its place, winners only
+      damaged                           ends what can be read before it
+
+A walk is fed lists of rows, since deciding row by row would cost more than reading them: rows of payloads are
+taken by the list, with one verdict for each pointer in it. ``scans`` says which rows it wants next; what it
+finds visible it gives to ``_take``, which pages, extents and counts make something of.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, after, before
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.page import HIDDEN_COUNTED, Page
+from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row
+from plainsong.protocol.topic.delivery import InlineDelivery, Reference, expires_ms_of
+from plainsong.protocol.transactions.view import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.transactions.view import View
+
+if TYPE_CHECKING:
+    Rows = Sequence[tuple[bytes, bytes]]
+
+
+_POSITION_BYTES = 10
+#: Rows in the first list of a scan; lists grow from there.
+_FIRST_CHUNK_ROWS = 256
+_POINTER = struct.Struct(">q")
+
+
+class Scan(NamedTuple):
+    """Rows a walk wants: those with ``start <= key < stop``, in order, until ``feed`` says False."""
+
+    table: Table
+    start: bytes
+    stop: bytes
+    feed: Callable[[Rows], bool]
+    reverse: bool = False
+    """From the last row down."""
+
+
+def key_range(span: Span) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys that may hold, or refer to, messages of the span."""
+    start, until = span.start, span.until
+    # A bound inside a position is behind a row's own message, and among the messages it refers to.
+    upper = until[:_POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
+    lower = start[:_POSITION_BYTES]
+    return span.prefix + lower, span.prefix + max(lower, upper)
+
+
+class Walk(InlineDelivery):
+    """One reader on its way."""
+
+    #: Walk from the newest message down. Holds, hidden messages and starts inside stored ones are for the way up.
+    reverse = False
+
+    def __init__(
+        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
+    ) -> None:
+        """See ``Delivery``."""
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
+        self._start = span.start
+        self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
+        #: What was read behind the reference, and the last key of that.
+        self._rest: Rows = ()
+        self._last_key = b""
+
+    @property
+    def wanted(self) -> int:
+        """Rows for the next scan to begin with."""
+        return _FIRST_CHUNK_ROWS
+
+    def scans(self) -> Iterator[Scan]:
+        """The scans to make, one after the other: what one finds decides about the next."""
+        start, stop = key_range(self.span)
+        if self._start >= self.span.until:
+            return
+        while start < stop and not self.done:
+            yield Scan(Table.MESSAGE, start, stop, self.feed_rows, self.reverse)
+            if self.reference is None:
+                return
+            while self.reference is not None and not self.done:
+                yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads, self.reverse)
+                self._go_on()
+            if self.reverse:
+                stop = self._last_key
+            else:
+                start = self._last_key + b"\x00"
+
+    # --- message rows ---------------------------------------------------------------------------
+
+    def feed_rows(self, rows: Rows) -> bool:
+        """Take message rows, in order; False when enough is known, or payload rows have to come first.
+
+        Raises:
+          DamagedRow: the first row that would be visible cannot be read. Plain rows are taken at their word, since
+            the store's own checksums vouch for their bytes.
+        """
+        if not rows:
+            return not self.done
+        self._last_key = rows[-1][0]
+        if self._starts_inside and rows[0][0].endswith(self._start[:_POSITION_BYTES]):
+            own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
+            rows = rows[own_payload:]  # its own message is before the start
+        return self._feed(rows)
+
+    def _feed(self, rows: Rows) -> bool:
+        flags = {value[0] if value else -1 for _, value in rows}
+        if not any(each & NO_PAYLOAD for each in flags):
+            return self._feed_inline(rows, flags)
+        at = 0
+        for index in [index for index, (_, value) in enumerate(rows) if _flags(value) & NO_PAYLOAD]:
+            if at < index and not self._feed_inline(rows[at:index], flags):
+                return False
+            at = index + 1
+            if not self._refer(*rows[index]):
+                self._rest = rows[at:]
+                return False
+        return self._feed_inline(rows[at:], flags) if at < len(rows) else True
+
+    # --- stored messages ------------------------------------------------------------------------
+
+    def _refer(self, key: bytes, value: bytes) -> bool:
+        """Meet a reference; whether there is nothing of it to be read, and the walk goes on behind it."""
+        position = key[-_POSITION_BYTES:]
+        inside = self._starts_inside and self._start.startswith(position)
+        try:
+            row = decode_row(value)
+            stored = Stored.of(row)
+        except DamagedRow as damage:
+            # Who starts inside has seen it, and wants what comes behind.
+            return inside or self._damage(position + NO_PAYLOAD_PART, damage)
+        first, stop = stored.first, stored.last + b"\x00"
+        if inside:
+            first = max(first, self._start[_POSITION_BYTES:])
+        if self.span.until.startswith(position):
+            stop = min(stop, self.span.until[_POSITION_BYTES:])
+        if first >= stop:
+            return True
+        if 0 < expires_ms_of(position, row.ttl_s) < self.span.now_ms:
+            self.expired += stored.messages
+            return True
+        verdict = self._verdict(row.pointer)
+        if verdict is Verdict.SKIP:
+            self.passed = True
+            return True
+        held_at = max(position + NO_PAYLOAD_PART, self._start) if verdict is Verdict.HOLD else None
+        prefix = self.span.prefix + _POINTER.pack(stored.pointer_of_payloads(row))
+        self.reference = Reference(
+            position, row.pointer or 0, row.ttl_s, stored.segments, held_at, prefix + first, prefix + stop, row
+        )
+        return False
+
+    def _go_on(self) -> None:
+        """The payload rows have been read: take what had been read behind the reference."""
+        self.reference = None
+        rest, self._rest = self._rest, ()
+        if rest and not self.done:
+            self._feed(rest)
+
+
+def _flags(value: bytes) -> int:
+    return value[0] if value else -1
+
+
+# --- paging ----------------------------------------------------------------------------------------
+#
+# Cutting a page out of rows or cached items: where it ends, and where reading goes on.
+#
+# Both sources end in the same place, so that a page does not depend on where its messages came from: a page ends at
+# the span's end, at the first undecided message, at its limit of messages, or where the next message would pass its
+# bytes; it always has one message if there is one.
+
+
+class Paging(Walk):
+    """A page while it grows."""
+
+    with_attributes = True
+
+    def __init__(
+        self, span: Span, limit: int, max_bytes: int, view: View | None = None, *, with_pointers: bool = False
+    ) -> None:
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=HIDDEN_COUNTED)
+        self._room = limit
+        self._bytes_room = max_bytes
+        self._parts: list[bytes] = []
+        self._pointers: dict[int, int] = {}
+        self._attributes: dict[int, Mapping[str, str]] = {}
+        self._count = 0
+        self._bytes = 0
+        self._last_id: bytes | None = None
+        self._cut = False
+
+    @property
+    def wanted(self) -> int:
+        """Rows for the next scan to begin with: one more than there is room for tells whether there is more."""
+        return min(self._room + 1, super().wanted)
+
+    def feed_items(
+        self,
+        items: Sequence[bytes],
+        pointers: Sequence[int] | None = None,
+        attributes: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> bool:
+        """Take visible messages in wire form, in order; False when the page is full.
+
+        ``attributes``: of those that have some, by the index of the item.
+        """
+        self.attributes = (
+            {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
+        )
+        return self._give(items, pointers)
+
+    def feed_part(
+        self,
+        part: bytes,
+        count: int,
+        last_id: bytes,
+        pointers: Sequence[int] | None = None,
+        attributes: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> bool:
+        """Take many visible messages as one part that fits; False when the page is full."""
+        self.passed = False
+        if attributes:
+            self._attributes.update((self._count + index, each) for index, each in attributes.items())
+        self._add(part, count, last_id, pointers)
+        return True
+
+    def fits(self, count: int, size: int) -> bool:
+        """Whether ``count`` more messages of ``size`` bytes together are within the bounds."""
+        return count <= self._room and size <= self._bytes_room
+
+    def page(self) -> Page:
+        """What has come together. It ends where the span does, unless something cut or held it."""
+        page = Page(self._parts, self._count, self._bytes, self._last_id)
+        page.attributes, page.pointers = self._attributes, self._pointers
+        if self._cut:
+            page.end = "more"
+        elif self.held_by is not None:
+            page.end, page.held = "held", self.held
+            page.last_id = before(self.held_at)
+        elif self._last_id is None or self.passed:
+            # What was passed over will not be visible later: nobody needs to look at it again.
+            page.last_id = self.span.resume
+        return page
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        taken = self._fitting(items)
+        if taken < len(items):
+            self._cut = True
+            items = items[:taken]
+        if items:
+            if self.attributes:
+                self._name(items)
+            self._add(b"".join(items), len(items), items[-1][1 : 1 + ID_BYTES], pointers)
+        return not self._cut
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        if not self._count:
+            raise damage
+        # What stands before it can still be read; the next page will say what is wrong.
+        self._cut = True
+        return False
+
+    def _name(self, items: Sequence[bytes]) -> None:
+        known = self.attributes
+        for index, item in enumerate(items, self._count):
+            strings = known.get(item[1 : 1 + ID_BYTES])
+            if strings is not None:
+                self._attributes[index] = strings
+
+    def _add(self, part: bytes, count: int, last_id: bytes, pointers: Sequence[int] | None) -> None:
+        if pointers is not None:
+            numbered = zip(range(self._count, self._count + count), pointers, strict=False)
+            self._pointers.update((index, pointer) for index, pointer in numbered if pointer)
+        self._parts.append(part)
+        self._count += count
+        self._bytes += len(part)
+        self._room -= count
+        self._bytes_room -= len(part)
+        self._last_id = last_id
+
+    def _fitting(self, items: Sequence[bytes]) -> int:
+        taken = min(len(items), self._room)
+        if sum(map(len, items)) <= self._bytes_room:
+            return taken
+        sizes = accumulate(map(len, items[:taken]))
+        taken = next((index for index, size in enumerate(sizes) if size > self._bytes_room), taken)
+        return taken if taken or self._count else min(1, self._room)
+
+
+# --- extent ----------------------------------------------------------------------------------------
+#
+# Measuring what a bounded read would return, and where to cut it, without keeping any of it.
+#
+# An extent ends exactly where a poll with the same bounds and the same view would: the same messages count, and the
+# bytes are those of their wire form. To cut it into equal parts it remembers where messages began, every so many
+# bytes; when that becomes too much, every other one is forgotten.
+
+
+#: Positions remembered at most; of a thousand parts each is then right to a sixteenth.
+MAX_MARKS = 16_384
+
+
+class Extent(Walk):
+    """A bounded read while it is measured."""
+
+    def __init__(
+        self, span: Span, limit: int | None = None, max_bytes: int | None = None, view: View | None = None
+    ) -> None:
+        super().__init__(span, view)
+        self._limit = limit
+        self._max_bytes = max_bytes
+        self.count = 0
+        self.bytes = 0
+        self._end: bytes | None = None
+        self._last_id = b""
+        #: ``(bytes before, id)`` of messages, at least ``_stride`` bytes apart.
+        self._marks: list[tuple[int, bytes]] = []
+        self._stride = 1
+
+    @property
+    def end(self) -> bytes:
+        """The exclusive bound of what was measured: where it was cut or held, else the whole span's."""
+        if self._end is not None:
+            return self._end
+        return max(self.span.since, self.span.until if self.held_by is None else self.held_at)
+
+    def splits(self, parts: int) -> list[bytes]:
+        """At most ``parts - 1`` bounds, ascending, that cut the extent into parts of about equal bytes.
+
+        A bound may stand inside a stored transaction, which is then read by two.
+        """
+        bounds: list[bytes] = []
+        at = 0
+        for part in range(1, parts):
+            target = self.bytes * part / parts
+            while at < len(self._marks) and self._marks[at][0] < target:
+                at += 1
+            if at == len(self._marks):
+                break
+            before, bound = self._marks[at]
+            if bound > self.span.since and (not bounds or bound > bounds[-1]) and before > 0:
+                bounds.append(bound)
+        return bounds
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        for item in items:
+            size = len(item)
+            if self._is_full(size):
+                return self._cut()
+            self._last_id = item[1 : 1 + ID_BYTES]
+            self._mark(self._last_id)
+            self.count += 1
+            self.bytes += size
+        return True
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        """As a page: raises when nothing is before it, and else ends there."""
+        if not self.count:
+            raise damage
+        return self._cut()
+
+    def _is_full(self, size: int) -> bool:
+        if self._limit is not None and self.count >= self._limit:
+            return True
+        return self._max_bytes is not None and bool(self.count) and self.bytes + size > self._max_bytes
+
+    def _cut(self) -> bool:
+        self._end = after(self._last_id)
+        return False
+
+    def _mark(self, message_id: bytes) -> None:
+        if self._marks and self.bytes < self._marks[-1][0] + self._stride:
+            return
+        self._marks.append((self.bytes, message_id))
+        if len(self._marks) > MAX_MARKS:
+            self._marks = self._marks[::2]
+            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_MARKS)
+
+
+# --- tally -----------------------------------------------------------------------------------------
+#
+# Counting messages instead of returning them, and finding the newest; both look at so many rows and no more.
+
+
+#: By how much an item is longer than a plain row's value and position, as usage counts them.
+_ITEM_EXTRA_BYTES = 10
+
+
+class BoundedWalk(Walk):
+    """A walk that gives up after so many rows."""
+
+    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
+        super().__init__(span, view, hidden_limit=max_looks)
+        self._looks_left = max_looks
+        #: It has given up: there is more than was looked at.
+        self.gave_up = False
+
+    def feed_rows(self, rows: Rows) -> bool:
+        """See ``Walk``."""
+        return super().feed_rows(self._looked_at(rows)) and self._may_look()
+
+    def feed_payloads(self, rows: Rows) -> bool:
+        """See ``StoredDelivery``."""
+        return super().feed_payloads(self._looked_at(rows)) and self._may_look()
+
+    def _looked_at(self, rows: Rows) -> Rows:
+        left = self._looks_left
+        self._looks_left -= len(rows)
+        return rows[:left] if left < len(rows) else rows
+
+    def _may_look(self) -> bool:
+        if self._looks_left < 0:
+            self.gave_up = self.done = True
+        return not self.done
+
+
+class Tally(BoundedWalk):
+    """How many messages a reader would get; ``hidden`` and ``expired`` count those it would not."""
+
+    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
+        super().__init__(span, view, max_looks)
+        self.messages = 0
+        self.bytes = 0
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        self.messages += len(items)
+        self.bytes += sum(map(len, items)) - _ITEM_EXTRA_BYTES * len(items)
+        return True
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        self.messages += 1  # it is there, whatever it is
+        return True
+
+
+class Newest(BoundedWalk):
+    """The newest living message."""
+
+    reverse = True
+
+    def __init__(self, span: Span, max_looks: int) -> None:
+        super().__init__(span, None, max_looks)
+        self.message_id: bytes | None = None
+
+    @property
+    def wanted(self) -> int:
+        """One row will do, mostly."""
+        return 1
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        self.message_id = items[0][1 : 1 + ID_BYTES]
+        return False
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        self.message_id = message_id
+        return False

@@ -1,0 +1,186 @@
+"""Sessions of producers: opened, shown, listed, removed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.errors import (
+    DeduplicationDisabled,
+    GenerationChanged,
+    InvalidParameter,
+    ProducerExpired,
+    ProducerFenced,
+    ProducerNotFound,
+    TooManyProducers,
+)
+from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
+from plainsong.protocol.requests import PublishResponse
+from plainsong.protocol.topic.asks import ProducerPage, ProducerView, ResultView, SnapshotView
+from plainsong.protocol.topic.dedup import admit_producer, find_producer, forget_expired_producers, forget_producers
+from plainsong.protocol.topic.step import write_producer
+from plainsong.protocol.topic.transactional import orphaned
+
+if TYPE_CHECKING:
+    from plainsong.protocol.topic.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
+    from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+
+def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) -> ProducerView:
+    """A new session of a producer, durable when this is answered. Raises what ``OpenProducer`` says."""
+    del now
+    generation = state.living().generation
+    book, limits = state.producers, state.limits
+    if ask.generation is not None and ask.generation != generation:
+        raise GenerationChanged(f"the topic is in generation {generation}, not {ask.generation}")
+    if not book.enabled:
+        raise DeduplicationDisabled(
+            f"topic {state.name} remembers no producers, says its {book.policy.level}",
+            hint="switch deduplication on, or publish without a session: messages are stored as they come",
+        )
+    if ask.retention_ms is not None and not 0 <= ask.retention_ms <= limits.max_retention_ms:
+        raise InvalidParameter(
+            f"retention is {ask.retention_ms} ms", hint=f"at most {limits.max_retention_ms // 1000} s"
+        )
+    forget_expired_producers(state, step)
+    producer = find_producer(state, step, ask.name)
+    if producer is not None and ask.must_be_new:
+        raise ProducerFenced(f"producer {ask.name!r} exists already", hint="ask for another name")
+    memory_ms = _memory_ms(state, producer, ask)
+    if producer is None:
+        producer = admit_producer(state, step, ask.name)
+    if not producer.epoch:
+        # Its first session of this life, also where it wrote without one: no epoch of an earlier life may fit it.
+        producer.epoch = book.epochs
+    book.long += (memory_ms is not None) - (producer.memory_ms is not None)
+    producer.memory_ms = memory_ms
+    producer.epoch += 1
+    if ask.discard_staged:
+        _discard_staged(state, ask.name)
+    book.touch(producer, state.time_ms)
+    write_producer(state, step, producer)
+    return producer_view(state, producer, durable=True)
+
+
+def _discard_staged(state: TopicState, name: str) -> bool:
+    """What the producer staged is never published, and cleaned; whether there was anything."""
+    pointer = state.staged.get(name)
+    if pointer is not None:
+        orphaned(state, state.pending[pointer])
+    return pointer is not None
+
+
+def _memory_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
+    """How long it is to be remembered; None: as long as any. Raises TooManyProducers."""
+    limits = state.limits
+    if ask.retention_ms is None:
+        return None if producer is None else producer.memory_ms
+    if ask.retention_ms <= limits.producer_retention_ms:
+        return None
+    is_long = producer is not None and producer.memory_ms is not None
+    if not is_long and state.producers.long >= limits.max_long_producers:
+        raise TooManyProducers(
+            f"{state.producers.long} producers of topic {state.name} are remembered for longer than by default",
+            hint="open it without a retention, or raise deduplication.max_long_producers",
+        )
+    return ask.retention_ms
+
+
+def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> ProducerView:
+    """One producer. Raises what ``GetProducer`` says."""
+    del now
+    metadata = state.living() if ask.generation is None else state.living_or_last()
+    if ask.generation is not None and ask.generation != metadata.generation:
+        raise GenerationChanged(f"the topic is in generation {metadata.generation}, not {ask.generation}")
+    if metadata.partly_cleaned:
+        raise ProducerExpired(f"generation {metadata.generation} of topic {state.name} is gone")
+    producer = find_producer(state, step, ask.name)
+    if producer is None:
+        raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+    return producer_view(state, producer, durable=True)
+
+
+def list_producers(state: TopicState, step: Step, ask: ListProducers, now: Now) -> ProducerPage:
+    """Some of them, by name, and how far they are written. Raises TopicNotFound."""
+    del now
+    generation = state.living().generation
+    forget_expired_producers(state, step)
+    book = state.producers
+    names = sorted([*book.known, *book.damaged])
+    start = bisect_right(names, ask.after) if ask.after else 0
+    chosen = names[start : start + ask.limit]
+    since = _enabled_from(state)
+    views = tuple(
+        producer_view(state, book.known[name])
+        if name in book.known
+        else ProducerView(name, 0, -1, -1, generation, since, 0, 0, damaged=True)
+        for name in chosen
+    )
+    return ProducerPage(
+        views,
+        more=start + len(chosen) < len(names),
+        total=len(names),
+        enabled=book.enabled,
+        enabled_from=since,
+        snapshot=SnapshotView(
+            book.snapshot_position, book.snapshot_ms, book.entries, book.replayed_entries, book.replay_ms
+        ),
+    )
+
+
+def _enabled_from(state: TopicState) -> bytes | None:
+    record = state.producers.record
+    return None if record is None or not record.on else record.since
+
+
+def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now) -> None:
+    """Forget a producer, and what it staged. Raises TopicNotFound, ProducerNotFound."""
+    del now
+    state.living()
+    forget_expired_producers(state, step)
+    book = state.producers
+    staged = _discard_staged(state, ask.name)
+    if ask.name not in book.known and ask.name not in book.damaged:
+        if staged:
+            return
+        raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+    forget_producers(state, step, [ask.name])
+    step.told["removed"] += 1
+
+
+# --- views -----------------------------------------------------------------------------------------
+#
+# Producers as they are shown.
+
+
+def producer_view(state: TopicState, producer: Producer, *, durable: bool = False) -> ProducerView:
+    """A producer of the last generation; ``durable``: it is shown when all that was taken by now is durable."""
+    view = old_producer_view(producer, state.producers.record, state.living_or_last().generation)
+    last = producer.pushed if durable else producer.persisted
+    return replace(view, last_sequence_id=last, expires_ms=state.producers.expires_ms(producer))
+
+
+def old_producer_view(producer: Producer, record: DeduplicationRecord | None, generation: int) -> ProducerView:
+    """A producer of a generation that is gone, as its row says."""
+    return ProducerView(
+        producer.name,
+        producer.epoch,
+        last_sequence_id=producer.persisted,
+        pushed=producer.pushed,
+        generation=generation,
+        enabled_from=None if record is None or not record.on else record.since,
+        active_ms=producer.active_ms,
+        expires_ms=producer.active_ms,
+        recent=tuple(map(result_view, producer.recent)),
+    )
+
+
+def result_view(result: Result) -> ResultView:
+    """One remembered request."""
+    response = None
+    if result.pointer:
+        response = PublishResponse(result.pointer, *unpack_position(result.first), *unpack_position(result.last))
+    return ResultView(result.low, result.high, result.first + NO_PAYLOAD_PART, result.last + NO_PAYLOAD_PART, response)

@@ -1,0 +1,342 @@
+"""Storing messages that a later publish refers to: under a write pointer, or staged by a producer without a transaction.
+
+Keeping messages in the payload table, seen by nobody, until a reference to them is published.
+
+What a transaction stores and what a producer stages are kept alike: under one pointer, by segments, at payload
+positions that grow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.errors import (
+    AlreadyPublished,
+    InvalidParameter,
+    InvalidSequenceIds,
+    NoMessages,
+    Overloaded,
+    PartialDuplicate,
+    TransactionRequired,
+    TransactionTooLarge,
+)
+from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
+from plainsong.protocol.keys import payload_prefix, pointer_key
+from plainsong.protocol.requests import Receipt
+from plainsong.protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row, staged_pointer
+from plainsong.protocol.topic.dedup import DeduplicationVerdict, admit, judge, remember, session_of, trimmed
+from plainsong.protocol.topic.pending import Pending, Segment
+from plainsong.protocol.topic.publish import (
+    NOT_DEDUPLICATED,
+    check_generation,
+    check_messages,
+    count_messages,
+    ends_of,
+    receipt_of,
+)
+from plainsong.protocol.topic.row_batch import RowExtras, own_ttls, positions, row_extras_of, values_of
+from plainsong.protocol.topic.state import Run, Sequence
+from plainsong.protocol.topic.step import forget_pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from plainsong.protocol.records import Metadata
+    from plainsong.protocol.requests import PublishRequest
+    from plainsong.protocol.rows import Stamp
+    from plainsong.protocol.topic.asks import PublishStaged, StoreStaged
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+
+def check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
+    """See that there is room for the segment, if it is a new one. Raises TransactionTooLarge."""
+    if name is None or pending is None or name in pending.segments:
+        return
+    if len(pending.segments) >= state.limits.max_segments:
+        raise too_many_segments(state, pending)
+
+
+def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarge:
+    """What is said then, and what can be done about it."""
+    whose = f"write pointer {pending.pointer}" if pending.staged_by is None else f"producer {pending.staged_by!r}"
+    hint = f"at most {state.limits.max_segments}"
+    if pending.staged_by is not None:
+        hint += "; if they are of attempts that failed, open the producer with discardStaged, and start again"
+    return TransactionTooLarge(f"{whose} has {len(pending.segments)} segments in topic {state.name}", hint=hint)
+
+
+def keep_messages(
+    state: TopicState, step: Step, pending: Pending, request: PublishRequest, marks: RowExtras | None
+) -> None:
+    """Add the messages of a request, which have been checked, to the payload rows of the pointer."""
+    segment = None
+    if request.segment is not None:
+        segment = pending.segments.setdefault(request.segment, Segment(len(pending.segments)))
+        marks = marks or RowExtras()
+        marks.every = {SEGMENT: segment.index}
+    suffixes = positions(_payload_positions(pending, state.time_ms, len(request.messages)))
+    ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
+    values = values_of(request.messages, ttls_s) if marks is None else marks.values(request.messages, ttls_s, None)
+    prefix = payload_prefix(state.name, state.living().generation, pending.pointer)
+    step.keep(Put(Table.PAYLOAD, prefix, suffixes, values))
+    size = sum(map(len, request.messages))
+    pending.first_stored = pending.first_stored or suffixes[0]
+    pending.last_stored = suffixes[-1]
+    pending.used_ms = state.time_ms
+    pending.stored += len(request.messages)
+    pending.stored_bytes += size
+    state.stored_bytes += size
+    if segment is not None:
+        segment.grow(len(request.messages), size)
+
+
+def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
+    """What a row says that publishes what is kept under the pointer: all of it, or these segments, as far as known."""
+    assert pending.first_stored is not None
+    assert pending.last_stored is not None  # something is stored, and has its positions
+    staged = None if pending.staged_by is None else pending.pointer
+    first, last = pending.first_stored, pending.last_stored
+    if segments is None:
+        return Stored(pending.stored, pending.stored_bytes, first, last, None, staged)
+    listed = [pending.segments[name] for name in dict.fromkeys(segments) if name in pending.segments]
+    messages, size = sum(each.messages for each in listed), sum(each.size for each in listed)
+    return Stored(messages, size, first, last, frozenset(each.index for each in listed), staged)
+
+
+def drop_stored(state: TopicState, pending: Pending) -> None:
+    """What was stored under the pointer is stored no more: it was published, or is gone."""
+    state.stored_bytes -= pending.stored_bytes
+    pending.stored = pending.stored_bytes = 0
+    pending.segments.clear()
+
+
+def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
+    """The next payload positions of a pointer: above all it had, and never 0, which says that there is no payload."""
+    sequence = Sequence() if pending.last_stored is None else Sequence(*unpack_position(pending.last_stored))
+    return sequence.take(max(1, time_ms), count)
+
+
+# --- under -----------------------------------------------------------------------------------------
+
+
+def judge_store(
+    state: TopicState, step: Step, pending: Pending | None, request: PublishRequest, *, staged: bool = False
+) -> DeduplicationVerdict | None:
+    """Which messages of a store are new under its pointer and segment; None: it has no producer, or nobody asks.
+
+    Args:
+      staged: what is staged is judged wherever it is, since it is known from its own row; sessions are only where
+        producers are remembered.
+    Raises:
+      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, TransactionTooLarge, DamagedRow: nothing
+      happened.
+    """
+    if request.producer is None or not (staged or state.producers.enabled):
+        return None
+    ids = request.sequence_ids
+    if ids is None:
+        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+    producer = session_of(state, step, request) if state.producers.enabled else None
+    if producer is not None:
+        state.producers.touch(producer, state.time_ms)
+    stored_by = {} if pending is None else pending.stored_by
+    who = (request.producer, request.segment or "")
+    if who not in stored_by and len(stored_by) >= state.limits.max_segments:
+        if staged and pending is not None:
+            raise too_many_segments(state, pending)
+        raise TransactionTooLarge(
+            f"{len(stored_by)} producers and segments have stored under one pointer of topic {state.name}",
+            hint=f"at most {state.limits.max_segments}",
+        )
+    _, highest = stored_by.get(who, (0, -1))
+    judged = DeduplicationVerdict(
+        request.producer, ids, bisect_right(ids, highest), request.write_pointer or 0, producer
+    )
+    if request.atomic and judged.new and not judged.duplicate:
+        raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store what is new")
+    if judged.new:
+        step.told["duplicate" if judged.duplicate else "partial"] += 1
+    return judged
+
+
+def remember_store(pending: Pending, request: PublishRequest, judged: DeduplicationVerdict) -> None:
+    """Its messages are stored; the pointer's row says so in the same commit."""
+    epoch = 0 if judged.producer is None else judged.producer.epoch
+    pending.took_store(judged.name, request.segment or "", epoch, judged.ids[-1])
+
+
+# --- staging ---------------------------------------------------------------------------------------
+#
+# Staging: a producer's messages, stored by segments and published as one plain batch, once, without a transaction.
+#
+#     store     payload rows under a negative pointer, which the topic gives to the producer; seen by nobody
+#     publish   one reference row without a pointer: the listed segments become visible in one moment, to every reader;
+#               what was staged under others goes with it, never shown
+#
+# The pointer is made of a position of the topic's own, which no message gets, so it is never given again: not after
+# a crash, and not when the clock was set back. A producer has one at a time. To the authorities of transactions,
+# and to whoever reads with a snapshot, there is none.
+
+
+#: What a position is followed by in the id that no message published there comes after.
+_LAST_PAYLOAD_PART = b"\xff" * len(NO_PAYLOAD_PART)
+#: Segments named in a refusal.
+_MAX_NAMED = 5
+
+
+def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> None:
+    """Keep the request's messages until its producer publishes their segment.
+
+    With sequence ids, those at or below the segment's highest are not stored again.
+
+    Raises:
+      TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
+      TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
+      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (what the segment had before is not staged any
+      more): nothing happened.
+    """
+    request = ask.request
+    metadata = _admitted(state, request)
+    known = staged_by(state, request.producer)
+    storing = _judge(state, step, known, request)
+    if storing is not None:
+        if storing.duplicate:
+            return
+        request = trimmed(request, storing)
+    if not request.messages:
+        raise NoMessages("messages is empty", hint="send at least one message")
+    check_messages(state, metadata, request, now)
+    check_segment(state, known, request.segment)
+    marks = row_extras_of(request)
+    pending = _opened(state, step, request.producer or "") if known is None else known
+    keep_messages(state, step, pending, request, marks)
+    if storing is not None:
+        remember_store(pending, request, storing)
+    state.changed.add(pending.pointer)
+
+
+def publish_staged(state: TopicState, step: Step, ask: PublishStaged, now: Now) -> Receipt:
+    """Publish the listed segments; where their messages stand. A duplicate is answered as it was, and looks nothing up.
+
+    Raises:
+      TopicNotFound, GenerationChanged, TransactionRequired, LowSpace, InvalidParameter (nothing is staged under a
+      listed segment); with a producer that is remembered what ``judge`` and ``admit`` raise too: nothing happened.
+    """
+    request = ask.request
+    metadata = _admitted(state, request)
+    judged = None
+    if state.producers.enabled:
+        judged = judge(state, step, request)
+        if judged.duplicate:
+            return _enclosing(receipt_of(metadata, judged, *judged.ends()))
+    pending = _with_all(state, request)
+    check_messages(state, metadata, request, now)
+    stamp = None
+    if judged is not None:
+        admit(state, step, judged)
+        stamp = judged.stamp(rows=1)
+    position = _publish(state, step, metadata, pending, request, stamp)
+    forget_pointer(state, pending)
+    if judged is not None:
+        remember(state, step, judged, position, position)
+        return _enclosing(receipt_of(metadata, judged, position, position))
+    message_id = position + NO_PAYLOAD_PART
+    return _enclosing(Receipt(message_id, message_id, metadata.generation, verdict=NOT_DEDUPLICATED))
+
+
+def staged_by(state: TopicState, producer: str | None) -> Pending | None:
+    """What a producer has staged and not published; None: nothing that could be."""
+    pointer = state.staged.get(producer or "")
+    return None if pointer is None else state.pending[pointer]
+
+
+def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
+    metadata = state.living()
+    check_generation(metadata, request)
+    if metadata.properties.transactional == "required":
+        raise TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
+    return metadata
+
+
+def _judge(
+    state: TopicState, step: Step, known: Pending | None, request: PublishRequest
+) -> DeduplicationVerdict | None:
+    """Which messages are new under their segment; None: there is nothing to tell it by. Raises as ``store_staged``."""
+    if request.sequence_ids is None:
+        if state.producers.enabled:
+            session_of(state, step, request)
+        return None
+    judged = judge_store(state, step, known, request, staged=True)
+    if judged is not None:
+        _check_begun(state, known, request, judged.ids[0])
+    return judged
+
+
+def _check_begun(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
+    """Raise AlreadyPublished when a segment goes on of which nothing is staged: its rows so far would be missed."""
+    who = (request.producer or "", request.segment or "")
+    if first_id and (known is None or who not in known.stored_by):
+        raise AlreadyPublished(
+            f"segment {request.segment!r} goes on with sequence id {first_id} in topic {state.name}, and nothing "
+            f"of it is staged: producer {request.producer!r} has published since, or it was cleaned",
+            hint="begin a new segment with id 0",
+        )
+
+
+def _opened(state: TopicState, step: Step, producer: str) -> Pending:
+    """A staged pointer for a producer that has none. Raises Overloaded."""
+    if len(state.pending) >= state.limits.max_pending:
+        raise Overloaded(
+            f"{len(state.pending)} write pointers and staging producers are undecided in topic {state.name}",
+            hint="publish what is staged, or raise transactions.max_per_topic",
+        )
+    (run,) = state.sequence.take(max(1, state.time_ms), 1)
+    pending = Pending(staged_pointer(run.ts_ms, run.first), state.time_ms, state.time_ms, staged_by=producer)
+    state.pending[pending.pointer] = pending
+    state.staged[producer] = pending.pointer
+    # Before the payload rows: cut off behind them, the pointer must not be given again with these in its range.
+    key = pointer_key(state.name, state.living().generation, pending.pointer)
+    step.write(put_one(Table.METADATA, key, pending.encode()))
+    return pending
+
+
+def _with_all(state: TopicState, request: PublishRequest) -> Pending:
+    """What is staged, with every segment the request lists. Raises InvalidParameter when one is missing."""
+    pending = staged_by(state, request.producer)
+    known = {} if pending is None else pending.segments
+    missing = [name for name in dict.fromkeys(request.segments or ()) if name not in known]
+    if pending is not None and not missing:
+        return pending
+    shown = ", ".join(map(repr, missing[:_MAX_NAMED])) + (" and others" if len(missing) > _MAX_NAMED else "")
+    raise InvalidParameter(
+        f"producer {request.producer!r} has nothing staged in topic {state.name} under {shown}: "
+        "it was never stored, or is published or cleaned already",
+        hint="list only segments that were stored since the producer's last publish; nothing was published",
+    )
+
+
+def _publish(
+    state: TopicState, step: Step, metadata: Metadata, pending: Pending, request: PublishRequest, stamp: Stamp | None
+) -> bytes:
+    """Write the one row; its position."""
+    reference = reference_to(pending, request.segments)
+    extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
+    runs = state.sequence.take(state.time_ms, 1)
+    position, _ = ends_of(runs)
+    value = encode_row(MessageRow(None, ttl_s=request.ttl_s, extras=extras))
+    step.roll(state.prefix).add_reference(position, value)
+    own_expiry_ms = 0 if request.ttl_s is None else runs[0].ts_ms + request.ttl_s * 1000
+    count_messages(state, step, metadata, runs[0], reference.messages, reference.payload_bytes, own_expiry_ms)
+    state.rows_since_mark += 1
+    return position
+
+
+def _enclosing(receipt: Receipt) -> Receipt:
+    """The same, with ids that none of the messages is before or behind: theirs end as their payload rows do."""
+    if receipt.last_id is None:
+        return receipt
+    return replace(receipt, last_id=receipt.last_id[: -len(NO_PAYLOAD_PART)] + _LAST_PAYLOAD_PART)

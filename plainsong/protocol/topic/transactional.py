@@ -1,0 +1,470 @@
+"""Under a write pointer: publishing, publishing what was stored, rolling back, and forgetting the pointer once it is decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import RollBack
+from plainsong.protocol.errors import (
+    AlreadyPublished,
+    NoMessages,
+    SequenceConsumed,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+)
+from plainsong.protocol.ids import pack_position, unpack_position
+from plainsong.protocol.keys import payload_prefix, stop_after
+from plainsong.protocol.requests import PublishResponse
+from plainsong.protocol.rows import STAMP, MessageRow, encode_row
+from plainsong.protocol.topic.asks import PointerView
+from plainsong.protocol.topic.dedup import NEW_IDS, DeduplicationVerdict, admit, judge, remember, trimmed
+from plainsong.protocol.topic.pending import digest_of
+from plainsong.protocol.topic.publish import (
+    NOT_DEDUPLICATED,
+    add_messages,
+    admit_pointer,
+    check_generation,
+    check_messages,
+    check_pointer,
+    close_enlistment,
+    count_messages,
+    ends_of,
+    standing_to_roll_back,
+    too_old,
+)
+from plainsong.protocol.topic.row_batch import check_atomic, row_extras_of, with_stamp
+from plainsong.protocol.topic.staging import (
+    check_segment,
+    drop_stored,
+    judge_store,
+    keep_messages,
+    reference_to,
+    remember_store,
+)
+from plainsong.protocol.topic.state import Run
+from plainsong.protocol.topic.step import forget_pointer, touch_pointer, write_pointers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plainsong.protocol.records import Metadata
+    from plainsong.protocol.requests import ProducerVerdict, PublishRequest
+    from plainsong.protocol.rows import Stamp
+    from plainsong.protocol.topic.asks import ListPointers, PublishUnder, RollBackPointer, StoreUnder
+    from plainsong.protocol.topic.pending import Pending
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+    from plainsong.protocol.transactions.transaction import Standing
+
+
+def answer_duplicate(state: TopicState, metadata: Metadata, judged: DeduplicationVerdict) -> PublishResponse:
+    """What a publish whose ids are all taken is answered: as it was, if that is remembered.
+
+    Raises what ``admit_pointer`` does, unless the transaction is committed, and SequenceConsumed when nothing is
+    published under the pointer.
+    """
+    pointer = judged.pointer
+    pending = state.pending.get(pointer)
+    rolled_back = pending is not None and pending.rolled_back
+    if rolled_back or state.authority.standing(pointer) not in ("deciding", "committed"):
+        admit_pointer(state, metadata, pointer)
+    first, last = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
+    if first is None or last is None:
+        first, last = _all_of(judged, pending)
+    verdict = judged.verdict()
+    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
+
+
+def _all_of(judged: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
+    """From the first to the last row of the pointer, where it is known that the ids were published under it."""
+    if pending is not None and pending.runs and pending.has_ids(judged.name, judged.ids[0], judged.ids[-1]):
+        return pending.runs[0].first, pending.runs[-1].last
+    own = [] if judged.producer is None else judged.producer.recent
+    rows = [(result.first, result.last) for result in own if result.pointer == judged.pointer]
+    if not rows:
+        raise SequenceConsumed(
+            f"producer {judged.name!r} has used ids up to {judged.ids[-1]}, not under write pointer {judged.pointer}",
+            hint=NEW_IDS,
+        )
+    return min(first for first, _ in rows), max(last for _, last in rows)
+
+
+# --- under -----------------------------------------------------------------------------------------
+#
+# Publishing and storing under a write pointer, and publishing what was stored: one row, whatever it brings.
+#
+#     store     payload rows, seen by nobody; a segment names who stored them
+#     publish   a reference row for all that is stored, the first time; then the request's own messages
+#
+# Whether somebody sees them is between the sign in the row and the reader's snapshot. The topic keeps, per pointer,
+# where its rows are (``Pending``), so that they can be rolled back and be said to hold readers up.
+
+
+def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
+    """Publish what is stored under the request's write pointer, then its messages; where their rows stand.
+
+    With nothing to publish nothing is written: the publish of what was stored answers again as it did, and one that
+    never had anything answers an empty range.
+
+    Raises:
+      TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
+      TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished (an earlier one listed other segments),
+      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull, Overloaded, InvalidParameter (two routing keys),
+      TransactionTooLarge (an atomic one); with a producer what ``judge`` and ``admit`` raise too: nothing happened.
+    """
+    request = ask.request
+    metadata = state.living()
+    judged = None
+    if request.producer is not None and state.producers.enabled:
+        check_generation(metadata, request)
+        judged = judge(state, step, request, request.write_pointer or 0)
+        if judged.duplicate:
+            return answer_duplicate(state, metadata, judged)
+        request = trimmed(request, judged)
+    pointer = admit_pointer(state, metadata, request.write_pointer)
+    check_generation(metadata, request)
+    pending = state.pending.get(pointer)
+    stored = 0 if pending is None or not pending.stored else 1
+    _check_listed(state, pending, request)
+    verdict = None if request.producer is None else NOT_DEDUPLICATED if judged is None else judged.verdict()
+    if not stored and not request.messages:
+        return _answer_again(state, pointer, pending, verdict)
+    check_messages(state, metadata, request, now)
+    check_atomic(state, request)
+    marks = row_extras_of(request)
+    pending = touch_pointer(state, step, pointer)
+    stamp = None
+    if judged is not None:
+        admit(state, step, judged)
+        stamp = judged.stamp(stored + len(request.messages))
+        marks = with_stamp(marks, stamp, begin=stored)
+    runs = state.sequence.take(state.time_ms, stored + len(request.messages))
+    first, last = ends_of(runs)
+    pending.add(first, last, state.appended)
+    pending.used_ms = state.time_ms
+    if stored:
+        _publish_stored(state, step, metadata, pending, request, runs[0], stamp)
+        pending.published = (first, last)
+        pending.listed = digest_of(request.segments)
+        runs = _behind_first(runs)
+    if request.messages:
+        add_messages(state, step, metadata, runs, request, pointer, marks)
+        pending.messages += len(request.messages)
+        pending.size += sum(map(len, request.messages))
+    if judged is None:
+        return _response(pointer, first, last, verdict)
+    remember(state, step, judged, first, last)
+    return _response(pointer, judged.begin or first, last, judged.verdict())
+
+
+def _publish_stored(
+    state: TopicState,
+    step: Step,
+    metadata: Metadata,
+    pending: Pending,
+    request: PublishRequest,
+    run: Run,
+    stamp: Stamp | None,
+) -> None:
+    """Write the reference row; from now on nothing can be stored under the pointer."""
+    reference = reference_to(pending, request.segments)
+    extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
+    value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
+    step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
+    own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
+    count_messages(
+        state, step, metadata, Run(run.ts_ms, run.first, 1), reference.messages, reference.payload_bytes, own_expiry_ms
+    )
+    state.rows_since_mark += 1
+    pending.messages += reference.messages
+    pending.size += reference.payload_bytes
+    drop_stored(state, pending)
+
+
+def _behind_first(runs: list[Run]) -> list[Run]:
+    """All positions but the first one."""
+    head, *rest = runs
+    return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
+
+
+def _check_listed(state: TopicState, pending: Pending | None, request: PublishRequest) -> None:
+    """See that segments are not listed behind a publish that listed others: what is stored there is never seen.
+
+    Raises AlreadyPublished.
+    """
+    if pending is None or pending.listed is None or not request.segments:
+        return
+    if digest_of(request.segments) != pending.listed:
+        raise AlreadyPublished(
+            f"what was stored under write pointer {pending.pointer} in topic {state.name} has been published, and that "
+            "publish listed other segments",
+            hint="one publish of a transaction lists all segments of a topic; what is under others is never seen",
+        )
+
+
+def _answer_again(
+    state: TopicState, pointer: int, pending: Pending | None, verdict: ProducerVerdict | None
+) -> PublishResponse:
+    if pending is not None and pending.published is not None:
+        return _response(pointer, *pending.published, verdict)
+    here = pack_position(state.sequence.last_ts_ms, max(0, state.sequence.last_sequence_id))
+    return _response(pointer, here, here, verdict)
+
+
+def _response(pointer: int, first: bytes, last: bytes, verdict: ProducerVerdict | None) -> PublishResponse:
+    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), verdict=verdict)
+
+
+def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> None:
+    """Keep the request's messages in the payload table until the pointer's stored messages are published.
+
+    Raises:
+      TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
+      TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer what ``judge_store``
+      raises too: nothing happened.
+    """
+    request = ask.request
+    metadata = state.living()
+    pointer = admit_pointer(state, metadata, request.write_pointer)
+    check_generation(metadata, request)
+    known = state.pending.get(pointer)
+    storing = judge_store(state, step, known, request)
+    if storing is not None:
+        if storing.duplicate:
+            return
+        request = trimmed(request, storing)
+    if known is not None and known.published is not None:
+        raise AlreadyPublished(
+            f"what was stored under write pointer {pointer} in topic {state.name} has been published",
+            hint="publish further messages directly",
+        )
+    if not request.messages:
+        raise NoMessages("messages is empty", hint="send at least one message")
+    check_messages(state, metadata, request, now)
+    check_segment(state, known, request.segment)
+    marks = row_extras_of(request)
+    pending = touch_pointer(state, step, pointer)
+    keep_messages(state, step, pending, request, marks)
+    if storing is not None:
+        remember_store(pending, request, storing)
+
+
+# --- rollback --------------------------------------------------------------------------------------
+#
+# Rolling back what a write pointer has in a topic: the sign of its rows is turned, and they stay where they are.
+#
+# Stores may take a rollback in several steps. So what the commit has said until then is written before it, and that
+# it happened behind it: cut off in between, it is found undone, and can be done again.
+
+
+def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> None:
+    """Roll back rows of the pointer: those within the range, or all there are, and then none may follow.
+
+    Raises:
+      TopicNotFound, InvalidParameter, TransactionNotInProgress (it was committed), NotEnlisted, Overloaded: nothing
+      happened.
+    """
+    del now
+    if ask.by_client:
+        state.living()
+    elif state.metadata is None:
+        return
+    check_pointer(ask.pointer)
+    if not ask.by_client:
+        close_enlistment(state, (ask.pointer,))
+    elif standing_to_roll_back(state, ask.pointer) in ("deciding", "committed"):
+        raise TransactionNotInProgress(
+            f"write pointer {ask.pointer} is committed, or about to be", hint="what was committed cannot be rolled back"
+        )
+    if ask.within is None:
+        _roll_back_all(state, step, ask)
+    else:
+        _roll_back_range(state, step, ask.pointer, *ask.within)
+
+
+def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
+    pending = state.pending.get(ask.pointer)
+    if pending is None and (
+        not ask.by_client or too_old(state, ask.pointer) or state.authority.standing(ask.pointer) == "aborted"
+    ):
+        return  # there is nothing, and what could follow is refused anyway
+    if pending is not None and pending.rolled_back:
+        return
+    write_pointers(state, step)
+    pending = touch_pointer(state, step, ask.pointer)
+    for run in pending.runs:
+        _turn(state, step, ask.pointer, run.first, run.last)
+    pending.no_runs()
+    pending.rolled_back = True
+
+
+def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
+    pending = state.pending.get(pointer)
+    if pending is None:
+        # Its rows may have outlived what was known about them.
+        _turn(state, step, pointer, first, last)
+        return
+    write_pointers(state, step)
+    parts = pending.cut(first, last)
+    if parts:
+        touch_pointer(state, step, pointer)
+    for part in parts:
+        _turn(state, step, pointer, *part)
+
+
+def _turn(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
+    """Turn the sign of the pointer in rows ``first`` to ``last``, of those that have been given out by now."""
+    if state.sequence.last_sequence_id < 0:
+        return
+    last = min(last, pack_position(state.sequence.last_ts_ms, state.sequence.last_sequence_id))
+    if first <= last:
+        step.write(RollBack(state.prefix + first, state.prefix + last + b"\x00", pointer))
+        step.rolled_back.append((pointer, first, last))
+
+
+# --- settling --------------------------------------------------------------------------------------
+#
+# When a topic may forget a write pointer: it was decided, or it is older than any transaction may be.
+#
+# committed, aborted               at once; stored messages that were never published are removed first
+# rolled back, or nobody knows it  once it is past the maximum lifetime; without one, once the topic's ttl
+#                                  has passed since it was last used
+# in progress, invalid             kept: invalid ones until the service has pruned them
+
+
+#: Pointers whose stored messages one cleaning plan has removed.
+MAX_ORPHANS = 10_000
+
+
+def take_decided(state: TopicState, pointers: Iterable[int]) -> None:
+    """These have been committed or aborted."""
+    for pointer in pointers:
+        pending = state.pending.get(pointer)
+        if pending is not None:
+            _decide(state, pending)
+
+
+def settle_known(state: TopicState) -> None:
+    """Forget, after a load, what the authority has decided meanwhile."""
+    partly_cleaned = state.metadata is not None and state.metadata.partly_cleaned
+    for pending in list(state.pending.values()):
+        if partly_cleaned:
+            forget_pointer(state, pending)
+        elif pending.pointer > 0 and _standing(state, pending.pointer) in ("committed", "aborted"):
+            _decide(state, pending)
+
+
+def _standing(state: TopicState, pointer: int) -> Standing:
+    """What the authority says; while it cannot, nothing is forgotten, and nothing else waits for it."""
+    try:
+        return state.authority.standing(pointer)
+    except TransactionsUnavailable:
+        return "in_progress"
+
+
+def _decide(state: TopicState, pending: Pending) -> None:
+    if pending.stored:
+        pending.decided = True
+    else:
+        forget_pointer(state, pending)
+
+
+def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
+    """Forget what may be forgotten; of the rest, the ``[start, stop)`` of payload keys that may be removed.
+
+    Those are marked as orphans for good, since some may be gone before the next crash.
+    """
+    orphans: list[tuple[int, bytes, bytes]] = []
+    for pending in list(state.pending.values()):
+        if pending.pointer < 0:
+            orphans += plan_staged(state, pending, room=len(orphans) < MAX_ORPHANS)
+            continue
+        standing = _standing(state, pending.pointer)
+        old = _is_old(state, pending)
+        if standing in ("committed", "aborted"):
+            _decide(state, pending)
+        if pending.stored and len(orphans) < MAX_ORPHANS and _is_orphan(pending, standing, old=old):
+            orphans.append(orphaned(state, pending))
+        elif not pending.stored and pending.pointer in state.pending and _is_over(pending, standing, old=old):
+            forget_pointer(state, pending)
+    return orphans
+
+
+def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tuple[int, bytes, bytes]]:
+    """What was staged and not published for as long as a transaction may live, as ``plan_pointers`` gives it."""
+    life_ms = state.limits.max_lifetime_ms or state.living_or_last().properties.ttl_ms
+    if not pending.orphaned and pending.used_ms + life_ms > state.time_ms:
+        return []
+    if pending.damaged:
+        forget_pointer(state, pending)
+        return []
+    return [orphaned(state, pending)] if room else []
+
+
+def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
+    """What is stored under the pointer is never published, from now on: ``[start, stop)`` of its payload keys."""
+    if not pending.orphaned:
+        pending.orphaned = True
+        state.changed.add(pending.pointer)
+        if pending.staged_by is not None:
+            del state.staged[pending.staged_by]
+    start = payload_prefix(state.name, state.living().generation, pending.pointer)
+    return pending.pointer, start, stop_after(start)
+
+
+def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
+    """The stored messages of these are gone: forget them, or remember that nothing is stored."""
+    for pointer in pointers:
+        pending = state.pending.get(pointer)
+        if pending is None or not pending.orphaned:
+            continue
+        drop_stored(state, pending)
+        if pending.pointer < 0:
+            forget_pointer(state, pending)
+            continue
+        standing = _standing(state, pointer)
+        if pending.decided or _is_over(pending, standing, old=_is_old(state, pending)):
+            forget_pointer(state, pending)
+        else:
+            state.changed.add(pointer)
+
+
+def _is_orphan(pending: Pending, standing: Standing, *, old: bool) -> bool:
+    gone = pending.rolled_back or pending.decided or pending.orphaned
+    return gone or (old and standing in ("unknown", "invalid"))
+
+
+def _is_over(pending: Pending, standing: Standing, *, old: bool) -> bool:
+    return old and standing != "invalid" and (pending.rolled_back or standing == "unknown")
+
+
+def _is_old(state: TopicState, pending: Pending) -> bool:
+    if state.limits.max_lifetime_ms > 0:
+        return too_old(state, pending.pointer)
+    return pending.used_ms + state.living_or_last().properties.ttl_ms < state.time_ms
+
+
+def list_pointers(state: TopicState, step: Step, ask: ListPointers, now: Now) -> list[PointerView]:
+    """All undecided pointers, those without rows last. Raises TopicNotFound."""
+    del step, ask, now
+    state.living()
+    state.usage.drop_before(state.oldest_ms)
+    undecided = (each for each in state.pending.values() if each.pointer > 0 and not each.decided)
+    known = [_view(state, pending) for pending in undecided]
+    return sorted(known, key=lambda view: (view.first is None, view.first or b"", view.pointer))
+
+
+def _view(state: TopicState, pending: Pending) -> PointerView:
+    placed = bool(pending.runs) and not pending.damaged
+    return PointerView(
+        pending.pointer,
+        pending.since_ms,
+        first=pending.runs[0].first if placed else None,
+        messages=pending.messages,
+        bytes=pending.size,
+        stored=pending.stored,
+        stored_bytes=pending.stored_bytes,
+        rolled_back=pending.rolled_back,
+        hidden=min(pending.hidden(state.appended), state.usage.messages) if placed else 0,
+    )

@@ -1,0 +1,218 @@
+"""Creating, changing, deleting and restoring a topic, and planning which of its rows may be removed.
+
+Creating, changing, deleting topics and bringing them back: one metadata row, one generation at a time.
+
+    absent ──create──► generation 1 ──delete──► gone (1) ──create──► generation 2 …
+                            ▲                     │
+                            └──────undelete───────┘   while none of its rows has been removed
+
+Ids go on across generations, so the high-water mark moves with every change; it is written before the
+metadata row that relies on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Delete, Table, put_one
+from plainsong.protocol.errors import PartlyCleaned, TopicExists, TopicNotFound
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
+from plainsong.protocol.properties import parse_properties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.topic.asks import CleaningPlan, Description
+from plainsong.protocol.topic.dedup import follow_policy, forget_expired_producers, renew_producers
+from plainsong.protocol.topic.readers import drop_expired_readers
+from plainsong.protocol.topic.step import forget_all_pointers, write_mark, write_pointers
+from plainsong.protocol.topic.transactional import orphans_removed, plan_pointers
+from plainsong.protocol.topic.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from plainsong.protocol.topic.asks import Cleaned, Create, Describe, PlanCleaning, Remove, SetProperties, Undelete
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+
+def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
+    """The topic as it is. Raises TopicNotFound."""
+    del step, ask, now
+    return Description(state.living(), state.time_ms)
+
+
+def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
+    """A new generation. Raises TopicExists, unless an equal one was acceptable and is there."""
+    old = state.metadata
+    if old is not None and old.deleted_ms is None:
+        if ask.if_not_exists and old.properties == ask.properties:
+            return Description(old, state.time_ms)
+        hint = (
+            "its properties differ from the ones given" if ask.if_not_exists else "add ?ifNotExists=true to accept it"
+        )
+        raise TopicExists(f"topic {state.name} exists already", hint=hint)
+    generation = 1 if old is None else old.generation + 1
+    step.flush()
+    removals = [] if old is None else forget_all_pointers(state, step)
+    state.usage = Usage()
+    state.appended = 0
+    state.readers.clear()
+    if old is not None:
+        renew_producers(state, step, generation)
+    description = _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
+    follow_policy(state, step, now)
+    for removal in removals:
+        # Not before: a generation that can still be brought back keeps what is known about its pointers.
+        step.write(removal)
+    return description
+
+
+def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) -> Description:
+    """Replace all properties; what has expired under the old ones stays expired.
+
+    Raises:
+      TopicNotFound, InvalidProperty: nothing happened.
+    """
+    old = state.living()
+    properties = parse_properties(ask.given, generation=old.generation, default_ttl_s=ask.default_ttl_s)
+    changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
+    description = _write(state, step, changed, renewed=False)
+    follow_policy(state, step, now)
+    return description
+
+
+def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
+    """Negate the generation: nobody reads it from now on. Raises TopicNotFound."""
+    del ask, now
+    _write(state, step, replace(state.living(), deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
+
+
+def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Description:
+    """Bring the last generation back.
+
+    Raises:
+      TopicExists: there is a living one.
+      TopicNotFound: there never was one.
+      PartlyCleaned: rows of it have been removed.
+    """
+    del ask, now
+    old = state.metadata
+    if old is None:
+        raise TopicNotFound(f"topic {state.name} has never existed")
+    if old.deleted_ms is None:
+        raise TopicExists(f"topic {state.name} exists, in generation {old.generation}")
+    if old.partly_cleaned:
+        raise PartlyCleaned(
+            f"rows of generation {old.generation}, deleted at {old.deleted_ms}, are being removed",
+            hint="`plainsong store dump` on the stopped daemon shows what is left",
+        )
+    return _write(state, step, replace(old, deleted_ms=None, updated_ms=state.time_ms))
+
+
+def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool = True) -> Description:
+    if state.metadata is not None:
+        write_pointers(state, step)
+    state.metadata = metadata
+    write_mark(state, step)
+    step.write(put_one(Table.METADATA, metadata_key(state.name), metadata.encode()))
+    step.renewed |= renewed
+    return Description(metadata, state.time_ms)
+
+
+# --- cleaning --------------------------------------------------------------------------------------
+#
+# What may be removed: planned by the topic, carried out by the janitor, seen by nobody.
+#
+# A plan is answered after the topic's time is durable, so that what it removes would stay expired after any
+# restart; until then nothing is removed, afterwards nothing of it can be read again.
+
+
+def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) -> CleaningPlan:
+    """The rows of this topic that nobody can see any more."""
+    del now
+    metadata = state.metadata
+    if metadata is None:
+        return CleaningPlan()
+    if metadata.deleted_ms is not None:
+        return _plan_purge(state, step, ask)
+    drop_expired_readers(state, step)
+    state.usage.drop_before(state.oldest_ms)
+    orphans = plan_pointers(state)
+    forget_expired_producers(state, step)
+    write_mark(state, step)
+    prefix = state.prefix
+    return CleaningPlan(
+        expired=expired_range(prefix, state.oldest_ms),
+        due=tuple(state.usage.due(state.time_ms)),
+        purge=older_generations(metadata.generation),
+        prefix=prefix,
+        now_ms=state.time_ms,
+        orphans=tuple(orphans),
+        forget=_old_generations(metadata, state.time_ms, ask.delete_grace_ms),
+    )
+
+
+def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
+    return prefix, prefix + pack_position(oldest_ms, 0)
+
+
+def older_generations(generation: int) -> tuple[int, int] | None:
+    """The first and the last of those before ``generation``: all of their rows are gone for every reader."""
+    return (1, generation - 1) if generation > 1 else None
+
+
+def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
+    """Generations whose producers are known no more: they are asked about for a while after a re-creation."""
+    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
+        return None
+    return 1, metadata.generation - 1
+
+
+def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
+    metadata = state.living_or_last()
+    if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
+        return CleaningPlan(purge=older_generations(metadata.generation))
+    if not metadata.partly_cleaned:
+        state.producers.clear()
+        state.metadata = replace(metadata, partly_cleaned=True)
+        step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
+        for removal in forget_all_pointers(state, step):
+            step.write(removal)
+    return CleaningPlan(purge=(1, metadata.generation), forget=(1, metadata.generation))
+
+
+def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
+    """Count out what the janitor removed, unless the topic is another one by now."""
+    del now
+    if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
+        return
+    for done in ask.slices:
+        state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
+    orphans_removed(state, ask.orphans)
+    write_mark(state, step)
+
+
+# --- torn payloads ---------------------------------------------------------------------------------
+#
+# Payload rows that a cut-off commit left: nobody was told of them, so what is stored again must not stand beside
+# them.
+#
+# Stores that write a commit row by row may lose the row about a pointer and keep payload rows behind the last one
+# it speaks of. Who sent those sends them again, under later positions, and a publish of both would show them twice.
+
+
+def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:
+    """``[start, stop)`` of payload keys of which no row was ever spoken of, and which more may yet follow."""
+    for pending in state.pending.values():
+        over = pending.rolled_back or pending.orphaned or pending.published is not None
+        if pending.last_stored is not None and not over:
+            prefix = payload_prefix(state.name, state.living_or_last().generation, pending.pointer)
+            yield prefix + pending.last_stored + b"\x00", stop_after(prefix)
+
+
+def remove_torn_payloads(state: TopicState, step: Step) -> None:
+    """Take away those that were found, before anything is stored behind them."""
+    step.write(Delete(Table.PAYLOAD, state.torn_payloads))
+    state.torn_payloads = []

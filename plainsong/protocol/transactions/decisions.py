@@ -1,0 +1,461 @@
+"""Begin, checkpoint, enlist, prepare, commit, abort and invalidate: the rules that decide transactions.
+
+Begin and checkpoint: pointers are issued, and snapshots taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    Overloaded,
+    TransactionConflict,
+    TransactionNotFound,
+    TransactionNotInProgress,
+    TransactionTooLarge,
+)
+from plainsong.protocol.transactions.asks import Begun, ChangeConflict, CloseFirst, Decision, RollFirst
+from plainsong.protocol.transactions.ledger_rows import CHANGES, ChangeSet, Record
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType
+from plainsong.protocol.transactions.view import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plainsong.protocol.transactions.asks import (
+        Abort,
+        Begin,
+        Checkpoint,
+        Commit,
+        Enlist,
+        FinishAbort,
+        Invalidate,
+        Prepare,
+    )
+    from plainsong.protocol.transactions.ledger import Ledger, ManagerNow, ManagerStep, TransactionSettings
+
+
+def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Begun:
+    """Issue a pointer; the snapshot is of the moment before it."""
+    settings = ledger.settings
+    timeout_ms = _timeout_ms(settings, ask)
+    _client_id(settings, ask.client_id)
+    _room(ledger)
+    if len(ledger.invalid) >= settings.max_invalid:
+        raise Overloaded(f"{len(ledger.invalid)} pointers are invalid", hint="see `plainsong tx pruning`")
+    invalids, in_progress, first_short = tuple(ledger.invalid), tuple(ledger.in_progress), ledger.first_short
+    pointer = ledger.next_pointer(now.wall_ms)
+    read_pointer = ledger.head.read_pointer
+    record = Record(
+        pointer,
+        ask.type,
+        ask.client_id,
+        started_ms=now.wall_ms,
+        expires_ms=now.wall_ms + timeout_ms,
+        bound=in_progress[0] - 1 if in_progress else min(pointer - 1, read_pointer),
+        read_pointer=read_pointer,
+        deadline_s=now.mono_s + timeout_ms / 1000,
+    )
+    ledger.begin(record)
+    step.changes.append(Change(opened=record.pointers))
+    step.keep(record)
+    return Begun(
+        Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
+        record.expires_ms,
+        ledger.head.first,
+    )
+
+
+def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerNow) -> Begun:
+    """Issue one more pointer to an open transaction; what it reads stays as it was."""
+    record = in_progress(ledger, ask.transaction_id)
+    _room(ledger)
+    if len(record.checkpoints) >= ledger.settings.max_checkpoints:
+        raise Overloaded(
+            f"transaction {record.transaction_id} has {len(record.checkpoints)} checkpoints",
+            hint="commit it, and go on in another one",
+        )
+    snapshot = ask.transaction or _snapshot_of(ledger, record)
+    pointer = ledger.next_pointer(now.wall_ms)
+    ledger.add_checkpoint(record, pointer)
+    step.changes.append(Change(opened=(pointer,)))
+    step.keep(record)
+    return Begun(
+        replace(
+            snapshot,
+            transaction_id=record.transaction_id,
+            type=record.type,
+            write_pointer=pointer,
+            checkpoint_write_pointers=record.checkpoints,
+        ),
+        record.expires_ms,
+        ledger.head.first,
+    )
+
+
+def known(ledger: Ledger, transaction_id: int) -> Record:
+    """The record of a transaction. Raises TransactionNotFound; also for a checkpoint's pointer."""
+    record = ledger.by_pointer.get(transaction_id)
+    if record is None:
+        raise TransactionNotFound(
+            f"transaction {transaction_id} is not known",
+            hint="decisions are remembered for transactions.outcome_retention_s",
+        )
+    if record.transaction_id != transaction_id:
+        raise TransactionNotFound(
+            f"{transaction_id} is the pointer of a checkpoint", hint=f"its transaction is {record.transaction_id}"
+        )
+    return record
+
+
+def in_progress(ledger: Ledger, transaction_id: int) -> Record:
+    """The record of a transaction that is open and not being decided.
+
+    Raises:
+      TransactionNotFound, TransactionNotInProgress.
+    """
+    record = known(ledger, transaction_id)
+    if record.state != "in_progress":
+        raise not_in_progress(record)
+    if record.aborting or record.frozen:
+        doing = "aborted" if record.aborting else "committed"
+        raise TransactionNotInProgress(f"transaction {transaction_id} is being {doing}")
+    return record
+
+
+def not_in_progress(record: Record) -> TransactionNotInProgress:
+    """The error that says what a transaction has become."""
+    if record.state == "invalid":
+        return TransactionNotInProgress(
+            f"transaction {record.transaction_id} is invalid",
+            hint=f"it had until {record.expires_ms} (ms since 1970); abort it, and run it again",
+        )
+    return TransactionNotInProgress(f"transaction {record.transaction_id} was {record.state} before")
+
+
+def _snapshot_of(ledger: Ledger, record: Record) -> Transaction:
+    """The snapshot a transaction began with, from what became of the others since.
+
+    What was open then is open now, or was decided after it began. Whatever was aborted or left the invalid list
+    since then counts as open, which shows no more.
+    """
+    began = record.transaction_id
+    if ledger.head.forgotten >= began:
+        raise InvalidParameter(
+            f"too much has been decided since transaction {began} began to know what it read",
+            hint="send its snapshot along",
+        )
+    then_open = {pointer for pointer in ledger.in_progress if pointer < began}
+    first_short = min((each for each in ledger.shorts if each < began), default=NO_TRANSACTION)
+    invalids: list[int] = []
+    for pointer in ledger.invalid:
+        other = ledger.by_pointer[pointer]
+        if other.decided_at < began:
+            invalids.append(pointer)
+        elif pointer < began:
+            then_open.add(pointer)
+            first_short = min(first_short, _as_short(other))
+    for other in reversed(ledger.outcomes.values()):
+        if other.decided_at < began:
+            break
+        then_open.update(pointer for pointer in other.pointers if pointer < began)
+        if other.transaction_id < began:
+            first_short = min(first_short, _as_short(other))
+    return Transaction(
+        record.read_pointer, began, began, tuple(invalids), tuple(sorted(then_open)), first_short, record.type
+    )
+
+
+def _as_short(record: Record) -> int:
+    return record.transaction_id if record.type is TransactionType.SHORT else NO_TRANSACTION
+
+
+def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
+    if ask.type is TransactionType.LONG:
+        if ask.timeout_s is not None:
+            raise InvalidParameter("a long transaction takes no time-out", hint="transactions.long_timeout_s is its")
+        timeout_ms = settings.long_timeout_ms
+    elif ask.timeout_s is None:
+        timeout_ms = settings.timeout_ms
+    else:
+        timeout_ms = ask.timeout_s * 1000
+        if not 0 < timeout_ms <= settings.max_timeout_ms:
+            raise InvalidParameter(
+                f"a time-out of {ask.timeout_s} s", hint=f"from 1 to {settings.max_timeout_ms // 1000} seconds"
+            )
+    return min(timeout_ms, settings.max_lifetime_ms or timeout_ms)
+
+
+def _client_id(settings: TransactionSettings, client_id: str) -> None:
+    if not client_id or len(client_id.encode("utf-8", "replace")) > settings.max_client_id_bytes:
+        raise InvalidParameter(
+            "the client id is empty or too long", hint=f"1 to {settings.max_client_id_bytes} bytes of text"
+        )
+
+
+def _room(ledger: Ledger) -> None:
+    if len(ledger.in_progress) >= ledger.settings.max_open:
+        raise Overloaded(
+            f"{len(ledger.in_progress)} pointers are in progress", hint="wait, or raise transactions.max_open"
+        )
+
+
+# --- enlisting -------------------------------------------------------------------------------------
+#
+# Enlisting: before a topic writes rows of a transaction for the first time, the service knows of it, durably.
+#
+# So a commit or an abort, by this owner of the service or the next one, knows every topic that could still write,
+# and asks each of them to close the pointer first. What has not been issued here is nobody's to decide: it is let
+# pass.
+
+
+def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> bool:
+    """One more topic of an open transaction; False: the pointer was not issued here.
+
+    Raises:
+      TransactionNotInProgress: it is decided, or being decided.
+      Overloaded: the transaction has as many topics as it may.
+    """
+    record = ledger.by_pointer.get(ask.pointer)
+    if record is None:
+        if ledger.forgotten(ask.pointer):
+            raise _over(ask.pointer, "decided")
+        return False
+    if record.state != "in_progress":
+        raise _over(ask.pointer, record.state)
+    if record.aborting or record.frozen:
+        raise _over(ask.pointer, "being aborted" if record.aborting else "being committed")
+    if ask.name not in record.topics:
+        if len(record.topics) >= ledger.settings.max_topics:
+            raise Overloaded(
+                f"transaction {record.transaction_id} writes to {len(record.topics)} topics",
+                hint="commit it, and go on in another one",
+            )
+        step.enlist(record, ask.name, now.wall_ms)
+    return True
+
+
+def nothing(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:
+    """Nothing changes."""
+    del ledger, step, ask, now
+
+
+def _over(pointer: int, what: str) -> TransactionNotInProgress:
+    return TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
+
+
+# --- deciding --------------------------------------------------------------------------------------
+#
+# Prepare, commit, abort and invalidate: what becomes of an open transaction, and what of an invalid one.
+
+
+def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) -> None:
+    """Keep a change set that conflicts with nobody, in place of an earlier one."""
+    del now
+    record = in_progress(ledger, ask.transaction_id)
+    keys = frozenset(ask.changes)
+    _check_size(ledger, keys)
+    _check_conflict(ledger, step, record, keys)
+    if keys or record.transaction_id in ledger.prepared:
+        changes = ChangeSet(record.transaction_id, record.client_id, keys)
+        _check_room(ledger, changes)
+        ledger.prepared.keep(changes)
+        step.keep_changes(changes)
+    if record.must_prepare:
+        record.must_prepare = False
+        step.keep(record)
+
+
+def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> Decision | CloseFirst:
+    """Commit what is open; say so again of what was committed before."""
+    record = known(ledger, ask.transaction_id)
+    if record.state == "committed":
+        return Decision(record.transaction_id, "committed", changed=False)
+    if record.state == "in_progress" and record.topics and not record.frozen and not record.aborting:
+        return CloseFirst()  # one was enlisted in this very step
+    record.frozen = 0
+    record = in_progress(ledger, ask.transaction_id)
+    if record.must_prepare:
+        raise TransactionConflict(
+            f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
+        )
+    changes = ledger.prepared.get(record.transaction_id)
+    if changes is not None:
+        _check_conflict(ledger, step, record, changes.keys)
+        ledger.prepared.leave(record.transaction_id)
+        changes = replace(changes, commit_pointer=ledger.head.last + 1)
+        step.keep_changes(changes)
+        ledger.committed.add(changes)
+    _close(ledger, record, now)
+    record.state = "committed"
+    _raise_read_pointer(ledger, record.write_pointer)
+    ledger.remember(record)
+    step.decide(record, Change(closed=record.pointers))
+    _forget_changes(ledger, step)
+    return Decision(record.transaction_id, "committed", changed=True)
+
+
+def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Decision | RollFirst:
+    """Abort at once what has no rows; of everything else, say what is to be rolled back first."""
+    record = known(ledger, ask.transaction_id)
+    if record.state == "committed" or record.frozen:
+        raise _too_late(record)
+    if record.state == "aborted":
+        return Decision(record.transaction_id, "aborted", changed=False)
+    if not (ask.has_rows or record.topics):
+        return _aborted(ledger, step, record, now)
+    if record.state == "in_progress" and not record.aborting:
+        # Durable before the first row is touched: what is rolled back in one topic is never committed in another.
+        record.aborting = True
+        step.keep(record)
+    return RollFirst(record.transaction_id, record.pointers)
+
+
+def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: ManagerNow) -> Decision:
+    """The rows were rolled back; where not all were, the pointers stay hidden on the invalid list."""
+    record = known(ledger, ask.transaction_id)
+    if record.state == "committed" or record.frozen:
+        raise _too_late(record)
+    if ask.complete:
+        return _aborted(ledger, step, record, now)
+    changed = record.state == "in_progress"
+    if changed:
+        make_invalid(ledger, step, record, now)
+    return Decision(record.transaction_id, record.state, changed)
+
+
+def invalidate(ledger: Ledger, step: ManagerStep, ask: Invalidate, now: ManagerNow) -> Decision:
+    """Hide an open transaction, whatever it has written."""
+    record = known(ledger, ask.transaction_id)
+    if record.state in ("committed", "aborted"):
+        raise not_in_progress(record)
+    if record.frozen:
+        raise _too_late(record)
+    changed = record.state == "in_progress"
+    if changed:
+        make_invalid(ledger, step, record, now)
+        if record.type is TransactionType.SHORT:
+            _raise_read_pointer(ledger, record.transaction_id)
+    return Decision(record.transaction_id, "invalid", changed)
+
+
+def make_invalid(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow) -> None:
+    """An open one's pointers are on the invalid list from now on."""
+    _close(ledger, record, now)
+    record.state = "invalid"
+    record.listed = record.pointers
+    ledger.list_invalid(record)
+    _drop_prepared(ledger, step, record)
+    step.decide(record, Change(closed=record.pointers, listed=record.listed))
+    _forget_changes(ledger, step)
+
+
+def expire(ledger: Ledger, step: ManagerStep, now: ManagerNow) -> None:
+    """Invalidate every transaction whose time is over."""
+    for record in ledger.overdue(now.mono_s):
+        make_invalid(ledger, step, record, now)
+        step.timed_out += 1
+
+
+def forget_changes(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:
+    """Forget all committed change sets; who began before this and changes something is told of a conflict."""
+    del ask, now
+    ledger.head.unchecked = ledger.head.last + 1
+    _drop_sets(step, ledger.committed.drop_below(ledger.head.last + 2))
+
+
+def _aborted(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow) -> Decision:
+    """No row of it is left to see: its pointers may leave every list, except a long one's, as in Tephra."""
+    if record.state == "aborted":
+        return Decision(record.transaction_id, "aborted", changed=False)
+    if record.type is TransactionType.LONG:
+        changed = record.state == "in_progress"
+        if changed:
+            make_invalid(ledger, step, record, now)
+        return Decision(record.transaction_id, "invalid", changed)
+    change = Change(unlisted=record.listed)
+    if record.state == "in_progress":
+        _close(ledger, record, now)
+        _drop_prepared(ledger, step, record)
+        change = Change(closed=record.pointers)
+    elif not record.listed:
+        return Decision(record.transaction_id, "invalid", changed=False)  # truncated before: that stays its end
+    else:
+        ledger.unlist(record, record.listed)
+        record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+    record.state = "aborted"
+    _raise_read_pointer(ledger, record.transaction_id)
+    ledger.remember(record)
+    step.decide(record, change)
+    _forget_changes(ledger, step)
+    return Decision(record.transaction_id, "aborted", changed=True)
+
+
+def _close(ledger: Ledger, record: Record, now: ManagerNow) -> None:
+    ledger.close(record)
+    record.aborting = record.must_prepare = False
+    record.frozen = 0
+    record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+
+
+def _raise_read_pointer(ledger: Ledger, pointer: int) -> None:
+    ledger.head.read_pointer = max(ledger.head.read_pointer, pointer)
+
+
+def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
+    if ledger.prepared.leave(record.transaction_id) is not None:
+        _drop_sets(step, (record.transaction_id,))
+
+
+def _forget_changes(ledger: Ledger, step: ManagerStep) -> None:
+    """Drop the change sets that no open short transaction can conflict with, and the oldest beyond the bound."""
+    _drop_sets(step, ledger.committed.drop_below(ledger.first_short))
+    over = ledger.committed.drop_over(ledger.settings.max_committed_bytes)
+    if over:
+        ledger.head.unchecked = over[-1].commit_pointer or 0
+        _drop_sets(step, [each.transaction_id for each in over])
+
+
+def _drop_sets(step: ManagerStep, transaction_ids: Iterable[int]) -> None:
+    step.drop(CHANGES, transaction_ids)
+
+
+def _check_size(ledger: Ledger, keys: frozenset[bytes]) -> None:
+    settings, size = ledger.settings, sum(map(len, keys))
+    if len(keys) > settings.max_changes:
+        raise TransactionTooLarge(f"{len(keys)} keys", hint=f"at most {settings.max_changes}")
+    if size > settings.max_change_set_bytes:
+        raise TransactionTooLarge(f"keys of {size} bytes", hint=f"at most {settings.max_change_set_bytes} together")
+
+
+def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
+    """Raise Overloaded when all open transactions' change sets together would pass their bound."""
+    replaced = ledger.prepared.get(changes.transaction_id)
+    held = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
+    if held + changes.size > ledger.settings.max_prepared_bytes:
+        raise Overloaded(
+            f"open transactions have prepared {held} bytes of changes", hint="try again once some are decided"
+        )
+
+
+def _check_conflict(ledger: Ledger, step: ManagerStep, record: Record, keys: frozenset[bytes]) -> None:
+    """Raise ChangeConflict, after which only another prepare that succeeds lets it commit."""
+    if not keys:
+        return
+    found: tuple[bytes, str | None] | None = ledger.committed.conflict(record.transaction_id, keys)
+    if found is None and record.type is TransactionType.SHORT and record.transaction_id < ledger.head.unchecked:
+        found = min(keys), None
+    if found is None:
+        return
+    step.conflicts += 1
+    if not record.must_prepare:
+        record.must_prepare = True
+        step.keep(record)
+    raise ChangeConflict(record.transaction_id, *found)
+
+
+def _too_late(record: Record) -> TransactionNotInProgress:
+    doing = "is being committed" if record.state == "in_progress" else "was committed before"
+    return TransactionNotInProgress(f"transaction {record.transaction_id} {doing}")

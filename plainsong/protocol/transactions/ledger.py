@@ -1,0 +1,438 @@
+"""Everything the transaction service knows, within its bounds, and what one step changes of it.
+
+Bounds of the transaction service; settings of the same names say what passing them means.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.effects import Delete, Table, put_one
+from plainsong.protocol.records import pack_record
+from plainsong.protocol.transactions.ledger_rows import (
+    CHANGES,
+    HEAD,
+    PASS,
+    TRANSACTION,
+    Head,
+    enlisted_key,
+    service_key,
+)
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, POINTERS_PER_MS, TransactionType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+
+    from plainsong.protocol.effects import Operation
+    from plainsong.protocol.errors import PlainsongError
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.asks import State
+    from plainsong.protocol.transactions.ledger_rows import ChangeSet, LastPass, Record
+    from plainsong.protocol.transactions.view import Change
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """What the ``[transactions]`` section says, in milliseconds where that counts."""
+
+    timeout_ms: int = 30_000
+    """What a short transaction gets when it does not ask."""
+    long_timeout_ms: int = 86_400_000
+    max_timeout_ms: int = 3_600_000
+    """The most a short transaction may ask for."""
+    max_lifetime_ms: int = 90_000_000
+    """Nothing is written under an older pointer. 0: no such end, and nothing is pruned by itself."""
+    max_open: int = 20_000
+    """Pointers in progress, those of checkpoints included."""
+    max_checkpoints: int = 1_000
+    """Checkpoints of one transaction."""
+    max_topics: int = 10_000
+    """Topics that one transaction may write to, where they are enlisted."""
+    max_invalid: int = 100_000
+    """Invalid pointers at which nothing begins any more."""
+    max_outcomes: int = 200_000
+    """Decisions remembered, however young they are."""
+    outcome_retention_ms: int = 90_000_000
+    max_changes: int = 100_000
+    """Keys of one change set."""
+    max_change_set_bytes: int = 16 << 20
+    """Bytes of one change set's keys together."""
+    max_prepared_bytes: int = 256 << 20
+    """Bytes of all change sets of open transactions."""
+    max_committed_bytes: int = 256 << 20
+    """Bytes of all committed change sets that somebody may still conflict with."""
+    max_client_id_bytes: int = 256
+    abort_deadline_s: float = 15.0
+    """How long topics may take to roll back before an abort becomes an invalidation."""
+    commit_deadline_s: float = 15.0
+    """How long topics may take to close a transaction's pointers before its commit gives up for this time."""
+    prune: bool = True
+    """Whether a complete pass takes pointers past their lifetime from the invalid list."""
+    mailbox_requests: int = 20_000
+    mailbox_bytes: int = 64 << 20
+    commit_requests: int = 1_024
+    """Requests one commit of the service may carry."""
+
+
+# --- conflicts -------------------------------------------------------------------------------------
+#
+# Who changed what: the change sets of open transactions, and of committed ones that these may still conflict with.
+#
+# Two transactions conflict when one was committed after the other began, and they share a key. A set is dropped
+# when every short transaction that is open began after it; long ones do not hold it back, as in Tephra, so they are
+# checked against what is still here.
+
+
+class PreparedSets(dict[int, "ChangeSet"]):
+    """What open transactions have said they change, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def keep(self, changes: ChangeSet) -> None:
+        """Keep a change set in place of an earlier one."""
+        self.leave(changes.transaction_id)
+        self[changes.transaction_id] = changes
+        self.bytes += changes.size
+
+    def leave(self, transaction_id: int) -> ChangeSet | None:
+        """Take a transaction's change set out; None when it has none."""
+        changes = self.pop(transaction_id, None)
+        if changes is not None:
+            self.bytes -= changes.size
+        return changes
+
+
+class CommittedSets:
+    """Committed change sets in the order of their commits."""
+
+    def __init__(self) -> None:
+        self._sets: deque[ChangeSet] = deque()
+        self._latest: dict[bytes, ChangeSet] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __iter__(self) -> Iterator[ChangeSet]:
+        return iter(self._sets)
+
+    def add(self, changes: ChangeSet) -> None:
+        """Add the newest."""
+        self._sets.append(changes)
+        self.bytes += changes.size
+        for key in changes.keys:
+            self._latest[key] = changes
+
+    def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
+        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
+        for key in keys:
+            latest = self._latest.get(key)
+            if latest is not None and _pointer(latest) > transaction_id:
+                return key, latest.client_id
+        return None
+
+    def drop_below(self, pointer: int) -> list[int]:
+        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
+        gone: list[int] = []
+        while self._sets and _pointer(self._sets[0]) < pointer:
+            gone.append(self._drop().transaction_id)
+        return gone
+
+    def drop_over(self, max_bytes: int) -> list[ChangeSet]:
+        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
+        gone: list[ChangeSet] = []
+        while self.bytes > max_bytes:
+            gone.append(self._drop())
+        return gone
+
+    def _drop(self) -> ChangeSet:
+        changes = self._sets.popleft()
+        self.bytes -= changes.size
+        for key in changes.keys:
+            if self._latest[key] is changes:
+                del self._latest[key]
+        return changes
+
+
+def _pointer(changes: ChangeSet) -> int:
+    assert changes.commit_pointer is not None  # only committed ones come here
+    return changes.commit_pointer
+
+
+# --- ledger ----------------------------------------------------------------------------------------
+#
+# Everything the transaction service knows, and how its parts stay of one mind.
+#
+#     open ──► committed, aborted ──► forgotten
+#       └────► invalid (its pointers on the list) ──► aborted, or invalid and off the list ──► forgotten
+#
+# Rules decide; here a record only moves from one of these to the next.
+
+
+#: Outcomes forgotten in one commit at most, so that none becomes long.
+_FORGET_ROWS = 1_000
+
+
+class Ledger:
+    """Transactions open, invalid and remembered; pointers; change sets."""
+
+    def __init__(self, settings: TransactionSettings) -> None:
+        self.settings = settings
+        self.head = Head()
+        self.by_pointer: dict[int, Record] = {}
+        """Every record, by each of its pointers."""
+        self.open: dict[int, Record] = {}
+        self.in_progress: list[int] = []
+        """Pointers of the open ones, ascending; ``shorts``: ids of the short ones among them."""
+        self.shorts: list[int] = []
+        self.invalid: list[int] = []
+        """The invalid list, ascending."""
+        self.outcomes: OrderedDict[int, Record] = OrderedDict()
+        """Decided ones by their ids, in the order of the decisions; none of these has a pointer on the list."""
+        self.prepared = PreparedSets()
+        self.committed = CommittedSets()
+        self.last_pass: LastPass | None = None
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self.open)} open, {len(self.invalid)} invalid, {len(self.outcomes)} remembered>"
+
+    # --- pointers ---------------------------------------------------------------------------------
+
+    def next_pointer(self, now_ms: int) -> int:
+        """A pointer above all ever issued; of this millisecond, if the clock has not gone back."""
+        pointer = max(self.head.last + 1, now_ms * POINTERS_PER_MS)
+        self.head.last = pointer
+        self.head.first = self.head.first or pointer
+        return pointer
+
+    @property
+    def first_short(self) -> int:
+        """The id of the oldest short transaction that is open; NO_TRANSACTION if none is.
+
+        Tephra takes a checkpoint of a long one for a short one here. To us it belongs to its transaction.
+        """
+        return self.shorts[0] if self.shorts else NO_TRANSACTION
+
+    def forgotten(self, pointer: int) -> bool:
+        """Whether a pointer that is in no record was issued here, and decided."""
+        return 0 < self.head.first <= pointer <= self.head.forgotten
+
+    # --- from one to the next ---------------------------------------------------------------------
+
+    def begin(self, record: Record) -> None:
+        """It is open now, with all its pointers."""
+        self.open[record.transaction_id] = record
+        if record.type is TransactionType.SHORT:
+            insort(self.shorts, record.transaction_id)
+        for pointer in record.pointers:
+            self.by_pointer[pointer] = record
+            insort(self.in_progress, pointer)
+        heappush(self._deadlines, (record.deadline_s, record.transaction_id))
+        if len(self._deadlines) > 2 * len(self.open) + 1_000:
+            self._deadlines = [(each.deadline_s, each.transaction_id) for each in self.open.values()]
+            heapify(self._deadlines)
+
+    def add_checkpoint(self, record: Record, pointer: int) -> None:
+        """An open one has one more pointer."""
+        record.checkpoints += (pointer,)
+        self.by_pointer[pointer] = record
+        insort(self.in_progress, pointer)
+
+    def close(self, record: Record) -> None:
+        """It is open no more."""
+        del self.open[record.transaction_id]
+        if record.type is TransactionType.SHORT:
+            _remove(self.shorts, record.transaction_id)
+        for pointer in record.pointers:
+            _remove(self.in_progress, pointer)
+
+    def list_invalid(self, record: Record) -> None:
+        """Those of its pointers that ``record.listed`` names are on the invalid list."""
+        for pointer in record.pointers:
+            self.by_pointer[pointer] = record
+        for pointer in record.listed:
+            insort(self.invalid, pointer)
+
+    def unlist(self, record: Record, pointers: Iterable[int]) -> tuple[int, ...]:
+        """Take those of ``pointers`` that are on the list from it; which these were."""
+        gone = tuple(pointer for pointer in pointers if pointer in record.listed)
+        for pointer in gone:
+            _remove(self.invalid, pointer)
+        record.listed = tuple(pointer for pointer in record.listed if pointer not in gone)
+        return gone
+
+    def remember(self, record: Record) -> None:
+        """It is decided, and no pointer of it is on the list."""
+        self.outcomes[record.transaction_id] = record
+        self.outcomes.move_to_end(record.transaction_id)
+        for pointer in record.pointers:
+            self.by_pointer[pointer] = record
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def forget(self, now_ms: int) -> list[Record]:
+        """Forget outcomes that are too old or too many, oldest first; which."""
+        gone: list[Record] = []
+        horizon_ms = now_ms - self.settings.outcome_retention_ms
+        while self.outcomes and len(gone) < _FORGET_ROWS:
+            oldest = next(iter(self.outcomes.values()))
+            if oldest.decided_ms > horizon_ms and len(self.outcomes) <= self.settings.max_outcomes:
+                break
+            if oldest.settling:
+                break  # decided in this very commit
+            self.outcomes.popitem(last=False)
+            for pointer in oldest.pointers:
+                del self.by_pointer[pointer]
+            self.head.forgotten = max(self.head.forgotten, oldest.decided_at)
+            gone.append(oldest)
+        return gone
+
+    def overdue(self, mono_s: float) -> Iterator[Record]:
+        """Open ones whose time is over; those are left out whose commit is under way."""
+        frozen: list[Record] = []
+        while self._deadlines and self._deadlines[0][0] <= mono_s:
+            _, transaction_id = heappop(self._deadlines)
+            record = self.open.get(transaction_id)
+            if record is None:
+                continue
+            if record.frozen:
+                frozen.append(record)
+            else:
+                yield record
+        for record in frozen:
+            heappush(self._deadlines, (record.deadline_s, record.transaction_id))
+
+    def next_deadline_s(self) -> float | None:
+        """When the next one's time is over."""
+        while self._deadlines:
+            deadline_s, transaction_id = self._deadlines[0]
+            record = self.open.get(transaction_id)
+            if record is not None and not record.frozen:
+                return deadline_s
+            if record is not None:
+                # Whoever waits for what is being written looks again when that is done.
+                return min((each.deadline_s for each in self.open.values() if not each.frozen), default=None)
+            heappop(self._deadlines)
+        return None
+
+
+def _remove(pointers: list[int], pointer: int) -> None:
+    del pointers[bisect_left(pointers, pointer)]
+
+
+# --- step ------------------------------------------------------------------------------------------
+#
+# One step of the service: what it wants written, and what is true once that is durable.
+
+
+class ManagerNow(NamedTuple):
+    """The world at one step, read once."""
+
+    wall_ms: int
+    """The machine's clock; may jump."""
+    mono_s: float
+    """A clock that only goes forward, for deadlines."""
+
+
+class ManagerStep:
+    """The outcome of one step."""
+
+    __slots__ = (
+        "_gone",
+        "_rows",
+        "answers",
+        "changes",
+        "conflicts",
+        "decided",
+        "forgotten",
+        "invalidated",
+        "outcomes",
+        "read_pointer",
+        "records",
+        "timed_out",
+    )
+
+    def __init__(self) -> None:
+        self._rows: list[Operation] = []
+        self._gone: list[bytes] = []
+        self.answers: list[tuple[Hashable, object | PlainsongError]] = []
+        self.changes: list[Change] = []
+        #: Pointers of transactions that are committed or aborted with this; topics may forget them.
+        self.decided: list[int] = []
+        #: Pointers of transactions of which nothing but that they were decided is known after this.
+        self.forgotten: list[int] = []
+        #: Pointers that are invalid with this: whoever waits for them looks again.
+        self.invalidated: list[int] = []
+        #: What transactions became, for whoever counts.
+        self.outcomes: list[State] = []
+        self.conflicts = 0
+        self.timed_out = 0
+        self.records: list[Record] = []
+        self.read_pointer = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._rows or self._gone)
+
+    def operations(self, head: Head) -> list[Operation]:
+        """The commit: the head first, what is removed last."""
+        if not self.writes:
+            return []
+        first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
+        last: list[Operation] = [Delete(Table.METADATA, self._gone)] if self._gone else []
+        return first + self._rows + last
+
+    def keep(self, record: Record) -> None:
+        """Write a transaction's row."""
+        self._put(TRANSACTION, record.transaction_id, record.encode())
+
+    def keep_changes(self, changes: ChangeSet) -> None:
+        """Write a change set's row; before the row of its transaction."""
+        self._put(CHANGES, changes.transaction_id, changes.encode())
+
+    def enlist(self, record: Record, name: TopicName, now_ms: int) -> None:
+        """Write the row of one more topic of an open transaction."""
+        record.topics.add(name)
+        value = pack_record({"m": now_ms})
+        self._rows.append(put_one(Table.METADATA, enlisted_key(record.transaction_id, name), value))
+
+    def release(self, record: Record) -> None:
+        """None of its topics can have rows that matter any more: remove the rows of all of them."""
+        self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
+        record.topics = set()
+
+    def keep_pass(self, last_pass: LastPass) -> None:
+        """Write the row of the last complete pass."""
+        self._put(PASS, None, last_pass.encode())
+
+    def drop(self, kind: bytes, transaction_ids: Iterable[int]) -> None:
+        """Remove rows of one kind."""
+        self.remove(service_key(kind, each) for each in transaction_ids)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove rows."""
+        self._gone.extend(keys)
+
+    def decide(self, record: Record, change: Change) -> None:
+        """A transaction's row says something new about what has become of it."""
+        record.settling = True
+        self.records.append(record)
+        self.changes.append(change)
+        self.outcomes.append(record.state)
+        if record.state == "invalid":
+            self.invalidated.extend(record.pointers)
+        else:
+            self.decided.extend(record.pointers)
+            self.release(record)
+        self.keep(record)
+
+    def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:
+        self._rows.append(put_one(Table.METADATA, service_key(kind, pointer), value))

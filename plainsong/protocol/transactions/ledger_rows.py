@@ -1,0 +1,276 @@
+"""The transaction service's rows: their keys, a transaction's record, and what the small ones say.
+
+One transaction as the service keeps it: from its begin until its outcome is forgotten, in one row.
+
+    transaction row   y type  n client  s started  e expires  b visibility bound  r read pointer  c checkpoints
+                      p a commit or prepare conflicted: prepare first   a being aborted
+                      o outcome  d when (ms)  w last pointer issued before  l pointers on the invalid list
+
+A decision rewrites this one row, so it is there or not, whatever else of a commit reached the disk.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.errors import InvalidName
+from plainsong.protocol.keys import SERVICE, SYSTEM, DamagedRow, stop_after
+from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.records import pack_record, unpack_record
+from plainsong.protocol.transactions.transaction import TransactionType
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from plainsong.protocol.transactions.asks import State
+
+_MAX_POINTER = (1 << 63) - 1
+_STATES: tuple[State, ...] = ("in_progress", "committed", "aborted", "invalid")
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A transaction, open or decided."""
+
+    transaction_id: int
+    type: TransactionType
+    client_id: str
+    started_ms: int
+    expires_ms: int
+    bound: int
+    """Up to here everything was decided when it began."""
+    read_pointer: int
+    """What it began to read with."""
+    checkpoints: tuple[int, ...] = ()
+    must_prepare: bool = False
+    """It conflicted: a commit is refused until a prepare succeeds."""
+    aborting: bool = False
+    """Its rows are being rolled back: it can't be committed any more."""
+    state: State = "in_progress"
+    decided_ms: int = 0
+    decided_at: int = 0
+    """The last pointer issued before the decision."""
+    listed: tuple[int, ...] = ()
+    """Those of its pointers that are on the invalid list."""
+    deadline_s: float = field(default=0.0, repr=False)
+    """When its time is over, on the service's monotonic clock; not kept."""
+    frozen: int = 0
+    """Its commit waits for what is being written under it: which freezing this is, 0 for none; not kept."""
+    settling: bool = False
+    """It is decided, but not durably yet; not kept."""
+    topics: set[TopicName] = field(default_factory=set)
+    """Enlisted: those that have, or may have, rows of it. Each is kept in a row of its own."""
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """The id, then those of its checkpoints; ascending."""
+        return (self.transaction_id, *self.checkpoints)
+
+    @property
+    def write_pointer(self) -> int:
+        """The newest."""
+        return self.checkpoints[-1] if self.checkpoints else self.transaction_id
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {
+            "y": int(self.type),
+            "n": self.client_id,
+            "s": self.started_ms,
+            "e": self.expires_ms,
+            "b": self.bound,
+            "r": self.read_pointer,
+        }
+        if self.checkpoints:
+            record["c"] = self.checkpoints
+        if self.must_prepare:
+            record["p"] = True
+        if self.aborting:
+            record["a"] = True
+        if self.state != "in_progress":
+            record |= {"o": _STATES.index(self.state), "d": self.decided_ms, "w": self.decided_at}
+        if self.listed:
+            record["l"] = self.listed
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, transaction_id: int, value: bytes) -> Record:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "transaction")
+        try:
+            return _decoded(transaction_id, record)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"the row of transaction {transaction_id} has not what it needs: {error!r}") from error
+
+
+def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
+    client_id = record["n"]
+    if not isinstance(client_id, str):
+        raise TypeError("a client id is text")
+    return Record(
+        transaction_id,
+        TransactionType(record["y"]),
+        client_id,
+        started_ms=number(record["s"]),
+        expires_ms=number(record["e"]),
+        bound=number(record["b"]),
+        read_pointer=number(record["r"]),
+        checkpoints=tuple(map(number, record.get("c", ()))),
+        must_prepare=record.get("p", False) is True,
+        aborting=record.get("a", False) is True,
+        state=_STATES[number(record.get("o", 0))],
+        decided_ms=number(record.get("d", 0)),
+        decided_at=number(record.get("w", 0)),
+        listed=tuple(map(number, record.get("l", ()))),
+    )
+
+
+def number(value: object) -> int:
+    """A number of a row. Raises ValueError when it is none, or no pointer or time could be so large."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _MAX_POINTER:
+        raise ValueError(f"{str(value)[:40]!r} is no pointer and no time")
+    return value
+
+
+# --- rows ------------------------------------------------------------------------------------------
+#
+# The service's rows: which keys they have, and what the small ones say.
+#
+#     00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
+#                                  g up to here decisions may be forgotten  u, and change sets
+#     00 'x' 't' id     a transaction                  plainsong/protocol/transactions/ledger_rows.py
+#     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
+#     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
+#     00 'x' 'p'        the last complete pass         m begun (ms)  b bound
+#     00 'x' 'a'        the authority                  a its name
+#
+# Pointers are i64. The order of a commit's rows is such that any first part of it leaves a true state: the head
+# goes first, a change set before the transaction that it belongs to, and what is removed goes last.
+
+
+_POINTER = struct.Struct(">q")
+_PREFIX = SYSTEM + SERVICE
+HEAD = b"h"
+TRANSACTION = b"t"
+CHANGES = b"s"
+ENLISTED = b"e"
+PASS = b"p"
+AUTHORITY = b"a"
+#: ``[start, stop)`` of all of them, in the metadata table.
+SERVICE_RANGE = (_PREFIX, stop_after(_PREFIX))
+
+
+def service_key(kind: bytes, pointer: int | None = None) -> bytes:
+    """The key of a row of the service."""
+    return _PREFIX + kind + (b"" if pointer is None else _POINTER.pack(pointer))
+
+
+def parse_service_key(key: bytes) -> tuple[bytes, int]:
+    """Kind and pointer (0 when there is none). Raises DamagedRow."""
+    kind, rest = key[len(_PREFIX) : len(_PREFIX) + 1], key[len(_PREFIX) + 1 :]
+    if kind == ENLISTED:
+        rest = rest[: _POINTER.size]
+    if not key.startswith(_PREFIX) or len(rest) not in (0, _POINTER.size):
+        raise DamagedRow(f"key {key.hex()} is none of the transaction service")
+    return kind, _POINTER.unpack(rest)[0] if rest else 0
+
+
+def enlisted_key(transaction_id: int, name: TopicName) -> bytes:
+    """The key of the row that says that a topic may have rows of a transaction."""
+    return service_key(ENLISTED, transaction_id) + str(name).encode("ascii")
+
+
+def enlisted_topic(key: bytes) -> TopicName:
+    """Whom such a row enlists. Raises DamagedRow."""
+    try:
+        return topic_name(*key[len(_PREFIX) + 1 + _POINTER.size :].decode("ascii").split(":", 1))
+    except (InvalidName, TypeError, UnicodeDecodeError) as error:
+        raise DamagedRow(f"key {key.hex()} enlists no topic") from error
+
+
+@dataclass(slots=True)
+class Head:
+    """How far the service has come."""
+
+    last: int = 0
+    """The last pointer issued: the next one is above."""
+    read_pointer: int = 0
+    first: int = 0
+    """The first pointer ever issued here; 0: none yet."""
+    forgotten: int = 0
+    """Whatever was issued up to here, and is not known any more, was decided and forgotten."""
+    unchecked: int = 0
+    """Change sets of commits up to here were forgotten for want of room."""
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
+        return pack_record({key: each for key, each in numbers.items() if each})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Head:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "head")
+        try:
+            return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
+        except (TypeError, ValueError) as error:
+            raise DamagedRow(f"the transaction service's head has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """The keys one transaction changed."""
+
+    transaction_id: int
+    client_id: str
+    keys: frozenset[bytes]
+    commit_pointer: int | None = None
+    """The pointer after the last one issued before its commit; None: it is prepared only."""
+
+    @property
+    def size(self) -> int:
+        """What it holds in memory, roughly."""
+        return sum(map(len, self.keys)) + 64 * len(self.keys) + 128
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        record: dict[str, object] = {"k": list(self.keys), "n": self.client_id}
+        if self.commit_pointer is not None:
+            record["c"] = self.commit_pointer
+        return pack_record(record)
+
+    @classmethod
+    def decode(cls, transaction_id: int, value: bytes) -> ChangeSet:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "change set")
+        try:
+            keys, client_id, commit_pointer = record["k"], record["n"], record.get("c")
+            if not isinstance(client_id, str) or not all(isinstance(key, bytes) for key in keys):
+                raise TypeError("keys are bytes, and a client id is text")
+            pointer = None if commit_pointer is None else number(commit_pointer)
+            return cls(transaction_id, client_id, frozenset(keys), pointer)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"the change set of {transaction_id} has not what it needs: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LastPass:
+    """The last pass of the janitor that reached every topic."""
+
+    begun_ms: int
+    bound: int
+
+    def encode(self) -> bytes:
+        """The row's value."""
+        return pack_record({"m": self.begun_ms, "b": self.bound})
+
+    @classmethod
+    def decode(cls, value: bytes) -> LastPass:
+        """Read the row's value. Raises DamagedRow."""
+        record = unpack_record(value, "pass")
+        try:
+            return cls(number(record["m"]), number(record["b"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRow(f"the row of the last pass has not what it needs: {error!r}") from error

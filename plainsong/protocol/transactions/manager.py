@@ -1,0 +1,340 @@
+"""The transaction manager: takes what has arrived, decides, and says what to write and whom to answer; and how it is loaded.
+
+The transaction manager: takes what has arrived, decides, and says what to write and whom to answer.
+
+    step(arrivals, now)    decides everything, time-outs first; nothing has happened yet
+    … the actor writes step.operations(head) …
+    settled(step)          it is durable: readers see it, and the answers are true
+
+Between the two topics hear ``deciding`` or ``invalid``: they add nothing any more, and forget nothing yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import PruningFigures, ServiceFigures
+from plainsong.protocol.transactions.decisions import (
+    abort,
+    begin,
+    checkpoint,
+    commit,
+    enlist,
+    expire,
+    finish_abort,
+    forget_changes,
+    invalidate,
+    nothing,
+    prepare,
+)
+from plainsong.protocol.transactions.ledger import Ledger, ManagerStep
+from plainsong.protocol.transactions.ledger_rows import (
+    AUTHORITY,
+    CHANGES,
+    ENLISTED,
+    HEAD,
+    PASS,
+    TRANSACTION,
+    ChangeSet,
+    Head,
+    LastPass,
+    Record,
+    enlisted_key,
+    enlisted_topic,
+    parse_service_key,
+    service_key,
+)
+from plainsong.protocol.transactions.outcomes import (
+    invalid_before,
+    keep_pass,
+    kept_because,
+    list_transactions,
+    look_at,
+    unlist,
+)
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.transactions.view import Visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from plainsong.protocol.effects import Ask, Operation
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+    from plainsong.protocol.transactions.transaction import Durable, Standing
+    from plainsong.protocol.transactions.view import View
+
+#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], object]] = {
+    asks.Begin: begin,
+    asks.Prepare: prepare,
+    asks.Commit: commit,
+    asks.Abort: abort,
+    asks.FinishAbort: finish_abort,
+    asks.Invalidate: invalidate,
+    asks.Checkpoint: checkpoint,
+    asks.Unlist: unlist,
+    asks.InvalidBefore: invalid_before,
+    asks.ForgetChanges: forget_changes,
+    asks.KeepPass: keep_pass,
+    asks.Enlist: enlist,
+    asks.Nothing: nothing,
+    asks.LookAt: look_at,
+    asks.ListAll: list_transactions,
+}
+
+
+class ManagerCore:
+    """The rules around the ledger; tickets are whatever the caller uses to know whom to answer."""
+
+    def __init__(self, ledger: Ledger, leftovers: Sequence[bytes] = ()) -> None:
+        """``leftovers``: rows that a crash left and nothing speaks of; removed with the first commit."""
+        self.ledger = ledger
+        self._leftovers = leftovers
+        self._freezings = 0
+        self.visible = Visible(ledger.head.read_pointer, ledger.in_progress, ledger.invalid)
+
+    def __repr__(self) -> str:
+        return f"<ManagerCore {self.ledger!r}>"
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: ManagerNow) -> ManagerStep:
+        """Decide all of ``arrivals``, in their order, after what time has decided."""
+        step = ManagerStep()
+        expire(self.ledger, step, now)
+        for ticket, ask in arrivals:
+            try:
+                answer: object = RULES[type(ask)](self.ledger, step, ask, now)
+            except PlainsongError as error:
+                answer = error
+            step.answers.append((ticket, answer))
+        if step.writes:
+            step.remove(self._leftovers)
+            self._leftovers = ()
+            forgotten = self.ledger.forget(now.wall_ms)
+            step.drop(TRANSACTION, [record.transaction_id for record in forgotten])
+            step.forgotten += [pointer for record in forgotten for pointer in record.pointers]
+        step.read_pointer = self.ledger.head.read_pointer
+        return step
+
+    def operations(self, step: ManagerStep) -> list[Operation]:
+        """What to write for a step; any first part of it leaves a true state."""
+        return step.operations(self.ledger.head)
+
+    def settled(self, step: ManagerStep) -> list[tuple[Hashable, object | PlainsongError]]:
+        """The step is durable: readers may see what it decided; returns whom to answer."""
+        for record in step.records:
+            record.settling = False
+        if step.changes:
+            self.visible.apply(step.changes, step.read_pointer)
+        return step.answers
+
+    def next_deadline_s(self) -> float | None:
+        """When a step is due although nothing has arrived."""
+        return self.ledger.next_deadline_s()
+
+    # --- looked at between steps ------------------------------------------------------------------
+
+    def standing(self, pointer: int) -> Standing:
+        """What became of a pointer, durably."""
+        record = self.ledger.by_pointer.get(pointer)
+        if record is None:
+            # In no list, so whoever reads takes it for committed; what was aborted has no row that could be read.
+            return "committed" if self.ledger.forgotten(pointer) else "unknown"
+        if record.frozen or (record.settling and record.state == "committed"):
+            return "deciding"
+        if record.settling or record.aborting:
+            return "invalid"
+        return "in_progress" if record.state == "unknown" else record.state
+
+    def durable(self, pointer: int) -> Durable:
+        """What a pointer is, as the disk has it: what is being decided is still what it was."""
+        if self.visible.is_in_progress(pointer):
+            return "in_progress"
+        if self.visible.is_invalid(pointer):
+            return "invalid"
+        record = self.ledger.by_pointer.get(pointer)
+        if record is None or record.settling or record.state == "in_progress":
+            return "forgotten"  # or not there yet
+        if record.state == "invalid":
+            return "pruned"
+        return record.state if record.state in ("committed", "aborted") else "forgotten"
+
+    def view(self) -> View:
+        """What is visible of committed transactions; the same object until that changes."""
+        return self.visible.view()
+
+    def pointers(self, transaction_id: int) -> tuple[int, ...]:
+        """The pointers of a transaction whose outcome is open, or could still be healed; else none."""
+        record = self.ledger.by_pointer.get(transaction_id)
+        if record is None or record.transaction_id != transaction_id or record.state not in ("in_progress", "invalid"):
+            return ()
+        return record.pointers
+
+    def freeze(self, transaction_id: int) -> int:
+        """Let nothing more be written under an open transaction: its commit waits for what is. 0: it is not open.
+
+        The number tells this freezing from those before and after it.
+        """
+        record = self.ledger.open.get(transaction_id)
+        if record is None or record.aborting:
+            return 0
+        if not record.frozen:
+            self._freezings += 1
+            record.frozen = self._freezings
+        return record.frozen
+
+    def is_frozen(self, transaction_id: int, freezing: int) -> bool:
+        """Whether nothing can have been written under it since that freezing."""
+        record = self.ledger.open.get(transaction_id)
+        return record is not None and record.frozen == freezing
+
+    def thaw(self, transaction_id: int, freezing: int) -> None:
+        """The commit that waited has given up: the transaction is in progress as it was."""
+        if self.is_frozen(transaction_id, freezing):
+            self.ledger.open[transaction_id].frozen = 0
+
+    def enlisted(self, pointer: int) -> frozenset[TopicName]:
+        """Topics that have, or may have, rows of the pointer's transaction, while it is open or invalid."""
+        record = self.ledger.by_pointer.get(pointer)
+        return frozenset() if record is None else frozenset(record.topics)
+
+    def enlist_nobody(self) -> None:
+        """Topics need not be enlisted in this store: what is left of another one goes with the first commit."""
+        for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
+            self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
+            record.topics = set()
+
+    def is_unsettled(self, pointer: int) -> bool:
+        """Whether a pointer is in progress, or on the invalid list."""
+        return self.visible.is_in_progress(pointer) or self.visible.is_invalid(pointer)
+
+    def unsettled(self) -> list[int]:
+        """All of these."""
+        return [*self.visible.in_progress(), *self.visible.invalids()]
+
+    def being_aborted(self) -> list[asks.RollFirst]:
+        """Aborts that were begun, and not ended, before this was loaded."""
+        return [
+            asks.RollFirst(record.transaction_id, record.pointers)
+            for record in self.ledger.open.values()
+            if record.aborting
+        ]
+
+    def figures(self) -> ServiceFigures:
+        """Numbers for metrics."""
+        ledger = self.ledger
+        oldest = next(iter(ledger.open.values()), None)
+        return ServiceFigures(
+            open=len(ledger.open),
+            invalid=len(ledger.invalid),
+            outcomes=len(ledger.outcomes),
+            oldest_open_ms=None if oldest is None else oldest.started_ms,
+            committed_bytes=ledger.committed.bytes,
+        )
+
+
+# --- loading ---------------------------------------------------------------------------------------
+#
+# The ledger as the store's rows say it: the same at the first start, after a fall, and after a power cut.
+
+
+@dataclass(slots=True)
+class LedgerLoader:
+    """Gathers the rows of the service; nothing is guessed about one that cannot be read."""
+
+    head: Head = field(default_factory=Head)
+    last_pass: LastPass | None = None
+    records: dict[int, Record] = field(default_factory=dict)
+    changes: list[ChangeSet] = field(default_factory=list)
+    enlisted: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def feed(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take rows of ``SERVICE_RANGE``. Raises DamagedRow."""
+        for key, value in rows:
+            kind, pointer = parse_service_key(key)
+            if kind == HEAD:
+                self.head = Head.decode(value)
+            elif kind == TRANSACTION:
+                self.records[pointer] = Record.decode(pointer, value)
+            elif kind == CHANGES:
+                self.changes.append(ChangeSet.decode(pointer, value))
+            elif kind == ENLISTED:
+                self.enlisted.append((pointer, key))
+            elif kind == PASS:
+                self.last_pass = LastPass.decode(value)
+            elif kind != AUTHORITY:
+                raise DamagedRow(f"key {key.hex()}: the transaction service has no rows of this kind")
+
+    def core(self, settings: TransactionSettings, now: ManagerNow) -> ManagerCore:
+        """The manager with what was fed. A time-out goes on where the clock says it is, and never grows longer."""
+        ledger = Ledger(settings)
+        ledger.head, ledger.last_pass = self.head, self.last_pass
+        known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
+        ledger.head.last = max(ledger.head.last, *known) if known else ledger.head.last
+        if not ledger.head.last:
+            ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
+        decided: list[Record] = []
+        for _, record in sorted(self.records.items()):
+            if record.state == "in_progress":
+                left_ms = min(max(0, record.expires_ms - now.wall_ms), record.expires_ms - record.started_ms)
+                record.deadline_s = now.mono_s + left_ms / 1000
+                ledger.begin(record)
+            elif record.listed:
+                ledger.list_invalid(record)
+            else:
+                decided.append(record)
+        for record in sorted(decided, key=lambda each: each.decided_at):
+            ledger.remember(record)
+        return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
+
+    def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
+        """Give each open or invalid transaction its topics; returns the keys of rows that a crash left behind."""
+        leftovers: list[bytes] = []
+        for transaction_id, key in self.enlisted:
+            record = ledger.by_pointer.get(transaction_id)
+            if record is not None and (record.state == "in_progress" or record.listed):
+                record.topics.add(enlisted_topic(key))
+            else:
+                leftovers.append(key)
+        return leftovers
+
+    def _take_changes(self, ledger: Ledger) -> list[bytes]:
+        """Give each change set its place; returns the keys of those that a crash left behind."""
+        leftovers: list[bytes] = []
+        committed: list[ChangeSet] = []
+        for changes in self.changes:
+            record = ledger.by_pointer.get(changes.transaction_id)
+            if changes.transaction_id in ledger.open:
+                # With a commit pointer: the crash came between the set's row and the transaction's. It is open.
+                prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
+                ledger.prepared.keep(prepared)
+            elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
+                leftovers.append(service_key(CHANGES, changes.transaction_id))
+            else:
+                committed.append(changes)
+        for changes in sorted(committed, key=lambda each: each.commit_pointer or 0):
+            ledger.committed.add(changes)
+        return leftovers
+
+
+# --- invalid list ----------------------------------------------------------------------------------
+
+
+def pruning_figures(core: ManagerCore, oldest_by_topic: Mapping[TopicName, int]) -> PruningFigures:
+    """What an operator needs for pruning by hand."""
+    invalids, last, settings = core.visible.invalids(), core.ledger.last_pass, core.ledger.settings
+    return PruningFigures(
+        invalid=len(invalids),
+        oldest_invalid=invalids[0] if invalids else None,
+        oldest_by_topic=oldest_by_topic,
+        safe_bound=None if last is None else last.bound,
+        last_pass_ms=None if last is None else last.begun_ms,
+        max_lifetime_ms=settings.max_lifetime_ms,
+        kept_because=kept_because(settings),
+    )

@@ -1,0 +1,135 @@
+"""What became of transactions: the status of one or many, and the invalid list with what may leave it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.errors import InvalidParameter, nearest
+from plainsong.protocol.transactions.asks import TransactionStatus
+from plainsong.protocol.transactions.ledger_rows import LastPass
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, issued_ms
+from plainsong.protocol.transactions.view import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plainsong.protocol.transactions.asks import InvalidBefore, KeepPass, ListAll, LookAt, Unlist
+    from plainsong.protocol.transactions.ledger import Ledger, ManagerNow, ManagerStep, TransactionSettings
+    from plainsong.protocol.transactions.ledger_rows import Record
+
+STATES = ("in_progress", "invalid", "committed", "aborted")
+
+
+def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> TransactionStatus:
+    """What is known of a pointer's transaction."""
+    del step
+    record = ledger.by_pointer.get(ask.pointer)
+    if record is None:
+        return TransactionStatus(ask.pointer, "unknown", ask.pointer, service=ledger.head.first)
+    return _status(ledger, record, now)
+
+
+def list_transactions(ledger: Ledger, step: ManagerStep, ask: ListAll, now: ManagerNow) -> list[TransactionStatus]:
+    """Transactions of one state, or the open and invalid ones; oldest first."""
+    del step
+    if ask.state is not None and ask.state not in STATES:
+        raise InvalidParameter(f"state {ask.state!r}", hint=nearest(ask.state, STATES))
+    return [_status(ledger, record, now) for record in islice(_chosen(ledger, ask), ask.limit)]
+
+
+def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
+    if ask.state == "in_progress":
+        return ledger.open.values()
+    invalid = {record.transaction_id: record for record in map(ledger.by_pointer.__getitem__, ledger.invalid)}
+    if ask.state is None:
+        return [record for _, record in sorted((ledger.open | invalid).items())]
+    if ask.state == "invalid":
+        return [*invalid.values(), *(each for each in ledger.outcomes.values() if each.state == "invalid")]
+    return (record for record in ledger.outcomes.values() if record.state == ask.state)
+
+
+def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatus:
+    expires_ms = record.expires_ms
+    if record.state == "in_progress" and now.wall_ms < record.started_ms:
+        # The clock was set back, so what was noted is too far away; the deadline counts.
+        expires_ms = min(expires_ms, now.wall_ms + max(0, round((record.deadline_s - now.mono_s) * 1000)))
+    kept = record.transaction_id in ledger.outcomes
+    return TransactionStatus(
+        record.transaction_id,
+        record.state,
+        record.write_pointer,
+        record.type,
+        record.client_id,
+        record.started_ms,
+        expires_ms,
+        record.decided_ms + ledger.settings.outcome_retention_ms if kept else None,
+        record.decided_ms or None,
+        record.pointers,
+        service=ledger.head.first,
+    )
+
+
+# --- invalid list ----------------------------------------------------------------------------------
+
+
+class InvalidTruncateTime(InvalidParameter):
+    """A transaction that began before this time is in progress."""
+
+
+def unlist(ledger: Ledger, step: ManagerStep, ask: Unlist, now: ManagerNow) -> int:
+    """Take pointers off the list; their rows have been rolled back everywhere."""
+    return _unlist(ledger, step, ask.pointers, now)
+
+
+def invalid_before(ledger: Ledger, step: ManagerStep, ask: InvalidBefore, now: ManagerNow) -> tuple[int, ...]:
+    """Invalid pointers issued before a time."""
+    del step, now
+    bound = ask.before_ms * POINTERS_PER_MS
+    if ledger.in_progress and ledger.in_progress[0] < bound:
+        raise InvalidTruncateTime(
+            f"transaction {ledger.in_progress[0]} began before {ask.before_ms} and is in progress",
+            hint=f"use a time up to {issued_ms(ledger.in_progress[0])}",
+        )
+    return tuple(pointer for pointer in ledger.invalid if pointer < bound)
+
+
+def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow) -> int:
+    """Keep what a complete pass has shown, and take those of its pointers off the list that nobody can use any more."""
+    passed = ask.passed
+    ledger.last_pass = LastPass(passed.begun_ms, passed.bound)
+    step.keep_pass(ledger.last_pass)
+    if kept_because(ledger.settings) is not None:
+        return 0
+    lifetime_ms = ledger.settings.max_lifetime_ms
+    over = [pointer for pointer in passed.invalids if issued_ms(pointer) + lifetime_ms <= now.wall_ms]
+    return _unlist(ledger, step, over, now)
+
+
+def kept_because(settings: TransactionSettings) -> str | None:
+    """Why nothing is pruned by itself; None: it is."""
+    if not settings.max_lifetime_ms:
+        return "transactions.max_lifetime_s is 0: somebody may still write under the oldest pointer"
+    if not settings.prune:
+        return "transactions.prune is off, or other stores may rely on the list (transactions.thrift)"
+    return None
+
+
+def _unlist(ledger: Ledger, step: ManagerStep, pointers: Iterable[int], now: ManagerNow) -> int:
+    by_record: dict[int, tuple[Record, list[int]]] = {}
+    for pointer in dict.fromkeys(pointers):
+        record = ledger.by_pointer.get(pointer)
+        if record is not None and pointer in record.listed:
+            by_record.setdefault(record.transaction_id, (record, []))[1].append(pointer)
+    count = 0
+    for record, wanted in by_record.values():
+        gone = ledger.unlist(record, wanted)
+        count += len(gone)
+        step.changes.append(Change(unlisted=gone))
+        step.decided.extend(gone)
+        if not record.listed:
+            record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+            ledger.remember(record)
+            step.release(record)
+        step.keep(record)
+    return count

@@ -1,0 +1,185 @@
+"""What readers of committed messages may see, row by row: one transaction's snapshot, and the service's durable state.
+
+What one transactional reader may see of a topic, row by row.
+
+no pointer      delivered
+negative        skipped: rolled back
+visible         delivered
+invalid         skipped
+otherwise       the reader stops here: undecided, or begun after its snapshot
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, VisibilityLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Set as AbstractSet
+
+    from plainsong.protocol.transactions.transaction import Transaction
+
+#: Pointers that are compared one by one sooner than those of many rows are looked up.
+_FEW = 64
+#: What it costs at least to find out the pointers of rows, in pointers of a set looked at.
+_LOOK = 256
+
+
+class Verdict(IntEnum):
+    """What becomes of a row."""
+
+    DELIVER = 0
+    SKIP = 1
+    HOLD = 2
+
+
+class View:
+    """A snapshot to read with; never changes, so threads may share it."""
+
+    __slots__ = ("_excluded", "_invalids", "_looked_up", "_own", "_ranges", "_read_pointer")
+
+    def __init__(
+        self,
+        read_pointer: int,
+        in_progress: AbstractSet[int],
+        invalids: AbstractSet[int],
+        own: AbstractSet[int] = frozenset(),
+    ) -> None:
+        self._read_pointer = read_pointer
+        self._excluded = in_progress
+        self._invalids = invalids
+        self._own = own
+        #: What has been spent so far on pointers that had to be looked up.
+        self._looked_up = 0
+        #: Lowest and highest of each set of those that are not delivered, once that is known.
+        self._ranges: list[tuple[int, int]] | None = None
+
+    @classmethod
+    def of(cls, transaction: Transaction) -> View:
+        """What a transaction sees."""
+        own = set(transaction.pointers)
+        own.add(transaction.write_pointer)
+        if transaction.visibility_level is VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT:
+            own.discard(transaction.write_pointer)
+        return cls(
+            transaction.read_pointer,
+            frozenset(transaction.in_progress),
+            frozenset(transaction.invalids),
+            frozenset(own),
+        )
+
+    @property
+    def parts(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
+        """Its read pointer, and what is in progress, invalid and its own: what another one like it is made of."""
+        return self._read_pointer, frozenset(self._excluded), frozenset(self._invalids), frozenset(self._own)
+
+    def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Collection[int]]) -> bool:
+        """Whether every row with one of some pointers is delivered, told at once; False may also mean: look closer.
+
+        Args:
+          lowest, highest: the least and the greatest of them; the greatest negative if one was rolled back.
+          pointers: all of them; called only when the two do not say enough.
+        """
+        if not 0 < lowest <= highest <= self._read_pointer:
+            return False
+        hidden = len(self._excluded) + len(self._invalids)
+        if hidden <= _FEW:
+            if not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
+                return True
+        elif self._looked_up >= hidden:
+            # Finding the ranges costs as much as has been spent on looking up, and mostly saves all that comes.
+            if self._ranges is None:
+                self._ranges = [(min(each), max(each)) for each in (self._excluded, self._invalids) if each]
+            if all(highest < first or last < lowest for first, last in self._ranges):
+                return True
+        among = pointers()
+        self._looked_up += max(len(among), _LOOK)
+        return all(each.isdisjoint(among) for each in (self._excluded, self._invalids) if each)
+
+    def verdict(self, pointer: int) -> Verdict:
+        """What becomes of a row with this pointer, as it is stored: negative when it was rolled back."""
+        if pointer < 0:
+            return Verdict.SKIP
+        if pointer in self._own:
+            return Verdict.DELIVER
+        if pointer in self._invalids:
+            return Verdict.SKIP
+        if pointer <= self._read_pointer and pointer not in self._excluded:
+            return Verdict.DELIVER
+        return Verdict.HOLD
+
+
+# --- visible ---------------------------------------------------------------------------------------
+#
+# What readers of committed messages may see: only what is durable, and one view for all until that changes.
+
+
+class Change(NamedTuple):
+    """What a step did to pointers, told here once it is durable."""
+
+    opened: tuple[int, ...] = ()
+    closed: tuple[int, ...] = ()
+    listed: tuple[int, ...] = ()
+    unlisted: tuple[int, ...] = ()
+
+
+class Visible:
+    """The read pointer and both lists as the disk has them."""
+
+    def __init__(self, read_pointer: int, in_progress: Iterable[int], invalids: Iterable[int]) -> None:
+        self._read_pointer = read_pointer
+        self._in_progress = set(in_progress)
+        self._invalids = set(invalids)
+        self._frozen_invalids = frozenset(self._invalids)
+        self._view: View | None = None
+
+    def apply(self, changes: Iterable[Change], read_pointer: int) -> None:
+        """These changes are durable, in this order."""
+        listed = False
+        for change in changes:
+            self._in_progress.update(change.opened)
+            self._in_progress.difference_update(change.closed)
+            self._invalids.update(change.listed)
+            self._invalids.difference_update(change.unlisted)
+            listed = listed or bool(change.listed or change.unlisted)
+        if listed:
+            self._frozen_invalids = frozenset(self._invalids)
+        self._read_pointer = read_pointer
+        self._view = None
+
+    @property
+    def read_pointer(self) -> int:
+        """The highest pointer anybody may read."""
+        return self._read_pointer
+
+    def is_in_progress(self, pointer: int) -> bool:
+        """Whether a pointer is in progress."""
+        return pointer in self._in_progress
+
+    def is_invalid(self, pointer: int) -> bool:
+        """Whether a pointer is on the invalid list."""
+        return pointer in self._invalids
+
+    def in_progress(self) -> list[int]:
+        """Pointers in progress, ascending."""
+        return sorted(self._in_progress)
+
+    def invalids(self) -> tuple[int, ...]:
+        """The invalid list, ascending."""
+        return tuple(sorted(self._invalids))
+
+    def upper_bound(self) -> int:
+        """Below this, and at it, nothing is undecided or invalid once the list is dealt with: Tephra's prune bound."""
+        if not self._invalids and not self._in_progress:
+            return self._read_pointer - 1
+        return min(max(self._invalids, default=NO_TRANSACTION), min(self._in_progress, default=NO_TRANSACTION) - 1)
+
+    def view(self) -> View:
+        """The view of now; the same object until something changes."""
+        if self._view is None:
+            self._view = View(self._read_pointer, frozenset(self._in_progress), self._frozen_invalids)
+        return self._view

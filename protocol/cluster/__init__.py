@@ -1,1 +1,0 @@
-"""Several instances that share the topics: which of them owns which."""

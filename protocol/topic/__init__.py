@@ -1,1 +1,0 @@
-"""The synchronous core of a topic: requests in, rows to write and answers to give out."""

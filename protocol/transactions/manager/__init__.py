@@ -1,1 +1,0 @@
-"""The transaction manager: Tephra's rules and their hardenings, without clock, disk or event loop."""

@@ -1,0 +1,261 @@
+"""Columns: those of a topic read as a table, and those that a DataFrame is written from.
+
+The columns of a topic read as a table, and which of them a query asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import types
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+_STRINGS = MapType(StringType(), StringType())
+COLUMNS: dict[str, DataType] = {
+    "namespace": StringType(),
+    "topic": StringType(),
+    "message_id": BinaryType(),
+    "publish_timestamp": TimestampType(),
+    "seq_id": IntegerType(),
+    "write_timestamp": TimestampType(),
+    "payload_seq_id": IntegerType(),
+    "payload": BinaryType(),
+    "routing_key": StringType(),
+    "headers": _STRINGS,
+}
+#: Only with includeTransaction, or when it is asked for by name.
+TRANSACTION_COLUMN = "transaction_write_pointer"
+#: Of which a message may have none.
+_MAY_BE_NULL = frozenset({"write_timestamp", "payload_seq_id", "routing_key", "headers", TRANSACTION_COLUMN})
+_ALL: dict[str, DataType] = {**COLUMNS, TRANSACTION_COLUMN: LongType()}
+
+
+class BadSchema(ValueError):
+    """A schema that names a column there is not, or gives one another type."""
+
+
+def read_schema(*, include_transaction: bool) -> StructType:
+    """All columns, in their order. All are nullable for Spark; docs/spark.md says which ones are ever null."""
+    columns = _ALL if include_transaction else COLUMNS
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def check_schema(asked: StructType) -> StructType:
+    """``asked`` if it is some of the columns, in any order.
+
+    Raises:
+      BadSchema: a column is unknown, is there twice, has another type, or is said to be never null and may be.
+    """
+    seen: set[str] = set()
+    for field in asked.fields:
+        kind = _ALL.get(field.name)
+        if kind is None:
+            close = get_close_matches(field.name.lower(), _ALL, 1, cutoff=0.5)
+            near = f"is {close[0]} meant?" if close else f"there are {', '.join(_ALL)}"
+            raise BadSchema(f"there is no column {field.name}: {near}")
+        if field.name in seen:
+            raise BadSchema(f"the column {field.name} is there twice")
+        seen.add(field.name)
+        if not _same(field.dataType, kind):
+            raise BadSchema(
+                f"the column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}: "
+                "read it as it is, then cast it"
+            )
+        if not field.nullable and field.name in _MAY_BE_NULL:
+            raise BadSchema(f"the column {field.name} may be null: leave NOT NULL out")
+    return asked
+
+
+def _same(asked: DataType, kind: DataType) -> bool:
+    """Whether they are one type; whether values of a map may be null is nobody's concern."""
+    return asked.simpleString() == kind.simpleString()
+
+
+# --- write columns ---------------------------------------------------------------------------------
+#
+# The columns a DataFrame is written from: what they must be, and the messages of an Arrow batch in chunks.
+
+
+#: A chunk ends before its payloads are more, unless a single one is: far below what a daemon takes in one body.
+MAX_CHUNK_BYTES = 4 << 20
+ROUTING_KEY = "routingKey"
+_TEXT_OR_BYTES = (types.BinaryType, types.StringType)
+_WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+#: Column → the types it may have, and how they are called.
+_KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
+    "payload": (_TEXT_OR_BYTES, "BINARY or STRING"),
+    "topic": ((types.StringType,), "STRING"),
+    "routing_key": ((types.StringType,), "STRING"),
+    "headers": ((types.MapType,), "MAP<STRING,STRING>"),
+    "ttl_seconds": (_WHOLE, "INT"),
+}
+
+
+class Chunk(NamedTuple):
+    """Messages of one topic that go into one request."""
+
+    topic: str
+    payloads: Sequence[bytes]
+    ttls_s: Sequence[int | None] | None
+    attributes: Sequence[Mapping[str, str]] | None
+
+
+@dataclass(frozen=True)
+class WriteColumns:
+    """Where in a batch the columns are; None: the DataFrame has no such column."""
+
+    payload: int
+    payload_is_text: bool
+    topic: int | None = None
+    routing_key: int | None = None
+    headers: int | None = None
+    ttl_seconds: int | None = None
+
+    @classmethod
+    def of(cls, schema: types.StructType) -> WriteColumns:
+        """Find them by name, in any order and case.
+
+        Raises:
+          ValueError: payload is missing, a column has another type, is there twice, or is none that can be written.
+        """
+        found: dict[str, int] = {}
+        for index, field in enumerate(schema.fields):
+            name = field.name.lower()
+            if name not in _KNOWN:
+                raise ValueError(
+                    f"column {field.name} cannot be written: a message has {', '.join(_KNOWN)}; select() those alone"
+                )
+            if name in found:
+                raise ValueError(f"column {field.name} is there twice")
+            allowed, called = _KNOWN[name]
+            if not isinstance(field.dataType, allowed) or not _map_of_strings(field.dataType):
+                raise ValueError(f"column {field.name} is {field.dataType.simpleString().upper()}; it must be {called}")
+            found[name] = index
+        if "payload" not in found:
+            raise ValueError(f"there is no column payload (BINARY or STRING) among {', '.join(schema.names) or 'none'}")
+        is_text = isinstance(schema.fields[found["payload"]].dataType, types.StringType)
+        return cls(payload_is_text=is_text, **found)
+
+    def chunks(self, batch: pa.RecordBatch, topic: str | None, max_rows: int) -> Iterator[Chunk]:
+        """The messages of a batch, those of each topic in the batch's order.
+
+        Args:
+          topic: of all rows; None: the column says.
+        Raises:
+          ValueError: a value that no message can have, with the column's name.
+        """
+        payloads = self._payloads(batch)
+        ttls_s = None if self.ttl_seconds is None else _values(batch, self.ttl_seconds)
+        attributes = self._attributes(batch)
+        if topic is None:
+            assert self.topic is not None
+            parts = _rows_by_topic(_values(batch, self.topic))
+        else:
+            parts = {topic: None}
+        for name, rows in parts.items():
+            own = _picked(payloads, rows), _picked(ttls_s, rows), _picked(attributes, rows)
+            yield from _cut(name, *own, max_rows)
+
+    def _payloads(self, batch: pa.RecordBatch) -> list[bytes]:
+        column = batch.column(self.payload)
+        if column.null_count:
+            raise ValueError("payload is null: a message has bytes, if only none of them; filter or coalesce() first")
+        found: list[Any] = column.to_pylist()
+        return [text.encode() for text in found] if self.payload_is_text else found
+
+    def _attributes(self, batch: pa.RecordBatch) -> list[dict[str, str]] | None:
+        """None when no message of the batch has any."""
+        headers = self.headers is not None and _values(batch, self.headers)
+        keys = self.routing_key is not None and _values(batch, self.routing_key)
+        if not (headers and any(headers)) and not (keys and any(key is not None for key in keys)):
+            return None
+        found = [_header_map(pairs) for pairs in headers] if headers else [{} for _ in range(batch.num_rows)]
+        if keys:
+            for attributes, key in zip(found, keys, strict=True):
+                if key is not None:
+                    attributes[ROUTING_KEY] = key
+        return found
+
+
+def _map_of_strings(kind: types.DataType) -> bool:
+    """Whether it is, if it is a map at all."""
+    if not isinstance(kind, types.MapType):
+        return True
+    return isinstance(kind.keyType, types.StringType) and isinstance(kind.valueType, types.StringType)
+
+
+def _values(batch: pa.RecordBatch, index: int) -> list[Any]:
+    values: list[Any] = batch.column(index).to_pylist()
+    return values
+
+
+def _header_map(pairs: Sequence[tuple[str, str | None]] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in pairs or ():
+        if value is None:
+            raise ValueError(f"header {name} is null: an attribute is a string; leave the pair out of the map")
+        if name == ROUTING_KEY:
+            raise ValueError(f"headers hold {ROUTING_KEY}: it has a column of its own, routing_key")
+        found[name] = value
+    return found
+
+
+def _rows_by_topic(topics: Sequence[str | None]) -> dict[str, list[int] | None]:
+    """Topic → its rows, or None for all of them."""
+    distinct = dict.fromkeys(topics)
+    if None in distinct:
+        raise ValueError("topic is null: every row must say where it goes")
+    if len(distinct) == 1:
+        return {str(name): None for name in distinct}
+    rows: dict[str, list[int]] = {}
+    for index, name in enumerate(topics):
+        rows.setdefault(str(name), []).append(index)
+    return dict(rows)
+
+
+def _picked(values: Any, rows: list[int] | None) -> Any:
+    return values if values is None or rows is None else [values[row] for row in rows]
+
+
+def _cut(name: str, payloads: list[bytes], ttls_s: Any, attributes: Any, max_rows: int) -> Iterator[Chunk]:
+    """Chunks of at most so many rows, and of about ``MAX_CHUNK_BYTES``."""
+    start = 0
+    while start < len(payloads):
+        stop = _end_of_chunk(payloads, attributes, start, min(len(payloads), start + max_rows))
+        yield Chunk(
+            name,
+            payloads[start:stop],
+            None if ttls_s is None else ttls_s[start:stop],
+            None if attributes is None else attributes[start:stop],
+        )
+        start = stop
+
+
+def _end_of_chunk(payloads: list[bytes], attributes: Any, start: int, stop: int) -> int:
+    if attributes is None and sum(map(len, payloads[start:stop])) <= MAX_CHUNK_BYTES:
+        return stop
+    size = 0
+    for index in range(start, stop):
+        size += len(payloads[index])
+        if attributes is not None:
+            size += sum(len(name) + len(value) for name, value in attributes[index].items())
+        if size > MAX_CHUNK_BYTES and index > start:
+            return index
+    return stop

@@ -1,0 +1,19 @@
+"""Topics as Parquet files: kept beyond their expiry, each message once, read again with ``read``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_plainsong.pipeline.archive.reading import read
+
+__all__ = ["read"]
+
+
+def __getattr__(name: str) -> Any:
+    """``read``, loaded when it is asked for: the command's help needs no pyspark."""
+    if name == "read":
+        from pyspark_plainsong.pipeline.archive.reading import read
+
+        return read
+    raise AttributeError(name)

@@ -1,0 +1,268 @@
+"""Brings an archive up to date with its topics: one streaming query each, and holes filled while the topic still has the messages.
+
+Bringing an archive up to date with its topics: one streaming query each, from where the archive ends.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.pipeline.archive import layout
+from pyspark_plainsong.pipeline.archive.manifest import Range, covered, minus
+from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.writing import TIMESTAMPS, ArchiveWriter, Log, Offsets
+from pyspark_plainsong.pipeline.files import open_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from plainsong import Client
+    from pyspark_plainsong.pipeline.archive.manifest import Manifest
+    from pyspark_plainsong.pipeline.job import Run
+
+FIRST = bytes(20)
+#: A run that begins within this part of the ttl after the archive had caught up need not ask what may have expired.
+SAFE_PART = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOptions:
+    """How topics are archived."""
+
+    root: str
+    checkpoint: str | None = None
+    """Below which the queries keep their offsets; None: in the archive."""
+    batch_rows: int = 500_000
+    batch_bytes: int = 256 << 20
+    compression: str = "zstd"
+    isolation: str | None = None
+    may_lose: bool = False
+    """Go on behind what expired before it was archived, instead of failing."""
+    warn_at: float = 0.5
+    """Of the topic's ttl."""
+
+
+class Subject:
+    """One topic, its archive and its checkpoint."""
+
+    def __init__(self, run: Run, client: Client, topic: str, choices: AppendOptions) -> None:
+        properties = client.properties(topic)
+        self.run, self.topic, self.choices = run, topic, choices
+        self.log = Log(run.where.namespace, topic, int(properties["generation"]))
+        self.ttl_s = int(properties["ttl"])
+        self.files = open_files(choices.root, run.session)
+        self.checkpoint, self.offsets = checkpoint_of(run, self.log, choices.root, choices.checkpoint)
+        self._safe_until_ms = 0
+        self._client = client
+        self._check: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one that appends to this archive. Raises Busy: somebody else is; nothing was done."""
+
+        def say(text: str) -> None:
+            self.run.warn(text, "taken_over", topic=self.topic)
+
+        path = layout.lock_file(self.log.namespace, self.topic, "appending")
+        with self.files.lock(path, f"the archive of {self.log.name}", say) as hold:
+            self._check = hold.check
+            yield
+
+    def holes(self) -> list[Range]:
+        """Ranges before the checkpoint's end that no entry holds."""
+        first, done = self.offsets.first(), self.offsets.done()  # before the entries, which are written before it
+        if first is None or done is None or first >= done:
+            return []
+        return minus(Range(first, done), covered(self.entries()))
+
+    @property
+    def resumes_at(self) -> bytes:
+        """The id from which on nothing is archived yet, as far as a new run would go by."""
+        return self.offsets.done() or self.offsets.first() or self._end_of_archive()
+
+    def begin(self) -> bytes:
+        """Where the query's first batch starts: noted now, if the checkpoint is new, and the same ever after."""
+        start = self.offsets.first()
+        if start is None:
+            if not self.offsets.is_new:
+                says = f"{self.checkpoint} is a checkpoint of something else"
+                raise CommandFailed(says, hint="choose another --checkpoint", code=Exit.STORE)
+            start = self._end_of_archive()
+            self.offsets.begin(start)
+        return start
+
+    def start(self, done: Callable[[Manifest], None], *, every: str | None) -> StreamingQuery:
+        """Start the query.
+
+        Args:
+          done: called in the query's thread with each batch that was written.
+          every: the trigger's interval; None: once, until what is there now has been archived.
+        """
+        start = self.begin()
+        spark = self.run.session()
+        spark.conf.set(*TIMESTAMPS)
+        rows = spark.readStream.format("plainsong").options(**self.source(start, follows=every is not None)).load()
+        writer = self.writer(done)
+        query = rows.writeStream.foreachBatch(writer).queryName(f"archive {self.log.name}")
+        query = query.option("checkpointLocation", self.offsets.files.url(""))
+        return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
+
+    def writer(self, done: Callable[[Manifest], None] = lambda manifest: None) -> ArchiveWriter:
+        """Of batches into this archive; ``done`` is called with each."""
+        return ArchiveWriter(
+            self.files,
+            self.log,
+            self.offsets,
+            compression=self.choices.compression,
+            is_held=lambda first, end: not minus(Range(first, end), covered(self.entries())),
+            check=self._check,
+            done=done,
+        )
+
+    def check_nothing_was_lost(self) -> None:
+        """After a run that did not look out for losses. Raises CommandFailed: it took so long that it should have."""
+        if self._safe_until_ms and now_ms() > self._safe_until_ms:
+            says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
+            raise CommandFailed(says, hint="archive more often, or raise the ttl")
+
+    def entries(self) -> list[Manifest]:
+        """The entries of this generation."""
+        return load_manifests(self.files, self.log.folder)
+
+    def waiting_s(self, end: bytes) -> float:
+        """The age of the oldest message from ``end`` on, whatever its state; 0 when there is none."""
+        seen = self._client.messages(self.topic, end, limit=1)
+        return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
+
+    def judge(self, end: bytes) -> bool:
+        """Tell how far the archive is behind; whether that is too far."""
+        asked_ms = now_ms()
+        age_s = self.waiting_s(end)
+        if age_s == 0 and self.offsets.done() == end and not self.run.dry_run:
+            self.offsets.note_caught_up(end, asked_ms)
+        self.run.metrics.set("lag_seconds", age_s, topic=self.topic)
+        self.run.metrics.set("ttl_used_ratio", age_s / self.ttl_s, topic=self.topic)
+        if age_s <= self.choices.warn_at * self.ttl_s:
+            return False
+        used = f"{age_s / self.ttl_s:.0%} of its time to live"
+        self.run.warn(
+            f"{self.log.name}: the oldest message that is not archived is {show_length(age_s * 1000)} old, {used}; "
+            "archive more often, or raise the ttl",
+            "behind",
+            topic=self.topic,
+            ageSeconds=round(age_s, 1),
+            ttlSeconds=self.ttl_s,
+        )
+        return True
+
+    def _is_safe(self) -> bool:
+        """Whether nothing can have expired that was not archived, although the archive's end may be older than the ttl.
+
+        All that came since the archive had caught up is younger than that, which the connector cannot know: it sees a
+        position in a topic where messages are rare, and has to take it for one behind which some have expired.
+        """
+        caught_up_ms = self.offsets.caught_up_ms()
+        if caught_up_ms is None or now_ms() - caught_up_ms > SAFE_PART * self.ttl_s * 1000:
+            return False
+        self._safe_until_ms = caught_up_ms + self.ttl_s * 1000
+        return True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the archive ends before what the topic still holds, and yet is complete."""
+        return layout.time_of(self.resumes_at) < now_ms() - self.ttl_s * 1000 and self._is_safe()
+
+    def _end_of_archive(self) -> bytes:
+        """The first id after all that is archived of this generation; a gap before it is not filled."""
+        held = covered(self.entries())
+        return held[-1].end if held else FIRST
+
+    def source(self, start: bytes, *, follows: bool = False) -> dict[str, str]:
+        """The options of the connector."""
+        options = self.run.source(
+            subscribe=self.topic,
+            startingOffsets=starting_offsets(self.log, start),
+            maxOffsetsPerTrigger=str(self.choices.batch_rows),
+            maxBytesPerTrigger=str(self.choices.batch_bytes),
+            minPartitions=str(self.run.session().sparkContext.defaultParallelism),
+            failOnDataLoss=str(not (self.choices.may_lose or (not follows and self._is_safe()))).lower(),
+        )
+        if self.choices.isolation is not None:
+            options["isolation"] = self.choices.isolation
+        return options
+
+
+def checkpoint_of(run: Run, log: Log, root: str, checkpoint: str | None) -> tuple[str, Offsets]:
+    """Where the query of a topic keeps its offsets, as a path or URL, and what they say."""
+    below = layout.checkpoint_folder(log.namespace, log.topic, log.generation)
+    at = f"{(root if checkpoint is None else checkpoint).rstrip('/')}/{below}"
+    return at, Offsets(open_files(at, run.session), log)
+
+
+def starting_offsets(log: Log, start: bytes) -> str:
+    """An id as the connector takes it for its first position."""
+    if start == FIRST:
+        return "earliest"
+    told: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
+    return json.dumps(told, separators=(",", ":"))
+
+
+# --- mending ---------------------------------------------------------------------------------------
+#
+# Holes of an archive, before the place that its checkpoint came to: filled from the topic while that has the
+# messages.
+
+
+def mend(subject: Subject) -> int:
+    """Archive what is missing before the checkpoint's end, each hole as an entry of its own; how many messages.
+
+    Nothing that this program does makes a hole; folders that were lost or taken away do. The query goes on behind
+    them and would never look there again.
+
+    Raises:
+      CommandFailed: the messages may have expired in the topic; nothing was done.
+    """
+    found = subject.holes()
+    expired_before = layout.time_bound(max(0, now_ms() - subject.ttl_s * 1000))
+    for hole in found:
+        if hole.start < expired_before and not subject.choices.may_lose:
+            raise CommandFailed(
+                f"{subject.log.name}: the archive has nothing {layout.tell_range(*hole)}, though the checkpoint is past it, and the "
+                "messages may have expired in the topic",
+                hint="bring the folders back, or archive what is left of it, and go on: --may-lose",
+                code=Exit.STORE,
+            )
+    count = 0
+    for hole in found:
+        rows = fill(subject, hole)
+        says = f"{subject.log.name}: the archive had nothing {layout.tell_range(*hole)}; {show_count(rows)} messages were archived again"
+        bounds = {"start": hole.start.hex(), "end": hole.end.hex()}
+        subject.run.warn(says, "hole", topic=subject.topic, rows=rows, **bounds)
+        count += rows
+    return count
+
+
+def fill(subject: Subject, hole: Range) -> int:
+    """Archive what the topic has of a range; how many messages. Raises what Spark raises; the hole is there still."""
+    subject.run.session().conf.set(*TIMESTAMPS)
+    manifest = subject.writer().put(in_topic(subject, hole), secrets.token_hex(16), 0, hole)
+    return manifest.stats.count
+
+
+def in_topic(subject: Subject, hole: Range) -> DataFrame:
+    """The messages of a range."""
+    options = subject.source(hole.start) | {"endingOffsets": starting_offsets(subject.log, hole.end)}
+    for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
+        del options[name]
+    options["failOnDataLoss"] = str(not subject.choices.may_lose).lower()
+    return subject.run.session().read.format("plainsong").options(**options).load()

@@ -1,0 +1,243 @@
+"""What the commands of ``archive`` do: for each topic in turn, or for all at once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from plainsong.cli.options import chosen, show_time
+from plainsong.cli.output import show_bytes, show_count
+from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.options import ReadOptions
+from pyspark_plainsong.pipeline.archive import layout
+from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, mend
+from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
+from pyspark_plainsong.pipeline.archive.manifest import Range
+from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.verification import Findings, Verification
+from pyspark_plainsong.pipeline.archive.writing import Log
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.progress import watch_all
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark_plainsong.calls import Extent
+    from pyspark_plainsong.pipeline.archive.compaction import Day
+    from pyspark_plainsong.pipeline.archive.manifest import Manifest
+    from pyspark_plainsong.pipeline.job import Run
+
+
+def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
+    """Archive what there is, or follow.
+
+    Args:
+      every: the interval of following; None: once.
+      options: of ``Choices``.
+    Returns:
+      the topics whose archive was, or is, too far behind.
+    Raises:
+      CommandFailed: a topic is not there, or somebody else archives one; nothing was done. An archive has a hole that
+        cannot be filled. What Spark and the daemon raise; what has a manifest by then is archived.
+    """
+    choices = AppendOptions(root, **options)
+    with run.client(*topics) as client, ExitStack() as holds:
+        subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
+        if run.dry_run:
+            for subject in subjects:
+                foresee(run, subject)
+            return []
+        for subject in subjects:
+            holds.enter_context(subject.held())
+        for subject in subjects:
+            mend(subject)
+        behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
+        appended = [Appending(run, subject) for subject in subjects]
+        for each in appended:
+            # One that is followed must look out for losses, which it can only from where something is.
+            if every is None or each.subject.is_quiet:
+                _go(run, [each], None)
+                each.subject.check_nothing_was_lost()
+        if every is not None:
+            _go(run, appended, every)
+        for each in appended:
+            if each.end():
+                behind.add(each.subject.topic)
+    return sorted(behind)
+
+
+def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
+    """Start the queries of these topics, and wait for them."""
+    run.session()  # whose start is no part of how fast the topic is
+    run.progress.begin()
+    queries = [each.subject.start(each.done, every=every) for each in group]
+
+    def tell() -> None:
+        for each in group:
+            each.tell(following=every is not None)
+
+    watch_all(queries, idle=tell)
+
+
+#: A topic that is followed is asked this often, in looks of a second, whether its archive is behind.
+JUDGE_EVERY = 30
+
+
+class Appending:
+    """One topic under way; batches end in the query's thread, and are told in the command's."""
+
+    def __init__(self, run: Run, subject: Subject) -> None:
+        self._run = run
+        self.subject = subject
+        self._written: list[Manifest] = []
+        self._told = 0
+        self._looks = 0
+        self._expected = expected(run, subject) if run.progress.is_heard else None
+
+    def done(self, manifest: Manifest) -> None:
+        """A batch was written."""
+        self._written.append(manifest)
+
+    def tell(self, *, following: bool = False) -> None:
+        """Say what was written since the last time."""
+        topic = self.subject.topic
+        for manifest in self._written[self._told :]:
+            self._told += 1
+            self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
+            self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
+            self._run.metrics.add("batches_total", topic=topic)
+            bounds = {"start": manifest.start.hex(), "end": manifest.end.hex()}
+            rows, batch_bytes = manifest.stats.count, manifest.stats.payload_bytes
+            self._run.progress.event(
+                "batch", topic=topic, batch=manifest.batch, rows=rows, payloadBytes=batch_bytes, **bounds
+            )
+            self._run.metrics.write()
+        if self._written:
+            last = self._written[-1]
+            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_heard else None
+            rows = sum(each.stats.count for each in self._written)
+            of = None if following else self._expected
+            self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
+        self._looks += 1
+        if following and self._looks % JUDGE_EVERY == 0:
+            self.subject.judge(self.subject.resumes_at)
+            self._run.metrics.write()
+
+    def end(self) -> bool:
+        """Say what it came to; whether the archive is behind even now."""
+        self.tell()
+        rows = sum(each.stats.count for each in self._written)
+        size = sum(each.stats.payload_bytes for each in self._written)
+        end = self.subject.resumes_at
+        text = f"{self.subject.topic}: {show_count(rows)} messages, {show_bytes(size)} in {len(self._written)} batches"
+        told = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
+        self._run.progress.result(text, "archived", **told, end=end.hex())
+        return self.subject.judge(end)
+
+
+def expected(run: Run, subject: Subject) -> int:
+    """How many messages wait to be archived, whatever becomes of their transactions."""
+    return _ahead(run, subject.topic, subject.resumes_at).messages
+
+
+def foresee(run: Run, subject: Subject) -> None:
+    """Say what ``append`` would do."""
+    start = subject.resumes_at
+    ahead = _ahead(run, subject.topic, start)
+    since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
+    run.progress.result(
+        f"{subject.topic}: would archive {show_count(ahead.messages)} messages, {show_bytes(ahead.size_bytes)}, "
+        f"since {since}, into {subject.files.url(subject.log.folder)}",
+        "foreseen",
+        topic=subject.topic,
+        messages=ahead.messages,
+        bytes=ahead.size_bytes,
+        start=start.hex(),
+        folder=subject.files.url(subject.log.folder),
+    )
+    subject.judge(start)
+
+
+def _ahead(run: Run, topic: str, start: bytes) -> Extent:
+    """What stands from ``start`` on; the connector's own client can count without moving payloads."""
+    with closing(ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()) as calls:
+        return calls.offsets(topic, start=start)
+
+
+def compact(
+    run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
+) -> None:
+    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there, or somebody else compacts one."""
+    files = open_files(root, run.session)
+    entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
+    for topic in chosen(sorted({entry.topic for entry in entries}), topics):
+        generations = sorted({each.generation for each in entries if each.topic == topic})
+        logs = [Log(run.where.namespace, topic, generation) for generation in generations]
+        if run.dry_run:
+            for log in logs:
+                _foresee_days(run, log, plan(load_manifests(files, log.folder), unfinished=today))
+            continue
+
+        def say(text: str, topic: str = topic) -> None:
+            run.warn(text, "taken_over", topic=topic)
+
+        path = layout.lock_file(run.where.namespace, topic, "compacting")
+        with files.lock(path, f"days of {run.where.namespace}:{topic}", say) as hold:
+            for log in logs:
+                compaction = Compaction(run.session(), files, log, compression=compression, held=hold.check)
+                _compact(run, log, compaction, today=today, keep_ms=keep_ms)
+
+
+def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
+    for day in days:
+        rows = sum(piece.entry.stats.count for piece in day.pieces)
+        text = f"{log.topic}: would write {day.day} from {len(day.pieces)} entries"
+        run.progress.result(text, "foreseen", topic=log.topic, day=day.day, entries=len(day.pieces), rows=rows)
+
+
+def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
+    """One generation, whose entries are looked at now that nobody else compacts it."""
+    days = plan(compaction.entries(), unfinished=today)
+    rows = 0
+    for number, day in enumerate(days):
+        manifest = compaction.run(day)
+        rows += manifest.stats.count
+        run.metrics.add("rows_total", manifest.stats.count, topic=log.topic)
+        run.metrics.add("batches_total", topic=log.topic)
+        run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
+        run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
+    swept = compaction.sweep(keep_ms)
+    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
+    run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
+
+
+def verify(
+    run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
+) -> Findings:
+    """Compare a range of ids with the topic. Raises CommandFailed: the topic is not there; what Spark raises."""
+    with run.client(topic) as client:
+        properties = client.properties(topic)
+    log = Log(run.where.namespace, topic, int(properties["generation"]))
+    source = run.source(subscribe=topic, **({} if isolation is None else {"isolation": isolation}))
+    verification = _verification(run, log, root, start, end, checkpoint)
+    return verification.run(source, int(properties["ttl"]))
+
+
+def verify_files(
+    run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
+) -> Findings:
+    """Look whether an archive is whole, without its topic. Raises CommandFailed: there is none; what Spark raises."""
+    log = Log(run.where.namespace, topic, generation)
+    if not load_manifests(open_files(root, run.session), log.folder):
+        raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)
+    return _verification(run, log, root, start, end, checkpoint).run_alone()
+
+
+def _verification(run: Run, log: Log, root: str, start: bytes, end: bytes, checkpoint: str | None) -> Verification:
+    if start >= end:
+        raise CommandFailed("--from is not before --to", code=Exit.USAGE)
+    _, offsets = checkpoint_of(run, log, root, checkpoint)
+    first, done = offsets.first(), offsets.done()
+    reached = None if first is None or done is None else Range(first, done)
+    files = open_files(root, run.session)
+    return Verification(run.session(), files, log, Range(start, end), reached)

@@ -1,0 +1,176 @@
+"""The job ``archive``: its three commands, and what they tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from plainsong.cli import output
+from plainsong.cli.options import Length, Place
+from plainsong.cli.verb import CommandFailed, Exit, VerbGroup
+from pyspark_plainsong.pipeline.job import Run, job_options
+
+_root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")
+_checkpoint = click.option(
+    "--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default."
+)
+_compression = click.option(
+    "--compression", default="zstd", type=click.Choice(["zstd", "snappy", "lz4_raw", "gzip", "none"]), show_default=True
+)
+_isolation = click.option(
+    "--isolation", type=click.Choice(["committed", "uncommitted"]), help="Of reading; the connector's by default."
+)
+
+
+class Keep(click.ParamType[int]):
+    """A length of time in milliseconds, or 0."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds."""
+        if isinstance(value, int) or str(value) in ("0", "0s"):
+            return int(str(value).removesuffix("s"))
+        return Length(0.001).convert(value, param, ctx)
+
+
+@click.group(cls=VerbGroup)
+def archive() -> None:
+    """Keep topics as Parquet files, beyond their expiry.
+
+    Each message stands in an archive once, whatever is killed when, and every
+    file stands in a manifest that says what it holds. `pyspark_plainsong.pipeline.archive.read`
+    gives the rows.
+    """
+
+
+@archive.command(
+    examples=[
+        "plainsong pipeline run archive append orders --root archive",
+        "plainsong pipeline run archive append 'orders-*' --root archive --follow",
+    ]
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
+@_root
+@_checkpoint
+@click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is archived.")
+@click.option("--every", default="10s", metavar="TIME", type=Length(), help="How often --follow looks; 10s by default.")
+@click.option("--batch-rows", default=500_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@click.option("--batch-bytes", default=256 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@_compression
+@_isolation
+@click.option("--may-lose", is_flag=True, help="Go on behind what expired before it was archived, instead of failing.")
+@click.option(
+    "--warn-at", default=0.5, type=click.FloatRange(0, 1), show_default=True, help="Part of the ttl that is too late."
+)
+@click.option("--fail-when-behind", is_flag=True, help="End with exit code 1 after such a warning.")
+@job_options("archive")
+def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None:
+    """Bring the archive up to date with topics.
+
+    What the archive has is not read again. With several topics one is archived
+    after the other; with --follow all at once.
+    """
+    from pyspark_plainsong.pipeline.archive import archiving  # here, so that help needs no pyspark
+
+    every, follow, fail = options.pop("every"), options.pop("follow"), options.pop("fail_when_behind")
+    behind = archiving.append(run, topics, root, every=f"{every} seconds" if follow else None, **options)
+    if behind and fail:
+        raise CommandFailed(
+            f"the archive was behind for {', '.join(behind)}", hint="it is not any more, unless it says so again"
+        )
+
+
+@archive.command(examples=["plainsong pipeline run archive compact --root archive"])
+@click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
+@_root
+@_compression
+@click.option("--today", is_flag=True, help="Also the day that the archive has not reached the end of.")
+@click.option(
+    "--keep",
+    default="1h",
+    metavar="TIME",
+    type=Keep(),
+    help="Take replaced files away so much later, for readers that have begun; 1h by default.",
+)
+@job_options("archive")
+def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
+    """Make one set of files of each finished day (dt=2026-01-31).
+
+    May be killed anywhere and run again. Readers that go by the manifests see
+    each message once all the time.
+    """
+    from pyspark_plainsong.pipeline.archive import archiving
+
+    archiving.compact(run, topics, root, compression=compression, today=today, keep_ms=keep)
+
+
+@archive.command(
+    examples=[
+        "plainsong pipeline run archive verify orders --root archive",
+        "plainsong pipeline run archive verify orders --root archive --from -2d --to -1d",
+    ]
+)
+@click.argument("topic")
+@_root
+@click.option(
+    "--from", "start", type=Place(now="ms"), default="oldest", metavar="PLACE", help="From here on; all by default."
+)
+@click.option("--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help="Before here; now by default.")
+@_isolation
+@_checkpoint
+@click.option(
+    "--generation", type=click.IntRange(1), help="Look at the files of this one alone: its topic is gone, or made anew."
+)
+@job_options("archive", dry_run=False)
+def verify(
+    run: Run,
+    topic: str,
+    root: str,
+    start: Any,
+    end: Any,
+    isolation: str | None,
+    checkpoint: str | None,
+    generation: int | None,
+) -> None:
+    """Compare the archive with the topic, message by message.
+
+    Also compares the files with their manifests and these with each other,
+    which tells damage and gaps of what expired in the topic long ago. Ends
+    with 1 when something is missing, different or damaged.
+    """
+    from pyspark_plainsong.pipeline.archive import archiving
+
+    first = bytes(20) if start == "oldest" else _bound(start)
+    last = _bound(end)
+    if generation is None:
+        findings = archiving.verify(run, topic, root, first, last, isolation, checkpoint=checkpoint)
+    else:
+        findings = archiving.verify_files(run, topic, generation, root, first, last, checkpoint=checkpoint)
+    run.progress.result("\n".join(_told(findings)), "verified", topic=topic, **findings.as_json())
+    if not findings.is_good:
+        bad = ("missing", "different", "twice")
+        said = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
+        said += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
+        said += [f"{len(findings.holes)} gaps that no entry holds"] if findings.holes else []
+        raise CommandFailed(f"the archive is not what the topic was: {', '.join(said)}", code=Exit.FAILED)
+
+
+def _bound(place: str | bytes | int) -> bytes:
+    from plainsong.starts import as_bound
+
+    assert not isinstance(place, str), place
+    return as_bound(place)
+
+
+def _told(findings: Any) -> list[str]:
+    from pyspark_plainsong.pipeline.archive.layout import tell_range
+    from pyspark_plainsong.pipeline.archive.verification import VERDICTS
+
+    told = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
+    counts = [(name, f"{output.show_count(findings.counts[name]):>12}  {says}") for name, says in told]
+    lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
+    lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
+    lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
+    return lines + [f"hole: {tell_range(*hole)}" for hole in findings.holes]

@@ -1,0 +1,267 @@
+"""Reads an archive, every message once; checks that its files hold what their manifests say.
+
+Reading an archive: every message once, whatever batches, days and half-done compactions stand in it.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
+from pyspark_plainsong.pipeline.archive.manifest import NOTHING, Manifest, Piece, Stats, parse_manifest, pieces
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.job import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from pyspark_plainsong.pipeline.files import Files
+
+#: An archive whose days come and go is looked at so often, for two looks that are alike.
+LOOKS = 100
+
+
+def read(
+    spark: SparkSession,
+    root: str,
+    *,
+    namespace: str | None = None,
+    topic: str | None = None,
+    start: bytes | None = None,
+    end: bytes | None = None,
+) -> DataFrame:
+    """The archived messages, each once, in no order (``orderBy("generation", "message_id")`` gives the topic's).
+
+    Only files that stand in a manifest are read, at the time of this call: what is archived or compacted later is
+    not seen, and files that a compaction swept away meanwhile fail the query instead of changing its result.
+
+    Args:
+      root: what ``--root`` was: a path, or a URL that Hadoop knows.
+      namespace, topic: only these.
+      start, end: only ids ``start <= id < end``, 20 bytes each; whole files outside are not opened.
+    Returns:
+      the columns of the connector (``docs/spark.md``) and ``generation INT``.
+    Raises:
+      CommandFailed: a manifest cannot be read; files are missing, or have other sizes than it says.
+    """
+    files = open_files(root, lambda: spark)
+    under = "/".join(each for each in (namespace, topic if namespace else None) if each)
+    entries = [each for each in load_manifests(files, under) if topic is None or each.topic == topic]
+    return rows_of(spark, files, within(pieces_of(entries), start, end))
+
+
+def load_manifests(files: Files, under: str = "") -> list[Manifest]:
+    """All entries below a folder. Raises CommandFailed: a manifest cannot be read, or days change all the time."""
+    for _ in range(LOOKS):
+        paths = files.find(under, MANIFEST_NAME)
+        texts = {path: files.read(path) for path in paths}
+        # A listing is not of one moment: a day may be finished and its batches swept away while it goes on. Whatever
+        # vanished before the first listing's end was replaced before the second one began. New batches replace nothing.
+        now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
+        if now == texts.keys() and None not in texts.values():
+            return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
+    raise CommandFailed(
+        f"the archive below {files.url(under)} changed each time it was looked at", code=Exit.UNAVAILABLE
+    )
+
+
+def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
+    """What is read of each entry, over all topics and generations."""
+
+    def log(entry: Manifest) -> tuple[str, str, int]:
+        return entry.namespace, entry.topic, entry.generation
+
+    return [piece for _, group in groupby(sorted(entries, key=log), log) for piece in pieces(group)]
+
+
+def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> list[Piece]:
+    """The same, cut to ids ``start <= id < end``."""
+    cut = [
+        Piece(piece.entry, max(piece.start, start or piece.start), min(piece.end, end or piece.end)) for piece in found
+    ]
+    return [piece for piece in cut if piece.start < piece.end]
+
+
+def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFrame:
+    """The rows of these pieces: whole entries in one scan, each part of an entry in one of its own.
+
+    Raises:
+      CommandFailed: files are missing, or have other sizes than their manifest says.
+    """
+    held = [piece for piece in found if _may_hold(piece)]
+    check_unaltered(files, [piece.entry for piece in held])
+    whole = [piece.entry for piece in held if is_all(piece)]
+    parts = [rows_in(spark, files, whole)] if whole else []
+    for piece in held:
+        if not is_all(piece):
+            inside = (sf.col("message_id") >= sf.lit(piece.start)) & (sf.col("message_id") < sf.lit(piece.end))
+            parts.append(rows_in(spark, files, [piece.entry]).where(inside))
+    if not parts:
+        return spark.createDataFrame([], SCHEMA)
+    return reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def is_all(piece: Piece) -> bool:
+    """Whether every row of the entry is in the piece, which its first and last id tell better than its range."""
+    first, last = piece.entry.stats.first, piece.entry.stats.last
+    return piece.is_whole or (first is not None and last is not None and piece.start <= first and last < piece.end)
+
+
+def _may_hold(piece: Piece) -> bool:
+    first, last = piece.entry.stats.first, piece.entry.stats.last
+    return first is not None and last is not None and first < piece.end and piece.start <= last
+
+
+# --- inspection ------------------------------------------------------------------------------------
+#
+# Whether the files of an archive hold what their manifests say: before one is written, and ever after.
+
+
+def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tuple[tuple[str, int], ...]]:
+    """Make what was just written to a folder durable.
+
+    Returns:
+      what its rows amount to, and the names and sizes of its files, which are those that the rows were read from.
+    Raises:
+      CommandFailed: the folder was changed, or taken away, meanwhile.
+    """
+    there = files.sizes(folder)
+    if there:  # Spark writes a file where there is no row, too
+        stats = stats_of(spark.read.schema(SCHEMA).parquet(*(files.url(f"{folder}/{name}") for name in there)))
+        files.settle(folder)
+        if files.sizes(folder) == there:
+            return stats, tuple(there.items())
+    raise damage(f"{folder} was changed by somebody while it was written")
+
+
+def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
+    """Which entries have files missing, or of another size, by their folder; no file is opened."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        there = files.sizes(entry.folder)
+        wrong = [
+            f"{name} is missing" if name not in there else f"{name} has {there[name]} bytes, not {size}"
+            for name, size in entry.files
+            if there.get(name) != size
+        ]
+        if entry.stats.count and not entry.files:
+            wrong.append(f"its {entry.stats.count} rows are in no file")
+        if wrong:
+            found[entry.folder] = "; ".join(wrong)
+    return found
+
+
+def check_unaltered(files: Files, entries: Sequence[Manifest]) -> None:
+    """Raises CommandFailed: an entry has files missing, or of another size."""
+    for folder, why in altered(files, entries).items():
+        raise damage(f"{folder} is damaged: {why}")
+
+
+def damage(message: str, *, hint: str = "archive verify tells all that is damaged") -> CommandFailed:
+    """The error for it."""
+    return CommandFailed(message, hint=hint, code=Exit.STORE)
+
+
+def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
+    """What is wrong with entries, by their folder: files missing or of another size, rows of other contents."""
+    each_once = list({entry.folder: entry for entry in entries}.values())
+    found = altered(files, each_once)
+    return found | _changed(spark, files, [entry for entry in each_once if entry.folder not in found])
+
+
+def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
+    """Entries whose rows are not those of the manifest: one pass, and halves of it where a file cannot be read."""
+    try:
+        now = stats_by_entry(spark, files, entries)
+    except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
+        if len(entries) == 1:
+            return {entries[0].folder: f"cannot be read: {reason_of(error)}"}
+        half = len(entries) // 2
+        return _changed(spark, files, entries[:half]) | _changed(spark, files, entries[half:])
+    found = {}
+    for entry in entries:
+        is_now = now[entry.folder]
+        if is_now.count != entry.stats.count:
+            found[entry.folder] = f"has {is_now.count} rows, not {entry.stats.count}"
+        elif is_now != entry.stats:
+            found[entry.folder] = "has rows of other contents"
+    return found
+
+
+# --- rows ------------------------------------------------------------------------------------------
+#
+# The rows of an archive: their columns, what they amount to, and whether files still hold what their manifest says.
+
+
+#: What the files have, in this order: the connector's columns, and the generation.
+SCHEMA = (
+    "namespace STRING, topic STRING, generation INT, message_id BINARY, publish_timestamp TIMESTAMP, seq_id INT, "
+    "write_timestamp TIMESTAMP, payload_seq_id INT, routing_key STRING, headers MAP<STRING,STRING>, payload BINARY"
+)
+COLUMNS = [each.split()[0] for each in SCHEMA.split(", ")]
+_BITS = (1 << 64) - 1
+
+
+def archived(messages: DataFrame, generation: int) -> DataFrame:
+    """Rows of the connector as an archive keeps them."""
+    return messages.withColumn("generation", sf.lit(generation)).select(*COLUMNS)
+
+
+def row_hash() -> Column:
+    """64 bits of what a message is: its id, payload, routing key and headers."""
+    # Maps have no order and cannot be hashed; their entries, sorted, can.
+    headers = sf.array_sort(sf.map_entries("headers"))
+    return sf.xxhash64("message_id", "payload", sf.coalesce("routing_key", sf.lit("\0")), headers)
+
+
+def stats_columns() -> list[Column]:
+    """The aggregates that ``stats_of`` reads."""
+    return [
+        sf.count(sf.lit(1)).alias("count"),
+        sf.coalesce(sf.sum(sf.octet_length("payload")), sf.lit(0)).alias("payload_bytes"),
+        sf.coalesce(sf.bit_xor(row_hash()), sf.lit(0)).alias("digest"),
+        sf.min("message_id").alias("first"),
+        sf.max("message_id").alias("last"),
+    ]
+
+
+def stats_of(rows: DataFrame) -> Stats:
+    """What rows amount to; one pass over them."""
+    row = rows.select(*stats_columns()).first()
+    return NOTHING if row is None else _stats(row.asDict())
+
+
+def _stats(row: dict[str, object]) -> Stats:
+    first, last = row["first"], row["last"]
+    return Stats(
+        int(str(row["count"])),
+        int(str(row["payload_bytes"])),
+        int(str(row["digest"])) & _BITS,
+        bytes(first) if isinstance(first, (bytes, bytearray)) else None,
+        bytes(last) if isinstance(last, (bytes, bytearray)) else None,
+    )
+
+
+def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> DataFrame:
+    """All rows of the files that manifests name, and of no others."""
+    urls = [files.url(f"{entry.folder}/{name}") for entry in entries for name, _ in entry.files]
+    if not urls:
+        return spark.createDataFrame([], SCHEMA)
+    return spark.read.schema(SCHEMA).parquet(*urls)
+
+
+def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats]:
+    """What the files of each entry amount to now, by its folder; one pass over all of them."""
+    # The last such folder: there may be one above the archive.
+    folder = sf.regexp_extract(sf.input_file_name(), r".*/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
+    counted = rows_in(spark, files, entries).groupBy(folder).agg(*stats_columns()).collect()
+    by_end = {row["folder"]: _stats(row.asDict()) for row in counted}
+    # Folders below the topic's are enough to tell entries of one topic apart, and free of how URLs are quoted.
+    return {entry.folder: by_end.get("/".join(entry.folder.split("/")[2:]), NOTHING) for entry in entries}

@@ -1,0 +1,146 @@
+"""Comparing an archive with its topic over a time range, message by message, and its files with their manifests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+
+from plainsong.cli.options import now_ms
+from pyspark_plainsong.pipeline.archive.appending import starting_offsets
+from pyspark_plainsong.pipeline.archive.layout import time_bound
+from pyspark_plainsong.pipeline.archive.manifest import Range, holes
+from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests, pieces_of, row_hash, rows_of, within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_plainsong.pipeline.archive.manifest import Manifest, Piece
+    from pyspark_plainsong.pipeline.archive.writing import Log
+    from pyspark_plainsong.pipeline.files import Files
+
+#: Ids named for each kind of difference.
+EXAMPLES = 5
+#: What can become of a message, and whether that is what an archive promises.
+VERDICTS: dict[str, tuple[str, bool]] = {
+    "same": ("in the topic and in the archive, alike", True),
+    "expired": ("in the archive, expired in the topic meanwhile", True),
+    "gone": ("in the archive, gone from the topic before its ttl: by a time to live of its own", True),
+    "waiting": ("in the topic, not archived yet", True),
+    "missing": ("in the topic, missing in the archive", False),
+    "different": ("in both, with another payload, routing key or headers", False),
+    "twice": ("more than once in the archive", False),
+}
+_BAD = [name for name, (_, good) in VERDICTS.items() if not good]
+
+
+@dataclass
+class Findings:
+    """What a comparison came to."""
+
+    counts: dict[str, int]
+    """By verdict."""
+    examples: dict[str, list[str]]
+    """Ids, as 40 hex digits; for verdicts that are not promised."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """What is wrong with an entry, by its folder; its rows count as missing."""
+    holes: list[Range] = field(default_factory=list)
+    """Ranges that no entry holds, though others do behind them, or the checkpoint is past them."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the archive holds what it promises."""
+        return not self.damaged and not self.holes and not any(self.counts.get(name) for name in _BAD)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        holes = [{"start": hole.start.hex(), "end": hole.end.hex()} for hole in self.holes]
+        return {"good": self.is_good, **self.counts, "examples": self.examples, "damaged": self.damaged, "holes": holes}
+
+
+class Verification:
+    """One comparison.
+
+    Args:
+      bounds: ids ``start <= id < end`` that are compared.
+      reached: the range that is archived by the checkpoint's word; None when there is no checkpoint.
+    """
+
+    def __init__(
+        self, spark: SparkSession, files: Files, log: Log, bounds: Range, reached: Range | None = None
+    ) -> None:
+        self._spark = spark
+        self._files = files
+        self._log = log
+        self._bounds = bounds
+        self._reached = reached
+
+    def run(self, source: Mapping[str, str], ttl_s: int) -> Findings:
+        """Compare with the topic, and files with their manifests.
+
+        Args:
+          source: options of the connector that say which daemon, topic and isolation.
+          ttl_s: of the topic.
+        Raises:
+          CommandFailed: a manifest cannot be read. What Spark raises.
+        """
+        entries, found, broken = self._look()
+        sound = [piece for piece in found if piece.entry.folder not in broken]
+        ends = [entry.end for entry in entries] + ([self._reached.end] if self._reached else [])
+        archived = self._hashed(rows_of(self._spark, self._files, sound))
+        counts, examples = _compared(
+            archived, self._hashed(self._in_topic(source)), ttl_s, max(ends, default=bytes(20))
+        )
+        return Findings(counts, examples, broken, self._holes(entries))
+
+    def run_alone(self) -> Findings:
+        """Compare files with their manifests, and look for what is missing between them. Raises as ``run``."""
+        entries, _, broken = self._look()
+        return Findings({}, {}, broken, self._holes(entries))
+
+    def _look(self) -> tuple[list[Manifest], list[Piece], dict[str, str]]:
+        entries = load_manifests(self._files, self._log.folder)
+        found = within(pieces_of(entries), *self._bounds)
+        return entries, found, damaged(self._spark, self._files, [piece.entry for piece in found])
+
+    def _hashed(self, rows: DataFrame) -> DataFrame:
+        return rows.select("message_id", row_hash().alias("hash"))
+
+    def _in_topic(self, source: Mapping[str, str]) -> DataFrame:
+        start, end = (starting_offsets(self._log, bound) for bound in self._bounds)
+        options = {**source, "startingOffsets": start, "endingOffsets": end, "failOnDataLoss": "false"}
+        return self._spark.read.format("plainsong").options(**options).load()
+
+    def _holes(self, entries: Sequence[Manifest]) -> list[Range]:
+        start, end = self._bounds
+        found = [Range(max(hole.start, start), min(hole.end, end)) for hole in holes(entries, self._reached)]
+        return [hole for hole in found if hole.start < hole.end]
+
+
+def _compared(
+    archived: DataFrame, theirs: DataFrame, ttl_s: int, archive_end: bytes
+) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How many messages are of each verdict, and the first ids of those that are wrong."""
+    expired_before = time_bound(max(0, now_ms() - ttl_s * 1000))
+    ours = archived.groupBy("message_id").agg(sf.count(sf.lit(1)).alias("times"), sf.min("hash").alias("ours"))
+    theirs = theirs.withColumnRenamed("hash", "theirs")
+    verdict = (
+        sf.when(sf.col("times") > 1, "twice")
+        .when(sf.col("theirs").isNull() & (sf.col("message_id") < sf.lit(expired_before)), "expired")
+        .when(sf.col("theirs").isNull(), "gone")
+        .when(sf.col("ours").isNull() & (sf.col("message_id") >= sf.lit(archive_end)), "waiting")
+        .when(sf.col("ours").isNull(), "missing")
+        .when(sf.col("ours") != sf.col("theirs"), "different")
+        .otherwise("same")
+    )
+    judged = ours.join(theirs, "message_id", "full_outer").select("message_id", verdict.alias("verdict"))
+    ids = sf.when(sf.col("verdict").isin(_BAD), sf.lower(sf.hex("message_id")))
+    rows = judged.groupBy("verdict").agg(
+        sf.count(sf.lit(1)).alias("count"), sf.slice(sf.sort_array(sf.collect_set(ids)), 1, EXAMPLES).alias("ids")
+    )
+    told = {row["verdict"]: row for row in rows.collect()}
+    counts = {name: int(told[name]["count"]) if name in told else 0 for name in VERDICTS}
+    return counts, {name: list(told[name]["ids"]) for name in _BAD if name in told}

@@ -1,0 +1,280 @@
+"""Keeps the tables up to date: each batch of messages is in all of them or in none, once, after any crash.
+
+One batch of messages into the four tables: what the stream does, again and again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import re
+import secrets
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
+
+from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.pipeline.audit.lineage import EDGES, edge_rows
+from pyspark_plainsong.pipeline.audit.manifest import (
+    LOCK,
+    MANIFEST,
+    Part,
+    TablesManifest,
+    first_look,
+    load_manifest,
+    store_manifest,
+)
+from pyspark_plainsong.pipeline.audit.messages import ACCESS, judged
+from pyspark_plainsong.pipeline.audit.reading import unmerged
+from pyspark_plainsong.pipeline.audit.table import DEAD_LETTERS, TRAIL, USAGE, dead_letter_rows, trail_rows, usage_rows
+from pyspark_plainsong.pipeline.files import LocalFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_plainsong.pipeline.audit.table import Table
+
+TABLES: Final = (TRAIL, USAGE, EDGES, DEAD_LETTERS)
+TABLE: Final = {table.name: table for table in TABLES}
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What a batch came to: messages that were new, those of them that were bad, and the bytes of all."""
+
+    messages: int = 0
+    bad: int = 0
+    bytes: int = 0
+    #: The same by topic (`namespace:name`), for those with new ones.
+    of_topic: dict[str, Absorbed] = field(default_factory=dict)
+
+
+def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
+    """Put messages, rows of the connector, into the tables, but for those that are there.
+
+    Of each topic they are the next ones, all up to the last of them. When it returns they are in, on the disk; when it
+    raises they may be, and are to be given again.
+    """
+    weighed = keeping.unseen(judged(messages))
+    # Of a good message the payload is of no more use; of a bad one it is all there is.
+    lean = weighed.withColumn("size", F.length("payload")).withColumn(
+        "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))
+    )
+    rows = lean.persist()
+    try:
+        topics = (
+            rows.groupBy("topic")
+            .agg(
+                F.max("message_id").alias("last"),
+                F.count(F.lit(1)).alias("messages"),
+                F.count("reason").alias("bad"),
+                F.count_if(F.col("reason").isNull() & (F.col("type") == ACCESS)).alias("accesses"),
+                F.sum("size").alias("bytes"),
+            )
+            .collect()
+        )
+        if not topics:
+            return Absorbed()
+        count = {name: sum(topic[name] for topic in topics) for name in ("messages", "bad", "accesses", "bytes")}
+        batch = {}
+        if count["messages"] > count["bad"]:
+            batch[TRAIL.name] = trail_rows(rows)
+        if count["accesses"]:
+            batch |= {USAGE.name: usage_rows(rows), EDGES.name: edge_rows(rows)}
+        if count["bad"]:
+            batch[DEAD_LETTERS.name] = dead_letter_rows(rows)
+        keeping.add(batch, {topic["topic"]: bytes(topic["last"]).hex() for topic in topics})
+    finally:
+        rows.unpersist()
+    keeping.merge(messages.sparkSession)
+    of_topic = {each["topic"]: Absorbed(each["messages"], each["bad"], each["bytes"]) for each in topics}
+    return Absorbed(count["messages"], count["bad"], count["bytes"], of_topic)
+
+
+# --- keeping ---------------------------------------------------------------------------------------
+#
+# Keeping tables up to date: each batch of messages is in all of them or in none, once, whoever is killed and when.
+#
+# A batch is written as one part for each table, then the manifest is replaced: that moment is the commit. The
+# manifest also says which message of each topic was the last, and rows up to it are left out of what comes later.
+# So a batch that is given again, after a death or by a new query that starts from the beginning, changes nothing;
+# the number of the batch and the checkpoint do not matter, only that messages of a topic come in their order.
+#
+# Parts are merged by eights, as soon as there are eight of a level: a table has a few dozen parts at most, beside
+# full ones, and each row is rewritten once a level.
+
+
+#: So many parts of one level become one of the next.
+FAN_IN: Final = 8
+#: A part of a table without keys that has so many rows is merged no more.
+FULL_ROWS: Final = 5_000_000
+
+
+class TablesBusy(CommandFailed):
+    """Another process keeps these tables. Nothing was changed."""
+
+
+class Keeping:
+    """The tables in a folder, of which this process is the only writer; made by `keep`."""
+
+    def __init__(self, root: Path, tables: Sequence[Table], keep_s: float) -> None:
+        self._root = root
+        self._tables = {table.name: table for table in tables}
+        self._keep_ms = int(keep_s * 1000)
+        self._manifest = load_manifest(root) or TablesManifest()
+
+    @property
+    def manifest(self) -> TablesManifest:
+        """What the tables consist of now."""
+        return self._manifest
+
+    def begin(self, lives: dict[str, int]) -> None:
+        """Say which life (generation) each topic is in; ids of one that was made again count from the beginning."""
+        self._manifest = self._manifest.living(lives)
+
+    def unseen(self, rows: DataFrame) -> DataFrame:
+        """Those of rows with topic (`namespace:name`) and message_id that the tables do not tell of yet."""
+        for topic, last in self._manifest.through.items():
+            rows = rows.where(~((F.col("topic") == topic) & (F.col("message_id") <= F.unhex(F.lit(last)))))
+        return rows
+
+    def add(self, rows: dict[str, DataFrame], through: dict[str, str]) -> list[Part]:
+        """Add rows, by table, that tell of all messages up to `through`; returns the parts that were written.
+
+        When it returns they are in the tables and on the disk. When it raises they may be: giving them again is right.
+        """
+        folder = new_folder(self._manifest.sequence + 1)
+        written = [write_part(each, self._tables[name], self._root, folder) for name, each in rows.items()]
+        parts = [part for part in written if part is not None]
+        self._commit(self._manifest.adding(parts, through))
+        return parts
+
+    def merge(self, spark: SparkSession) -> int:
+        """Merge where there are eight parts of a level; returns how many parts were merged away."""
+        gone = 0
+        for table in self._tables.values():
+            while (ripe := self._ripe(table)) is not None:
+                folder = new_folder(self._manifest.sequence + 1)
+                merged = merge_parts(ripe, table, self._root, folder, unmerged(spark, self._root, table, ripe))
+                if merged is None:
+                    raise AssertionError("parts have rows")
+                self._commit(self._manifest.merging(ripe, merged, _now_ms()))
+                gone += len(ripe)
+        return gone
+
+    def _ripe(self, table: Table) -> list[Part] | None:
+        by_level: dict[int, list[Part]] = {}
+        for part in self._manifest.of(table.name):
+            if table.keys or part.rows < FULL_ROWS:
+                by_level.setdefault(part.level, []).append(part)
+        return next((parts[:FAN_IN] for _level, parts in sorted(by_level.items()) if len(parts) >= FAN_IN), None)
+
+    def _commit(self, manifest: TablesManifest) -> None:
+        """Replace the manifest; then remove what was retired long enough ago, and is in no manifest any more."""
+        last = _now_ms() - self._keep_ms
+        old = [each.path for each in manifest.retired if each.at_ms <= last]
+        manifest = replace(manifest, retired=tuple(each for each in manifest.retired if each.at_ms > last))
+        store_manifest(self._root, manifest)
+        self._manifest = manifest
+        for path in old:
+            shutil.rmtree(self._root / path, ignore_errors=True)
+
+    def sweep(self) -> int:
+        """Remove the parts that the manifest does not name: left by a process that died. Returns their number.
+
+        Only what is called as parts are: whatever else lies there is somebody's.
+        """
+        named = {part.path for part in self._manifest.parts} | {old.path for old in self._manifest.retired}
+        swept = 0
+        for batch in _folders(self._root / DATA):
+            if not FOLDER.fullmatch(batch.name):
+                continue
+            for folder in _folders(batch):
+                if folder.name in self._tables and folder.relative_to(self._root).as_posix() not in named:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    swept += 1
+            if not any(batch.iterdir()):
+                batch.rmdir()
+        return swept
+
+
+def _folders(within: Path) -> list[Path]:
+    """The folders right in a folder, sorted; no links."""
+    found = within.iterdir() if within.is_dir() else ()
+    return sorted(each for each in found if each.is_dir() and not each.is_symlink())
+
+
+@contextmanager
+def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iterator[Keeping]:
+    """Be the one that keeps the tables in a folder, which is made if need be; what a dead one left is swept away.
+
+    `keep_s`: how long files stay after they were merged into others, for those who are reading them.
+    Raises TablesBusy, FolderTaken, and TablesUnreadable.
+    """
+    first_look(root)
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TablesBusy(f"another process keeps the tables in {root}", code=Exit.STORE) from error
+        keeping = Keeping(root, tables, keep_s)
+        if not (root / MANIFEST).exists():
+            store_manifest(root, keeping.manifest)
+        keeping.sweep()
+        yield keeping
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- parts -----------------------------------------------------------------------------------------
+#
+# Writing a part of a table: a few Parquet files in a folder of their own, on the disk before anyone is told.
+
+
+#: Where parts lie within the tables' folder.
+DATA: Final = "data"
+#: What the folders in there are called that `new_folder` makes.
+FOLDER: Final = re.compile(r"\d{12,}-[0-9a-f]{8}")
+#: Merged parts have files of about this size: large enough to be few, small enough to be read in parallel.
+FILE_BYTES: Final = 128 << 20
+
+
+def new_folder(sequence: int) -> str:
+    """A path for parts, never used before: who died while writing one like it left it incomplete."""
+    return f"{DATA}/{sequence:012d}-{secrets.token_hex(4)}"
+
+
+def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level: int = 0) -> Part | None:
+    """Write rows as a part of a table under `folder`; None when there are none. Nobody sees them before a manifest."""
+    path = root / folder / table.name
+    # Times as 64-bit integers have bounds in the files' footers, by which readers skip what they do not need.
+    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    ordered = rows.select(*table.columns.names).sortWithinPartitions(*table.order)
+    ordered.write.option("compression", "zstd").parquet(str(path.absolute()))
+    disk, where = LocalFiles(root), f"{folder}/{table.name}"
+    counts = {name: pq.read_metadata(path / name).num_rows for name in disk.sizes(where)}
+    sizes = {name: size for name, size in disk.sizes(where).items() if counts[name]}
+    if not sizes:
+        disk.remove(where)
+        return None
+    disk.settle(where)
+    return Part(table.name, where, tuple(sizes), sum(counts.values()), sum(sizes.values()), level)
+
+
+def merge_parts(parts: list[Part], table: Table, root: Path, folder: str, frame: DataFrame) -> Part | None:
+    """Write the rows of parts, which `frame` reads, as one part of the next level."""
+    files = max(1, math.ceil(sum(part.bytes for part in parts) / FILE_BYTES))
+    merged = table.merged(frame)
+    spread = merged.coalesce(1) if files == 1 else merged.repartitionByRange(files, *table.order)
+    return write_part(spread, table, root, folder, level=max(part.level for part in parts) + 1)

@@ -1,0 +1,232 @@
+"""Lineage: edges between datasets and program runs, the flows they make, and walks from a dataset to its origins or its results.
+
+Lineage: the edges between datasets and program runs, and the flows from dataset to dataset that they make.
+
+A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of an unknown kind is an edge, kept and
+shown; it makes flows only for who asks for it (`unknown=True`), and then as a read and as a write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, TimestampType
+
+from pyspark_plainsong.pipeline.audit.messages import READ, UNKNOWN, WRITE
+from pyspark_plainsong.pipeline.audit.reading import arrow, manifest_of
+from pyspark_plainsong.pipeline.audit.table import access_rows, totals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from datetime import datetime
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+EDGES: Final = totals(
+    "edges",
+    ("namespace", "program", "run", "dataset", "access"),
+    first_seen=(TimestampType(), "min"),
+    last_seen=(TimestampType(), "max"),
+    accesses=(LongType(), "sum"),
+)
+RUN: Final = ("namespace", "program", "run")
+
+
+def kinds(access: str, *, unknown: bool) -> list[str]:
+    """The kinds of access that count as `access`."""
+    return [access, UNKNOWN] if unknown else [access]
+
+
+def edge_rows(judged: DataFrame) -> DataFrame:
+    """What judged messages add to the edges."""
+    each = access_rows(judged).select(
+        *EDGES.keys,
+        F.col("time").alias("first_seen"),
+        F.col("time").alias("last_seen"),
+        F.lit(1).cast("bigint").alias("accesses"),
+    )
+    return EDGES.merged(each)
+
+
+def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
+    """From dataset to dataset: namespace, source, program, target, runs, first_seen, last_seen; one row a program."""
+    reads = edges.where(F.col("access").isin(kinds(READ, unknown=unknown)))
+    writes = edges.where(F.col("access").isin(kinds(WRITE, unknown=unknown))).select(
+        *RUN,
+        F.col("dataset").alias("target"),
+        F.col("first_seen").alias("written_first"),
+        F.col("last_seen").alias("written_last"),
+    )
+    return (
+        reads.withColumnRenamed("dataset", "source")
+        .join(writes, list(RUN))
+        .groupBy("namespace", "source", "program", "target")
+        .agg(
+            F.count_distinct("run").alias("runs"),
+            F.min(F.least("first_seen", "written_first")).alias("first_seen"),
+            F.max(F.greatest("last_seen", "written_last")).alias("last_seen"),
+        )
+    )
+
+
+def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
+    """Every pair of datasets of which one came from the other: namespace, source, target, distance (in runs).
+
+    `flow` as made by `flows`. The distance is the shortest one, `depth` (None: any) its bound; a cycle ends where it
+    meets what was found before. Each step is a join of what is new, and kept, so that step n does not redo n-1 others.
+    """
+    steps = flow.select("namespace", "source", "target").distinct().localCheckpoint()
+    found = new = steps.withColumn("distance", F.lit(1)).localCheckpoint()
+    distance = 1
+    while (depth is None or distance < depth) and not new.isEmpty():
+        distance += 1
+        onward = steps.select("namespace", F.col("source").alias("target"), F.col("target").alias("beyond"))
+        reached = new.join(onward, ["namespace", "target"]).select(
+            "namespace", "source", F.col("beyond").alias("target"), F.lit(distance).alias("distance")
+        )
+        new = reached.distinct().join(found, ["namespace", "source", "target"], "left_anti").localCheckpoint()
+        found = found.unionByName(new).localCheckpoint()
+    return found
+
+
+# --- walk ------------------------------------------------------------------------------------------
+#
+# Walking through lineage: from a dataset to what it came from, or to what came from it, step by step.
+#
+# The steps are flows, asked for as the walk gets to them, so that a walk costs what it finds and not what there is.
+
+
+Direction = Literal["up", "down"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Runs of a program took from `source` and wrote to `target`."""
+
+    source: str
+    program: str
+    target: str
+    runs: int
+    first_seen: datetime
+    last_seen: datetime
+    #: The one run, where runs are told apart.
+    run: str | None = None
+
+    def near(self, direction: Direction) -> str:
+        """The end that a walk in this direction comes from."""
+        return self.target if direction == "up" else self.source
+
+    def far(self, direction: Direction) -> str:
+        """The end that it goes to."""
+        return self.source if direction == "up" else self.target
+
+
+def walk(
+    dataset: str,
+    flows_at: Callable[[Collection[str]], Iterable[Flow]],
+    direction: Direction,
+    depth: int | None = None,
+) -> Iterator[tuple[int, Flow]]:
+    """Flows on the way from a dataset, with their distance: 1 for those that touch it.
+
+    Args:
+      flows_at: the flows whose near end is one of these datasets.
+      depth: how many flows a way may have; None: any number.
+    Each dataset is gone on from once, when it is met first: so each flow comes once, a flow that closes a cycle comes
+    too, and the walk ends.
+    """
+    seen = {dataset}
+    frontier = {dataset}
+    distance = 0
+    while frontier and (depth is None or distance < depth):
+        distance += 1
+        met: set[str] = set()
+        for flow in sorted(
+            flows_at(frontier), key=lambda each: (each.source, each.target, each.program, each.run or "")
+        ):
+            yield distance, flow
+            met.add(flow.far(direction))
+        frontier = met - seen
+        seen |= met
+
+
+# --- flows at --------------------------------------------------------------------------------------
+#
+# The flows that touch some datasets, out of the edges' files: one step of a walk, without Spark.
+#
+# The edges that touch the datasets are found first, then the other edges of the runs among them: what is in memory
+# is what a step finds, whatever the size of the table.
+
+
+class FlowsAt:
+    """Flows in the tables of a folder as they are now, whatever is added meanwhile; called with datasets.
+
+    Args:
+      namespace: of the datasets and the runs.
+      unknown: accesses of an unknown kind count, as reads and as writes.
+      by_run: one flow a run, instead of one a program.
+      start, end: only edges seen from `start` on, and before `end`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        namespace: str,
+        direction: Direction,
+        *,
+        unknown: bool = False,
+        by_run: bool = False,
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> None:
+        self._root = root
+        self._manifest = manifest_of(root)
+        self._namespace = namespace
+        self._near, self._far = ("target", "source") if direction == "up" else ("source", "target")
+        self._kinds = {"source": kinds(READ, unknown=unknown), "target": kinds(WRITE, unknown=unknown)}
+        self._by = ("source", "program", "target", *(("run",) if by_run else ()))
+        self._start = start
+        self._end = end
+
+    def __call__(self, datasets: Collection[str]) -> list[Flow]:
+        """The flows whose near end is one of `datasets`. Raises FileNotFoundError: the files are gone; see `reading`."""
+        near = self._edges(self._near, ds.field("dataset").isin(sorted(datasets)))
+        runs = pc.unique(near["run"])
+        if not len(runs):
+            return []
+        far = self._edges(self._far, ds.field("run").isin(runs))
+        both = near.join(far, list(RUN), join_type="inner", right_suffix="_far")
+        seen = [("first_seen", "min"), ("first_seen_far", "min"), ("last_seen", "max"), ("last_seen_far", "max")]
+        counted = both.append_column("each_run", both["run"])
+        told = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
+        return [
+            Flow(
+                row["source"],
+                row["program"],
+                row["target"],
+                row["each_run_count_distinct"],
+                min(row["first_seen_min"], row["first_seen_far_min"]),
+                max(row["last_seen_max"], row["last_seen_far_max"]),
+                row.get("run"),
+            )
+            for row in told.to_pylist()
+        ]
+
+    def _edges(self, end: str, which: ds.Expression) -> pa.Table:
+        """Merged edges of the kind that this end of a flow is, the dataset called by it."""
+        kind = ds.field("access").isin(self._kinds[end])
+        where = (ds.field("namespace") == self._namespace) & kind & which
+        edges = arrow(self._root, EDGES, where, self._manifest)
+        if self._start is not None:
+            edges = edges.filter(pc.field("last_seen") >= self._start)
+        if self._end is not None:
+            edges = edges.filter(pc.field("first_seen") < self._end)
+        return edges.select([*RUN, "dataset", "first_seen", "last_seen"]).rename_columns(
+            [*RUN, end, "first_seen", "last_seen"]
+        )

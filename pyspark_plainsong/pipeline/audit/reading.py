@@ -1,0 +1,157 @@
+"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them without holding them.
+
+Reading the tables: as they were after one batch of messages, with Spark or without.
+
+Everything read by one manifest fits together. The files that it names stay for a while after they were merged into
+others (`keep_s` of `Keeping`); a query that takes longer than that fails with a missing file, never with wrong rows.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from plainsong.cli.verb import Exit
+from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, TablesUnreadable, load_manifest
+from pyspark_plainsong.pipeline.audit.messages import PROGRAM
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_plainsong.pipeline.audit.manifest import Part
+    from pyspark_plainsong.pipeline.audit.table import Table
+
+_TRIES = 3
+
+
+def manifest_of(root: Path) -> TablesManifest:
+    """The manifest in a folder. Raises TablesUnreadable when there is none."""
+    manifest = load_manifest(root)
+    if manifest is None:
+        hint = "plainsong pipeline run audit run TOPIC --root DIR makes them"
+        raise TablesUnreadable(f"there are no audit tables in {root}", hint=hint, code=Exit.NOT_FOUND)
+    return manifest
+
+
+def paths(root: Path, parts: list[Part]) -> list[str]:
+    """The files of parts, as paths."""
+    return [str(root.absolute() / part.path / name) for part in parts for name in part.files]
+
+
+def unmerged(spark: SparkSession, root: Path, table: Table, parts: list[Part]) -> DataFrame:
+    """The rows of parts as they stand in the files."""
+    if not parts:
+        return spark.createDataFrame([], table.columns)
+    return spark.read.schema(table.columns).parquet(*paths(root, parts))
+
+
+def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifest | None = None) -> DataFrame:
+    """A table for Spark, as of `manifest` (default: the newest). Raises TablesUnreadable."""
+    as_of = manifest or manifest_of(root)
+    return table.merged(unmerged(spark, root, table, as_of.of(table.name)))
+
+
+def arrow(
+    root: Path, table: Table, where: ds.Expression | None = None, manifest: TablesManifest | None = None
+) -> pa.Table:
+    """A table in memory, without Spark: the rows that fit `where`, which for a table of totals may name keys only.
+
+    Raises TablesUnreadable; and FileNotFoundError when `manifest` is older than what is kept.
+    """
+    for left in reversed(range(_TRIES)):
+        as_of = manifest or manifest_of(root)
+        try:
+            return table.merged_arrow(scan(root, table, as_of, where))
+        except FileNotFoundError:
+            # Merged and cleaned away since the manifest was read: the newest knows where the rows went.
+            if manifest is not None or not left:
+                raise
+    raise AssertionError
+
+
+def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expression | None = None) -> pa.Table:
+    """The rows of a table's parts that fit `where`, unmerged."""
+    schema = to_arrow_schema(table.columns, timezone="UTC")
+    parts = manifest.of(table.name)
+    if not parts:
+        return schema.empty_table()
+    return ds.dataset(paths(root, parts), schema=schema, format="parquet").to_table(filter=where)
+
+
+# --- searching -------------------------------------------------------------------------------------
+#
+# Searching a table without holding it: the first rows by some columns, out of any number.
+
+
+Order = Literal["ascending", "descending"]
+
+
+def all_of(values: Mapping[str, str | None]) -> ds.Expression | None:
+    """That columns have these values; of None any will do."""
+    return together([ds.field(name) == value for name, value in values.items() if value is not None])
+
+
+def together(conditions: Sequence[ds.Expression]) -> ds.Expression | None:
+    """All of these conditions; None when there are none."""
+    return reduce(and_, conditions) if conditions else None
+
+
+def first_rows(
+    root: Path, table: Table, where: ds.Expression | None, by: Sequence[str], order: Order, limit: int
+) -> pa.Table:
+    """The first `limit` rows of a table without keys that fit `where`, by these columns.
+
+    In memory are `limit` rows and a batch or two of files. Raises TablesUnreadable, FileNotFoundError.
+    """
+    schema = to_arrow_schema(table.columns, timezone="UTC")
+    parts = manifest_of(root).of(table.name)
+    found = schema.empty_table()
+    if not parts:
+        return found
+    keys = [(name, order) for name in by]
+    for batch in ds.dataset(paths(root, parts), schema=schema, format="parquet").to_batches(filter=where):
+        if batch.num_rows:
+            both = pa.concat_tables([found, pa.Table.from_batches([batch])])
+            found = both.take(pc.sort_indices(both.select(list(by)), sort_keys=keys)[:limit])
+    return found
+
+
+# --- trail -----------------------------------------------------------------------------------------
+
+
+def trail_filter(
+    *,
+    namespace: str | None = None,
+    entity: str | None = None,
+    user: str | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+) -> ds.Expression | None:
+    """What a search asks of a row: all that is given. Times are of the event, `start` included, `end` not.
+
+    `program:NAME` finds also what that program accessed.
+    """
+    conditions = []
+    if namespace is not None:
+        conditions.append(ds.field("namespace") == namespace)
+    if entity is not None:
+        kind, _, name = entity.partition(":")
+        itself = ds.field("entity") == entity
+        conditions.append(itself | (ds.field("program") == name) if kind == PROGRAM else itself)
+    if user is not None:
+        conditions.append(ds.field("user") == user)
+    if start is not None:
+        conditions.append(ds.field("time") >= start)
+    if end is not None:
+        conditions.append(ds.field("time") < end)
+    return together(conditions)

@@ -1,0 +1,331 @@
+"""The stream that keeps the tables: topics in, batch by batch; how far they are behind, and which topics are merely quiet.
+
+The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from plainsong.cli.options import now_ms
+from plainsong.cli.verb import CommandFailed
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
+from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep
+from pyspark_plainsong.pipeline.audit.manifest import first_look
+from pyspark_plainsong.pipeline.files import LocalFiles
+from pyspark_plainsong.pipeline.progress import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from plainsong import Client
+    from plainsong.messages import Seen
+    from pyspark_plainsong.pipeline.audit.keeping import Keeping
+    from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
+    from pyspark_plainsong.pipeline.job import Run
+
+#: Within the folder of the tables.
+CHECKPOINTS: Final = "checkpoints"
+_CHECKPOINT: Final = re.compile("[0-9a-f]{16}")
+#: Without batches, what waits is asked about this often, in looks of a second.
+TELL_EVERY: Final = 30
+
+
+@dataclass
+class Sum:
+    """What a run came to so far."""
+
+    messages: int = 0
+    bad: int = 0
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How topics are read."""
+
+    batch_rows: int = 100_000
+    batch_bytes: int = 64 << 20
+    keep_s: float = 3600.0
+    """How long merged files stay for those who read them."""
+    every: str | None = None
+    """Go on for ever, looking so often ("10 seconds"); None: until what is there now is in."""
+    isolation: str | None = None
+    may_lose: bool = False
+    """Go on behind what expired before it was read, instead of failing."""
+
+
+def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) -> tuple[Sum, TablesManifest]:
+    """Read topics from where the tables in `root` end, and add what they say.
+
+    Returns:
+      what this run added, and the manifest at its end.
+    Raises:
+      TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: what is in
+        is in, the rest is for the next run. CommandFailed: some messages may have expired unread.
+    """
+    first_look(root)
+    namespace = run.where.namespace
+    with run.client(*topics) as client:
+        properties = {f"{namespace}:{topic}": client.properties(topic) for topic in topics}
+        lives = {topic: int(each["generation"]) for topic, each in properties.items()}
+        ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
+        run.session()  # before the folder is taken; and its start is no part of how fast it goes
+        run.progress.begin()
+        with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
+            keeping.begin(lives)
+            quiet = Quiet(root, ttls_s)
+            behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
+            told = _Told(run, keeping, behind)
+            behind.tell(keeping.manifest)
+            # One that is followed must look out for losses, which it can only from where something is.
+            if choices.every is None or quiet.is_old(keeping.manifest):
+                safe = quiet.is_safe(keeping.manifest)
+                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, told)
+                behind.tell(keeping.manifest)
+                if safe and not choices.may_lose:
+                    quiet.check()
+            if choices.every is not None:
+                _go(run, lives, root, choices, keeping, told)
+            return told.total, keeping.manifest
+
+
+def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, told: _Told) -> None:
+    """One query, to its end."""
+    options = _source(run, choices, keeping.manifest, lives)
+    messages = run.session().readStream.format("plainsong").options(**options).load()
+    query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {options['subscribe']}")
+    query = query.option("checkpointLocation", str(_checkpoint(root)))
+    every = choices.every
+    timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
+    watch(timed.start(), told.on_batch, idle=told.idle)
+
+
+class _Told:
+    """Batches end in the query's thread, and are told in the command's."""
+
+    def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
+        self.total = Sum()
+        self._run = run
+        self._keeping = keeping
+        self._behind = behind
+        self._came_to: dict[int, Absorbed] = {}
+        self._looks = 0
+
+    def on_rows(self, rows: DataFrame, batch: int) -> None:
+        """A batch of the query."""
+        self._came_to[batch] = absorb(self._keeping, rows)
+
+    def on_batch(self, progress: dict[str, Any]) -> None:
+        """It is in."""
+        absorbed = self._came_to.pop(progress["batchId"], Absorbed())
+        self.total.messages += absorbed.messages
+        self.total.bad += absorbed.bad
+        self.total.batches += 1
+        for topic, each in absorbed.of_topic.items():
+            name = topic.partition(":")[2]
+            self._run.metrics.add("rows_total", each.messages, topic=name)
+            self._run.metrics.add("bytes_total", each.bytes, topic=name)
+            self._run.metrics.add("dead_letters_total", each.bad, topic=name)
+            self._run.metrics.add("batches_total", topic=name)
+        self._run.progress.step(
+            self.total.messages,
+            what=",".join(topic.partition(":")[2] for topic in sorted(absorbed.of_topic)),
+            batch=progress["batchId"],
+            lag_s=self._behind.tell(self._keeping.manifest),
+            deadLetters=self.total.bad,
+            last=True,
+        )
+
+    def idle(self) -> None:
+        """A second went by."""
+        self._looks += 1
+        if self._looks % TELL_EVERY == 0:
+            self._behind.tell(self._keeping.manifest)
+
+
+def _source(run: Run, choices: Choices, manifest: TablesManifest, lives: dict[str, int]) -> dict[str, str]:
+    options = run.source(
+        subscribe=",".join(topic.partition(":")[2] for topic in lives),
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=str(choices.batch_rows),
+        maxBytesPerTrigger=str(choices.batch_bytes),
+        minPartitions=str(run.session().sparkContext.defaultParallelism),
+        failOnDataLoss=str(not choices.may_lose).lower(),
+    )
+    known = {
+        topic: {"gen": life, "next": after(bytes.fromhex(manifest.through[topic])).hex()}
+        for topic, life in lives.items()
+        if topic in manifest.through
+    }
+    if known:
+        options["startingOffsets"] = json.dumps({"v": 1, "topics": known}, separators=(",", ":"))
+    if choices.isolation is not None:
+        options["isolation"] = choices.isolation
+    return options
+
+
+def _checkpoint(root: Path) -> Path:
+    """Where Spark keeps its offsets, for one query: the next one begins where the tables end, whatever these say.
+
+    Those that others left are taken away.
+    """
+    folder = root.absolute() / CHECKPOINTS
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if _CHECKPOINT.fullmatch(each.name):
+            shutil.rmtree(each, ignore_errors=True)
+    return folder / secrets.token_hex(8)
+
+
+# --- behind ----------------------------------------------------------------------------------------
+#
+# How far the tables are behind their topics: the age of the oldest message that waits, as the daemon tells it.
+
+
+#: Messages that nobody waits for: readers of committed ones pass over them.
+_PASSED_OVER: Final = ("rolled-back", "invalid")
+#: How many messages are looked at, page by page, for the first that waits; it is nearly always the first of all.
+_PAGES: Final = (1, 100, 1000, 1000)
+
+
+class Behind:
+    """What waits in topics, told as metrics.
+
+    Args:
+      ttls_s: by topic (`namespace:name`).
+      quiet: is told when nothing waits.
+      uncommitted: the tables take messages of any transaction, so that those rolled back wait, too.
+    """
+
+    def __init__(self, run: Run, client: Client, ttls_s: Mapping[str, int], quiet: Quiet, *, uncommitted: bool) -> None:
+        self._run = run
+        self._client = client
+        self._ttls_s = ttls_s
+        self._quiet = quiet
+        self._uncommitted = uncommitted
+
+    def tell(self, manifest: TablesManifest) -> float:
+        """Ask, and set the metrics of each topic; the greatest age in seconds.
+
+        A daemon that does not answer leaves them as they were: a run does not end of what is only told.
+        """
+        ages_s = [0.0]
+        for topic, ttl_s in self._ttls_s.items():
+            name, asked_ms = topic.partition(":")[2], now_ms()
+            try:
+                age_s = self._age_s(name, manifest.through.get(topic))
+            except PlainsongError:
+                continue
+            if age_s == 0:
+                self._quiet.note(manifest, topic, asked_ms)
+            self._run.metrics.set("lag_seconds", age_s, topic=name)
+            self._run.metrics.set("ttl_used_ratio", age_s / ttl_s, topic=name)
+            ages_s.append(age_s)
+        self._run.metrics.write()
+        return max(ages_s)
+
+    def _age_s(self, topic: str, last: str | None) -> float:
+        """Of the oldest message after `last` that a run takes, now or when it is decided; 0 when there is none."""
+        start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
+        seen: Sequence[Seen] = ()
+        for limit in _PAGES:
+            page = self._client.messages(topic, start, limit=limit)
+            for each in page:
+                if self._uncommitted or each.state not in _PASSED_OVER:
+                    return _age_s(each)
+            if not page:
+                return 0.0
+            seen, start = page, after(bytes(page[-1].id))
+        # What waits, if anything, is younger than all these that are passed over.
+        return _age_s(seen[-1])
+
+
+def _age_s(message: Seen) -> float:
+    return max(0.0, (now_ms() - message.publish_time_ms) / 1000)
+
+
+# --- quiet -----------------------------------------------------------------------------------------
+#
+# Telling a quiet topic from one whose messages expired before they were read: when nothing was left to read in it.
+#
+# The connector sees a position older than the topic's time to live, and has to take it for one behind which
+# messages may have expired. A run that had everything knows better: whatever came since is younger than that.
+
+
+#: Beside the manifest; lost, it is a false alarm at worst.
+NOTES: Final = "caught-up.json"
+#: A run that begins within this part of the ttl needs no look-out for losses.
+SAFE_PART: Final = 0.5
+
+
+@dataclass
+class Quiet:
+    """What is known of topics (`namespace:name`) with these times to live."""
+
+    root: Path
+    ttls_s: Mapping[str, int]
+    _safe_until_ms: float = 0.0
+
+    def note(self, manifest: TablesManifest, topic: str, asked_ms: int) -> None:
+        """At `asked_ms` the topic held nothing that the tables of `manifest` do not tell of.
+
+        That is worth a note only while nothing can have come after them and have expired.
+        """
+        since_ms = self._since_ms(manifest, topic)
+        if since_ms is not None and asked_ms - since_ms < self.ttls_s[topic] * 1000:
+            said = [manifest.lives.get(topic), manifest.through[topic], asked_ms]
+            LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: said}).encode())
+
+    def is_safe(self, manifest: TablesManifest) -> bool:
+        """Whether nothing after what the tables tell of can have expired yet; else somebody has to look out for it."""
+        untils_ms = []
+        for topic, ttl_s in self.ttls_s.items():
+            since_ms = self._since_ms(manifest, topic)
+            if since_ms is None:
+                continue  # it is read from its beginning, whatever that is
+            if now_ms() - since_ms > SAFE_PART * ttl_s * 1000:
+                return False
+            untils_ms.append(since_ms + ttl_s * 1000)
+        self._safe_until_ms = min(untils_ms, default=0.0)
+        return True
+
+    def _since_ms(self, manifest: TablesManifest, topic: str) -> int | None:
+        """Up to when it is known that the tables have all there was; None: they have nothing."""
+        last = manifest.through.get(topic)
+        if last is None:
+            return None
+        published_ms = unpack_id(bytes.fromhex(last)).publish_ts_ms
+        match self._notes().get(topic):
+            case [life, known, int(asked_ms)] if (life, known) == (manifest.lives.get(topic), last):
+                return max(published_ms, asked_ms)
+        return published_ms
+
+    def is_old(self, manifest: TablesManifest) -> bool:
+        """Whether the tables end where the connector would take messages for lost."""
+        return any(
+            unpack_id(bytes.fromhex(manifest.through[topic])).publish_ts_ms < now_ms() - ttl_s * 1000
+            for topic, ttl_s in self.ttls_s.items()
+            if topic in manifest.through
+        )
+
+    def check(self) -> None:
+        """After a run that did not look out. Raises CommandFailed: it took so long that it should have."""
+        if self._safe_until_ms and now_ms() > self._safe_until_ms:
+            says = "the run took longer than messages live; some may have expired before they were read"
+            raise CommandFailed(says, hint="run it more often, or raise the ttl")
+
+    def _notes(self) -> dict[str, Any]:
+        try:
+            found = json.loads(LocalFiles(self.root).read(NOTES) or b"{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}

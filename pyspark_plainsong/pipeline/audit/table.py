@@ -1,0 +1,161 @@
+"""The tables of the audit: their columns, how two parts make one, and the rows of the trail, of usage and of dead letters.
+
+What a table of the audit is: its columns, and how two parts of it make one.
+
+A table is kept as parts that are written once and never changed. Parts of a table without keys stand beside each other;
+parts of a table with keys hold subtotals, and are added up by key: a minimum, a maximum or a sum, in any order and any
+grouping. So parts can be merged, or read unmerged, whenever it suits, and the table is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from pyspark_plainsong.pipeline.audit.messages import ACCESS, CHANGE, DATASET, READ, UNKNOWN, WRITE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+Total = Literal["min", "max", "sum"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's name, columns, the order within its files, and for one of totals: its keys and how each total adds up."""
+
+    name: str
+    columns: StructType
+    order: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    totals: tuple[tuple[str, Total], ...] = ()
+
+    def merged(self, parts: DataFrame) -> DataFrame:
+        """The rows of parts, put together, as the table's rows: one a key, where there are keys."""
+        if not self.keys:
+            return parts.select(*self.columns.names)
+        how = {"min": F.min, "max": F.max, "sum": F.sum}
+        totals = [how[total](name).alias(name) for name, total in self.totals]
+        return parts.groupBy(*self.keys).agg(*totals).select(*self.columns.names)
+
+    def merged_arrow(self, parts: pa.Table) -> pa.Table:
+        """The same of rows that are in memory."""
+        if not self.keys:
+            return parts
+        summed = parts.group_by(list(self.keys)).aggregate(list(self.totals))
+        wanted = [*self.keys, *(f"{name}_{total}" for name, total in self.totals)]
+        return summed.select(wanted).rename_columns(self.columns.names)
+
+
+def totals(name: str, keys: tuple[str, ...], **columns: tuple[DataType, Total]) -> Table:
+    """A table with one row for each combination of `keys`, which are strings, and these totals."""
+    fields = [StructField(key, StringType()) for key in keys]
+    fields += [StructField(column, kind) for column, (kind, _total) in columns.items()]
+    how = tuple((column, total) for column, (_kind, total) in columns.items())
+    return Table(name, StructType(fields), order=keys, keys=keys, totals=how)
+
+
+# --- trail -----------------------------------------------------------------------------------------
+
+
+TRAIL: Final = Table(
+    "trail",
+    StructType(
+        [
+            StructField("time", TimestampType()),
+            StructField("type", StringType()),
+            StructField("namespace", StringType()),
+            StructField("user", StringType()),
+            StructField("entity", StringType()),
+            StructField("program", StringType()),
+            StructField("run", StringType()),
+            StructField("access", StringType()),
+            StructField("previous", CHANGE),
+            StructField("added", CHANGE),
+            StructField("removed", CHANGE),
+            StructField("topic", StringType()),
+            StructField("message_id", BinaryType()),
+            StructField("published", TimestampType()),
+        ]
+    ),
+    order=("entity", "time", "message_id"),
+)
+
+
+def trail_rows(judged: DataFrame) -> DataFrame:
+    """The good ones among judged messages."""
+    return judged.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
+
+
+# --- accesses --------------------------------------------------------------------------------------
+#
+# The accesses among judged messages: what usage and lineage are made of.
+
+
+def access_rows(judged: DataFrame) -> DataFrame:
+    """One row for each good access: namespace, program, run, dataset (its name alone), access, time."""
+    good = judged.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
+    name = F.substring(F.col("entity"), len(DATASET) + 2, 2_000)
+    return good.select("namespace", "program", "run", name.alias("dataset"), "access", "time")
+
+
+# --- usage -----------------------------------------------------------------------------------------
+#
+# The usage registry: which program uses which dataset, since when, until when, and how often it reads and writes.
+
+
+USAGE: Final = totals(
+    "usage",
+    ("namespace", "program", "dataset"),
+    first_seen=(TimestampType(), "min"),
+    last_seen=(TimestampType(), "max"),
+    reads=(LongType(), "sum"),
+    writes=(LongType(), "sum"),
+    unknowns=(LongType(), "sum"),
+)
+
+
+def usage_rows(judged: DataFrame) -> DataFrame:
+    """What judged messages add to the registry. Times are of the events, in whatever order they were published."""
+    return USAGE.merged(
+        access_rows(judged).select(
+            *USAGE.keys,
+            F.col("time").alias("first_seen"),
+            F.col("time").alias("last_seen"),
+            *(
+                F.when(F.col("access") == access, 1).otherwise(0).cast("bigint").alias(f"{access}s")
+                for access in (READ, WRITE, UNKNOWN)
+            ),
+        )
+    )
+
+
+# --- dead letters ----------------------------------------------------------------------------------
+#
+# The dead letters: each message that could not be read, whole, with the reason; so that none is lost.
+
+
+DEAD_LETTERS: Final = Table(
+    "dead_letters",
+    StructType(
+        [
+            StructField("topic", StringType()),
+            StructField("message_id", BinaryType()),
+            StructField("published", TimestampType()),
+            StructField("reason", StringType()),
+            StructField("detail", StringType()),
+            StructField("payload", BinaryType()),
+        ]
+    ),
+    order=("topic", "message_id"),
+)
+
+
+def dead_letter_rows(judged: DataFrame) -> DataFrame:
+    """The bad ones among judged messages."""
+    return judged.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)

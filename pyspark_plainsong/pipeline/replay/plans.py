@@ -1,0 +1,177 @@
+"""What a replay is going to do, written down before it does anything: chunks that are the same in every run.
+
+A chunk is published in one moment under the plan's producer, with the chunk's number as its sequence id, so a chunk
+that is published again is a duplicate, and the topic itself knows how far a replay has come. What is in a chunk must
+then never change: its bounds are found once, and kept in a file beside the archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from plainsong.cli.verb import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark_plainsong.pipeline.files import Files
+
+VERSION = 1
+#: Of a topic's name, in a producer's, which has 255 bytes at most.
+TOPIC_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayChunk:
+    """Rows ``start <= key < start of the next chunk``; a key as text."""
+
+    start: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One replay."""
+
+    source: str
+    """What is replayed: its name stays the same wherever it is mounted."""
+    start: str
+    end: str
+    """The range ``start <= key < end``, keys as text; empty for everything."""
+    namespace: str
+    topic: str
+    generation: int
+    """Of the topic that is published to."""
+    attempt: int = 0
+    """Of the same range, above 0 when somebody wanted it once more."""
+    chunks: tuple[ReplayChunk, ...] = ()
+    done: int = 0
+    """Chunks that are known to be published; there may be one more."""
+    as_read: dict[str, str] = field(default_factory=dict)
+    """What else rows depend on: files that are no archive's may be others by now."""
+
+    @property
+    def family(self) -> str:
+        """What the names of all producers begin with that publish rows of this source."""
+        return f"replay:{hashlib.sha256(self.source.encode()).hexdigest()[:12]}:"
+
+    @property
+    def producer(self) -> str:
+        """The name that its chunks are published under."""
+        again = f":{self.attempt}" if self.attempt else ""
+        bounds = f"{self.start or 'all'}-{self.end}"
+        if len(bounds) > 81:  # two ids and a hyphen
+            bounds = hashlib.sha256(bounds.encode()).hexdigest()[:16]
+        return f"{self.family}{self.topic[:TOPIC_CHARS]}:{bounds}{again}"
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return hashlib.sha256(f"{self.namespace}:{self.topic}\n{self.producer}".encode()).hexdigest()[:16] + ".json"
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock that who follows it holds, and whoever publishes the same source there."""
+        said = "\n".join(str(each) for each in _aim(self))
+        return f"_{hashlib.sha256(said.encode()).hexdigest()[:16]}.lock"
+
+    @property
+    def rows(self) -> int:
+        """Of all chunks."""
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all chunks are published."""
+        return self.done >= len(self.chunks)
+
+    def bounds(self, number: int) -> tuple[str, str]:
+        """The keys of a chunk, ``start <= key < end``; an empty end is none."""
+        last = number + 1 == len(self.chunks)
+        return self.chunks[number].start, self.end if last else self.chunks[number + 1].start
+
+    def overlaps(self, other: Plan) -> bool:
+        """Whether rows could be in both. Keys that are ids compare as text does; others are asked for in full only."""
+        return (not self.end or other.start < self.end) and (not other.end or self.start < other.end)
+
+
+class Plans:
+    """The plans of one folder."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+
+    def save(self, plan: Plan) -> None:
+        """Write it, whole or not at all."""
+        told = {"version": VERSION, "producer": plan.producer, **asdict(plan)}
+        told["chunks"] = [[chunk.start, chunk.rows] for chunk in plan.chunks]
+        self._files.write(f"{self._folder}/{plan.file}", json.dumps(told, indent=1).encode())
+
+    def all(self) -> list[Plan]:
+        """Every plan there is. Raises CommandFailed: one cannot be read."""
+        names = [name for name in self._files.names(self._folder) if name.endswith(".json") and name[0] not in "._"]
+        return [plan for plan in map(self._load, names) if plan is not None]
+
+    def chosen(self, wanted: Plan, *, any_range: bool, anew: bool) -> Plan:
+        """The plan to follow: one that was begun, else ``wanted``, which has no chunks yet.
+
+        Args:
+          any_range: nobody asked for a range, so one from the same start that was begun and not finished is gone on
+            with.
+          anew: publish rows once more that were published by an earlier plan.
+        Raises:
+          CommandFailed: rows would be published a second time, or are others than they were; nothing was done.
+        """
+        alike = [plan for plan in self.all() if _aim(plan) == _aim(wanted)]
+        same = [plan for plan in alike if (plan.start, plan.end) == (wanted.start, wanted.end)]
+        begun = [plan for plan in (alike if any_range else same) if not plan.is_done and plan.start == wanted.start]
+        if anew:
+            again = [plan for plan in begun if plan.attempt and plan.as_read == wanted.as_read]
+            newest = max((plan.attempt for plan in alike), default=0)
+            return max(again, key=lambda plan: plan.attempt, default=replace(wanted, attempt=1 + newest))
+        if any_range and len(begun) == 1:
+            return _as_it_was(begun[0], wanted)
+        if same:
+            return _as_it_was(max(same, key=lambda plan: plan.attempt), wanted)
+        for plan in alike:
+            if plan.overlaps(wanted):
+                state = "has been replayed" if plan.is_done else "is being replayed"
+                raise CommandFailed(
+                    f"a part of this {state} into {plan.topic} already: from {plan.start or 'the first row'} "
+                    f"to {plan.end or 'the last one'}",
+                    hint=f"begin behind it (--from {plan.end}), or publish it once more: --anew"
+                    if plan.end
+                    else "publish it once more: --anew",
+                    code=Exit.USAGE,
+                )
+        return wanted
+
+    def _load(self, name: str) -> Plan | None:
+        text = self._files.read(f"{self._folder}/{name}")
+        if text is None:
+            return None
+        try:
+            told = json.loads(text)
+            if told.pop("version") != VERSION:
+                raise ValueError("it is of another version")
+            told.pop("producer")
+            chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in told.pop("chunks"))
+            return Plan(**told, chunks=chunks)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommandFailed(f"the plan {name} cannot be read: {error}", code=Exit.STORE) from error
+
+
+def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
+    """The plan. Raises CommandFailed: its rows are no longer those that it was made of."""
+    if plan.as_read != wanted.as_read:
+        says = f"{plan.source}: the files are not those whose replay into {plan.topic} was begun"
+        raise CommandFailed(says, hint="bring them back, or publish what is there now: --anew", code=Exit.USAGE)
+    return plan
+
+
+def _aim(plan: Plan) -> Sequence[object]:
+    return plan.source, plan.namespace, plan.topic, plan.generation

@@ -1,0 +1,271 @@
+"""Follows a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them one after the other.
+
+What is replayed: an archive, or any Parquet with a payload and a column to order it by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql import types
+
+from plainsong.cli.output import show_count
+from plainsong.cli.verb import CommandFailed, Exit
+from pyspark_plainsong.options import WriteOptions
+from pyspark_plainsong.pipeline.archive import layout, reading
+from pyspark_plainsong.pipeline.archive.manifest import covered
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.replay.plans import ReplayChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from pyspark_plainsong.pipeline.archive.writing import Log
+    from pyspark_plainsong.pipeline.files import Files
+    from pyspark_plainsong.pipeline.job import Run
+    from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
+
+FIRST_ID, LAST_ID = "00" * 20, "ff" * 20
+#: Columns that a message is made of, as far as a source has them.
+PARTS = ("payload", "routing_key", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows with a key, ``start <= key < end``; keys are told as text."""
+
+    name: str
+    """The same for the same rows, wherever they are mounted."""
+    files: Files
+    folder: str
+    """Where plans are kept, from the files' root."""
+    key: str
+    """The column that orders the rows."""
+
+    def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
+        """The rows of a range; an empty bound is none."""
+        raise NotImplementedError
+
+    def as_read(self, spark: SparkSession) -> dict[str, str]:
+        """What would tell other rows of the same name; nothing, where a name always means the same."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSource(Source):
+    """One generation of a topic in an archive; its keys are ids, as 40 hex digits."""
+
+    root: str
+    log: Log
+
+    def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
+        """As ``Source``; days that were compacted meanwhile are the same rows."""
+        found = reading.pieces_of(reading.load_manifests(self.files, self.log.folder))
+        bounds = (bytes.fromhex(start or FIRST_ID), bytes.fromhex(end or LAST_ID))
+        return reading.rows_of(spark, self.files, reading.within(found, *bounds))
+
+    @property
+    def end(self) -> str:
+        """The first id after all that is archived. Raises CommandFailed: nothing is."""
+        held = covered(reading.load_manifests(self.files, self.log.folder))
+        if not held:
+            raise CommandFailed(f"there is no archive of {self.log.name} in {self.root}", code=Exit.NOT_FOUND)
+        return held[-1].end.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource(Source):
+    """Any Parquet files."""
+
+    path: str
+
+    def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
+        """As ``Source``. Raises CommandFailed: a column is missing, or cannot order rows."""
+        rows = spark.read.parquet(self.path)
+        if "payload" not in rows.columns or self.key not in rows.columns:
+            missing = "payload" if "payload" not in rows.columns else self.key
+            has = f"it has {', '.join(rows.columns)[:200]}"
+            raise CommandFailed(f"{self.path} has no column {missing}", hint=has, code=Exit.USAGE)
+        kind = rows.schema[self.key].dataType
+        if start:
+            rows = rows.where(sf.col(self.key) >= _value(start, kind))
+        return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
+
+    def as_read(self, spark: SparkSession) -> dict[str, str]:
+        """As ``Source``: which files there are, of which size and time."""
+        told = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
+        files = sorted(map(str, spark.read.parquet(self.path).select(*told).distinct().collect()))
+        return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
+
+
+def archive_source(root: str, log: Log, files: Files) -> ArchiveSource:
+    """A topic's generation in an archive."""
+    folder = f"{layout.topic_folder(log.namespace, log.topic)}/_replays"
+    return ArchiveSource(f"{log.name} generation {log.generation}", files, folder, "message_id", root, log)
+
+
+def parquet_source(spark: SparkSession, path: str, key: str) -> ParquetSource:
+    """Parquet files below a path, or one file; plans are kept in the folder, or beside the file."""
+    at = PurePosixPath(path) if "://" not in path else None
+    root = path if not path.rstrip("/").endswith(".parquet") or at is None else str(at.parent)
+    name = f"{path.rstrip('/').rpartition('/')[2]} by {key}"
+    return ParquetSource(name, open_files(root, lambda: spark), "_replays", key, path)
+
+
+def key_text(key: str, kind: types.DataType) -> Column:
+    """A key as text that ``rows`` takes as a bound."""
+    return sf.lower(sf.hex(key)) if isinstance(kind, types.BinaryType) else sf.col(key).cast("string")
+
+
+def _value(text: str, kind: types.DataType) -> Column:
+    return sf.lit(bytes.fromhex(text)) if isinstance(kind, types.BinaryType) else sf.lit(text).cast(kind)
+
+
+# --- replaying -------------------------------------------------------------------------------------
+#
+# Following a plan: its chunks found, then published one after the other from where the topic says it stands.
+
+
+ORIGINAL_ID = "originalId"
+ORIGINAL_TIME = "originalPublishTimeMs"
+#: The longest that a daemon remembers a producer by default: a replay may pause for so long.
+MEMORY_DAYS = 90
+#: ``monotonically_increasing_id`` counts the rows of a partition in so many bits.
+_ROW_BITS = 33
+
+
+def with_chunks(spark: SparkSession, source: Source, plan: Plan, chunk_rows: int) -> Plan:
+    """The plan with its chunks, each of at most so many rows.
+
+    Raises:
+      CommandFailed: rows have no key, no payload, or the key of another row, so that they have no order.
+    """
+    rows = source.rows(spark, plan.start, plan.end)
+    kind = rows.schema[source.key].dataType
+    _check(rows, source.key)
+    # Ranges of keys, sorted: chunks are counted off in each, so the last one of each is smaller.
+    numbered = rows.select(source.key).orderBy(source.key).withColumn("number", sf.monotonically_increasing_id())
+    part = sf.shiftright("number", _ROW_BITS).alias("part")
+    in_part = sf.floor(sf.col("number").bitwiseAND((1 << _ROW_BITS) - 1) / chunk_rows).alias("chunk")
+    cut = numbered.groupBy(part, in_part).agg(sf.min(source.key).alias("key"), sf.count(sf.lit(1)).alias("rows"))
+    found = cut.orderBy("key").select(key_text("key", kind).alias("start"), "rows").collect()
+    return replace(plan, chunks=tuple(ReplayChunk(row["start"], row["rows"]) for row in found))
+
+
+def _check(rows: DataFrame, key: str) -> None:
+    counts = [sf.count(sf.lit(1)).alias("rows"), sf.countDistinct(key).alias("keys")]
+    nothing = sf.count(sf.when(sf.col("payload").isNull(), 1)).alias("without")
+    found = rows.agg(*counts, nothing).first()
+    assert found is not None
+    if found["without"]:
+        raise CommandFailed(f"{found['without']} rows have no payload", code=Exit.USAGE)
+    if found["keys"] != found["rows"]:
+        says = f"{found['rows']} rows have {found['keys']} values of {key}, which gives them no order"
+        raise CommandFailed(says, hint="--order-by a column with a value of its own in each row", code=Exit.USAGE)
+
+
+def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
+    """Rows as they are published, sorted: payload, routing key, headers with the ids they had."""
+    has_id = "message_id" in rows.columns and with_originals
+    found = rows.select(key, *(part for part in PARTS if part != key and part in rows.columns), *_id(rows, key, has_id))
+    if has_id:
+        own = sf.coalesce("headers", sf.create_map()) if "headers" in rows.columns else sf.create_map()
+        kept = sf.map_filter(own.cast("map<string,string>"), lambda name, _: ~name.isin(ORIGINAL_ID, ORIGINAL_TIME))
+        digits = sf.lower(sf.hex("message_id"))
+        time_ms = sf.conv(sf.substring(digits, 1, 16), 16, 10)
+        originals = sf.create_map(sf.lit(ORIGINAL_ID), digits, sf.lit(ORIGINAL_TIME), time_ms)
+        found = found.withColumn("headers", sf.map_concat(kept, originals))
+    # One partition: what several tasks store at once stands interleaved.
+    in_order = found.repartition(1).sortWithinPartitions(key)
+    return in_order.select(*(part for part in PARTS if part in found.columns))
+
+
+def _id(rows: DataFrame, key: str, has_id: bool) -> list[str]:
+    return ["message_id"] if has_id and key != "message_id" else []
+
+
+def follow(
+    run: Run,
+    source: Source,
+    plans: Plans,
+    plan: Plan,
+    *,
+    with_originals: bool = True,
+    ttl_s: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Publish what is left of a plan; how many rows.
+
+    Args:
+      check: called before each chunk; raises when this process is no longer the only one that replays this.
+    Raises:
+      CommandFailed: the topic has forgotten how far the replay came. What Spark raises: the chunk at hand is there or
+        not, and the next run finds out.
+    """
+    first = resume_at(run, plan)
+    if first > plan.done:
+        plan = replace(plan, done=first)
+        plans.save(plan)
+    published, total = 0, sum(chunk.rows for chunk in plan.chunks[first:])
+    run.progress.begin()
+    for number in range(first, len(plan.chunks)):
+        check()
+        rows = outgoing(source.rows(run.session(), *plan.bounds(number)), source.key, with_originals=with_originals)
+        rows.write.format("plainsong").options(**_options(run, plan, number, ttl_s)).mode("append").save()
+        plan = replace(plan, done=number + 1)
+        plans.save(plan)
+        published += plan.chunks[number].rows
+        run.metrics.add("rows_total", plan.chunks[number].rows, topic=plan.topic)
+        run.metrics.add("batches_total", topic=plan.topic)
+        run.metrics.write()
+        run.progress.event("chunk", topic=plan.topic, chunk=number, rows=plan.chunks[number].rows)
+        run.progress.step(published, of=total, what=plan.topic, batch=number)
+    return published
+
+
+def resume_at(run: Run, plan: Plan) -> int:
+    """The number of the first chunk that the topic does not have. Raises CommandFailed: nobody can tell any more."""
+    with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
+        known = calls.producer(plan.topic, plan.producer)
+    last = -1 if known is None else known.last_sequence_id
+    if last + 1 < plan.done:
+        raise CommandFailed(
+            f"{plan.done} chunks of {show_count(plan.rows)} rows have been published, but {plan.topic} knows of "
+            f"{last + 1} only: it has forgotten the producer {plan.producer}",
+            hint="look what is there by the attribute originalId; --anew publishes everything once more",
+            code=Exit.FAILED,
+        )
+    return last + 1
+
+
+def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
+    """A plan that nobody has begun, as one whose producer the topic does not know.
+
+    Raises:
+      CommandFailed: the topic has rows of the same source by a replay whose plan is not there: they might come twice.
+    """
+    with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
+        known = set(calls.producers(plan.topic, plan.family))
+    while anew and plan.producer in known:
+        plan = replace(plan, attempt=plan.attempt + 1)
+    unknown = sorted(known - {each.producer for each in plans.all()})
+    if unknown and not anew:
+        raise CommandFailed(
+            f"{plan.topic} has been given rows of {plan.source} by {unknown[0]}, and its plan is gone",
+            hint="bring back the folder _replays, or publish everything once more: --anew",
+            code=Exit.FAILED,
+        )
+    return plan
+
+
+def _options(run: Run, plan: Plan, number: int, ttl_s: int | None) -> dict[str, str]:
+    options = run.source(topic=plan.topic, producerName=plan.producer, sequenceId=str(number), ordered="true")
+    options["memoryDays"] = str(MEMORY_DAYS)
+    return options if ttl_s is None else {**options, "ttlSeconds": str(ttl_s)}

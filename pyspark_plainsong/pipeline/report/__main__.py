@@ -1,0 +1,9 @@
+"""``python -m pyspark_plainsong.pipeline.report``: the job as a program of its own."""
+
+from __future__ import annotations
+
+from pyspark_plainsong.pipeline.job import main
+from pyspark_plainsong.pipeline.report.command import report
+
+if __name__ == "__main__":
+    main(report, "report")

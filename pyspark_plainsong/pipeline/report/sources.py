@@ -1,0 +1,239 @@
+"""What a report reads: messages of topics and of an archive, each once, and the daemon's decisions about their transactions.
+
+What every figure is made from: one slim row for a message, whether it came from a topic or an archive.
+
+topic        STRING  namespace:topic
+message_id   BINARY  20 bytes, sorts as the topic does
+publish_ms   BIGINT  when it was published
+write_ms     BIGINT  when it was stored, for those that were stored before they were published; else null
+bytes        BIGINT  of the payload
+pointer      BIGINT  its write pointer: 0 none, negative rolled back
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.protocol.errors import TransactionsUnavailable
+from plainsong.protocol.transactions.transaction import issued_ms
+from pyspark_plainsong.pipeline.archive.layout import time_bound, time_of, topic_folder
+from pyspark_plainsong.pipeline.archive.manifest import covered
+from pyspark_plainsong.pipeline.archive.reading import load_manifests, read
+from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.report.facts import TopicFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from plainsong.sync.transactions import Transactions
+    from plainsong.transactions.values import TransactionStatus
+    from pyspark_plainsong.pipeline.archive.manifest import Manifest
+    from pyspark_plainsong.pipeline.report.facts import Grid
+
+MESSAGES = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("message_id", BinaryType()),
+        StructField("publish_ms", LongType()),
+        StructField("write_ms", LongType()),
+        StructField("bytes", LongType()),
+        StructField("pointer", LongType()),
+    ]
+)
+
+
+def messages_of(rows: DataFrame) -> DataFrame:
+    """Rows of the data source, or of an archive, brought to ``MESSAGES``.
+
+    Rows without the column ``transaction_write_pointer`` were read as a committed reader reads: each was visible, and
+    which transaction published it is not known; their pointer is 0.
+    """
+    has_pointer = "transaction_write_pointer" in rows.columns
+    pointer = sf.coalesce("transaction_write_pointer", sf.lit(0)) if has_pointer else sf.lit(0)
+    return rows.select(
+        sf.concat_ws(":", "namespace", "topic").alias("topic"),
+        "message_id",
+        sf.unix_millis("publish_timestamp").alias("publish_ms"),
+        sf.unix_millis("write_timestamp").alias("write_ms"),
+        sf.octet_length("payload").cast("bigint").alias("bytes"),
+        pointer.cast("bigint").alias("pointer"),
+    )
+
+
+# --- sources ---------------------------------------------------------------------------------------
+#
+# Where the messages of a report come from: topics, an archive, or both, each message once.
+
+
+def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
+    """``MESSAGES`` of topics, of open and rolled back transactions too.
+
+    From the oldest that could be alive when the grid begins until its end.
+    """
+    options = {
+        "subscribe": ",".join(facts.name for facts in topics),
+        "startingTimestamp": str(_since(topics, grid)),
+        "endingTimestamp": str(grid.end_ms + 1),
+        "isolation": "uncommitted",
+        "includeTransaction": "true",
+        "failOnDataLoss": "false",  # what expires while it is read is what the report says of its edge anyway
+    }
+    return messages_of(spark.read.format("plainsong").options(**source).options(**options).load())
+
+
+def from_archive(spark: SparkSession, root: str, topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
+    """``MESSAGES`` of an archive, of the generations that the topics have."""
+    namespace = topics[0].topic.partition(":")[0]
+    rows = read(
+        spark,
+        root,
+        namespace=namespace,
+        topic=topics[0].name if len(topics) == 1 else None,
+        start=time_bound(_since(topics, grid)),
+        end=time_bound(grid.end_ms + 1),
+    )
+    living = spark.createDataFrame(
+        [(namespace, facts.name, facts.generation) for facts in topics],
+        "namespace STRING, topic STRING, generation INT",
+    )
+    return messages_of(rows.join(sf.broadcast(living), ["namespace", "topic", "generation"], "left_semi"))
+
+
+def each_once(topics: DataFrame, archive: DataFrame) -> DataFrame:
+    """Both: what the topic still has comes from there, since it knows the write pointers."""
+    return topics.unionByName(archive.join(topics, ["topic", "message_id"], "left_anti"))
+
+
+def _since(topics: Sequence[TopicFacts], grid: Grid) -> int:
+    return max(0, grid.start_ms - max(facts.ttl_ms for facts in topics))
+
+
+# --- what an archive covers --------------------------------------------------------------------------
+
+
+def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, ttl_ms: int | None) -> TopicFacts:
+    """What an archive alone tells of a topic: of its last generation, from the beginning of its last range without gap.
+
+    Raises:
+      CommandFailed: the archive has nothing of it, or nobody says how long its messages live.
+    """
+    entries = _entries(spark, root, namespace, topic)
+    if not entries:
+        raise CommandFailed(f"the archive {root} has nothing of {namespace}:{topic}", code=Exit.NOT_FOUND)
+    if ttl_ms is None:
+        raise CommandFailed("an archive does not know how long messages live", hint="say it: --ttl 7d", code=Exit.USAGE)
+    generation = max(entry.generation for entry in entries)
+    ranges = covered(entry for entry in entries if entry.generation == generation)
+    gaps = f"the archive has {len(ranges) - 1} gaps: figures are of what it holds" if len(ranges) > 1 else ""
+    start = ranges[-1].start
+    return TopicFacts(f"{namespace}:{topic}", generation, ttl_ms, time_of(start), not any(start), {}, gaps)
+
+
+def archive_ranges(spark: SparkSession, root: str, facts: TopicFacts) -> tuple[list[tuple[int, int]], bool]:
+    """The publish times that an archive holds of a topic's generation, and whether from the first message on."""
+    namespace, _, topic = facts.topic.partition(":")
+    entries = [each for each in _entries(spark, root, namespace, topic) if each.generation == facts.generation]
+    ranges = covered(entries)
+    return [(time_of(each.start), time_of(each.end)) for each in ranges], bool(ranges) and not any(ranges[0].start)
+
+
+def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list[Manifest]:
+    return load_manifests(open_files(root, lambda: spark), topic_folder(namespace, topic))
+
+
+# --- decisions -------------------------------------------------------------------------------------
+#
+# What became of the transactions whose messages were found: the daemon is asked about each write pointer once.
+#
+#     DECISIONS  pointer, transaction, client, state, begun_ms, decided_ms
+#
+# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). Of a pointer it does not know, the
+# state is ``unknown``, and all that is left is the pointer itself: this service's pointers say when they were
+# issued.
+
+
+DECISIONS = StructType(
+    [
+        StructField("pointer", LongType()),
+        StructField("transaction", LongType()),
+        StructField("client", StringType()),
+        StructField("state", StringType()),
+        StructField("begun_ms", LongType()),
+        StructField("decided_ms", LongType()),
+    ]
+)
+#: A pointer that nobody knows was issued at the time it says if that is no longer before its first message.
+MAX_AGE_MS = 25 * 3600 * 1000
+
+
+class Found(NamedTuple):
+    """A write pointer that messages carry, made positive, and when the first of them was published."""
+
+    pointer: int
+    first_publish_ms: int
+
+
+class Decision(NamedTuple):
+    """A row of ``DECISIONS``."""
+
+    pointer: int
+    transaction: int
+    client: str | None
+    state: str
+    begun_ms: int | None
+    decided_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the service said, and what it could not be asked."""
+
+    decisions: Sequence[Decision]
+    unavailable: str | None = None
+    """Why the service said nothing; None: it answered."""
+
+
+def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Callable[[], None] = lambda: None) -> Asked:
+    """What became of each pointer.
+
+    Args:
+      step: called behind each question.
+    Raises:
+      PlainsongError: what goes wrong on the way. That the daemon has no service is an answer.
+    """
+    decisions: list[Decision] = []
+    unavailable = None
+    for each in found:
+        if unavailable is None:
+            try:
+                decisions.append(_told(each, transactions.get(each.pointer)))
+                step()
+                continue
+            except TransactionsUnavailable as error:
+                unavailable = error.detail
+        decisions.append(_unknown(each))
+    return Asked(decisions, unavailable)
+
+
+def not_asked(found: Iterable[Found], why: str) -> Asked:
+    """The same where there is nobody to ask."""
+    return Asked([_unknown(each) for each in found], why)
+
+
+def _told(found: Found, status: TransactionStatus) -> Decision:
+    if status.state == "unknown":
+        return _unknown(found)
+    return Decision(found.pointer, status.id, status.client_id, status.state, status.started_ms, status.decided_ms)
+
+
+def _unknown(found: Found) -> Decision:
+    begun_ms = issued_ms(found.pointer)
+    believed = 0 <= found.first_publish_ms - begun_ms <= MAX_AGE_MS
+    return Decision(found.pointer, found.pointer, None, "unknown", begun_ms if believed else None, None)

@@ -1,0 +1,248 @@
+"""The Spark session of a job, and what is checked before the JVM starts: Java, pyspark, pyarrow, the workers' interpreter.
+
+The Spark session of a job: local unless told otherwise, in UTC, quiet, with the interpreter that runs the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plainsong.cli.verb import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[*]"
+#: Whatever the cluster's own settings are.
+ALWAYS = {"spark.sql.session.timeZone": "UTC"}
+#: Where nobody runs spark-submit, which has its own ways to say these.
+WITHOUT_SUBMIT = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+}
+
+
+def build_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark, some seconds.
+
+    Args:
+      name: of the application.
+      master: None: what spark-submit says, else ``local[*]``.
+      conf: settings of Spark, which go before ours.
+    Returns:
+      the session; whoever built it stops it.
+    Raises:
+      CommandFailed: Java, pyspark, pyarrow or the workers' interpreter is not as needed; nothing was started.
+    """
+    check_surroundings()
+    os.environ.update(worker_environ())
+    submitted = SUBMITTED in os.environ
+    settings = dict(ALWAYS)
+    if not submitted:
+        master = master or DEFAULT_MASTER
+        settings |= WITHOUT_SUBMIT
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= LOCAL
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pyspark about itself, while it starts
+        from pyspark.sql import SparkSession  # here, so that help needs no pyspark
+
+        builder = SparkSession.builder.appName(name)
+        if master is not None:
+            builder = builder.master(master)
+        for key, value in {**settings, **(conf or {})}.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    if not submitted:
+        session.sparkContext.setLogLevel("ERROR")
+    if submitted or not (session.sparkContext.master or "").startswith("local"):
+        _register(session)
+    _quiet()
+    return session
+
+
+def _register(session: SparkSession) -> None:
+    """Have PYSPARK_PYTHON run what reads and writes, and import it from what ``--py-files`` brings.
+
+    For data sources that it finds itself Spark does neither: PYSPARK_DRIVER_PYTHON runs them, also on executors, and
+    without the files. For one that is registered tasks get the files, but not the process that asks for a stream's
+    offsets, on the driver's machine; it goes by the path.
+    """
+    from pyspark_plainsong import DefaultSource
+
+    roots = package_roots()
+    if roots:
+        environment = session.sparkContext.environment
+        before = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*roots, *before])
+    session.dataSource.register(DefaultSource)
+
+
+def _quiet() -> None:
+    """Errors are raised and told by the job; pyspark would write each to standard error before, with its whole trace."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    # Of a signal that comes while the JVM is asked something, py4j tells the whole trace, in its name and in nobody's.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
+
+
+# --- surroundings ----------------------------------------------------------------------------------
+#
+# What a job needs around it, looked for before the JVM starts: Java, pyspark, pyarrow, and the workers'
+# interpreter.
+
+
+#: Spark 4 runs on this and newer.
+JAVA = 17
+#: What runs in Spark's Python workers imports these.
+WORKERS_NEED = ("pyspark", "pyarrow")
+#: And these, which spark-submit may bring along in a zip.
+OURS = ("pyspark_plainsong", "plainsong.protocol.frames")
+#: Set by spark-submit for the driver that it starts.
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: Packages of this project that jobs and workers import.
+PACKAGES = ("pipeline", "pyspark_plainsong", "protocol", "plainsong")
+#: What the extra ``plainsong[spark]`` brings, by the names that are imported.
+EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
+_PROBE_S = 30.0
+
+
+def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that Spark's processes need: which interpreter, and where our packages are.
+
+    Left as they are when somebody set them, but for PYTHONPATH, which is added to when our packages stand outside of
+    site-packages: Spark finds data sources by walking ``sys.path``, which an editable install escapes.
+    """
+    found = {
+        "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PYSPARK_DRIVER_PYTHON": environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable,
+    }
+    roots = package_roots()
+    if roots:
+        before = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        found["PYTHONPATH"] = os.pathsep.join([*(root for root in roots if root not in before), *before])
+    return found
+
+
+def package_roots() -> list[str]:
+    """Where our packages stand that are not installed into site-packages: folders, or the zip of ``--py-files``."""
+    installed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    found: dict[str, None] = {}
+    for name in PACKAGES:
+        spec = find_spec(name)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            root = str(Path(folder).absolute().parent)
+            if root not in installed:
+                found[root] = None
+    return list(found)
+
+
+def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
+    """Look for everything that a session needs.
+
+    Raises:
+      CommandFailed: something is missing; nothing was done.
+    """
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise _not_installed(package)
+    _check_java(environ)
+    _check_workers(environ)
+
+
+@contextmanager
+def extra_installed() -> Iterator[None]:
+    """Around what a job imports when it runs. Raises CommandFailed: a package of the extra is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA:
+            raise
+        raise _not_installed(package) from error
+
+
+def _check_java(environ: Mapping[str, str]) -> None:
+    home = environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
+    hint = f"install Java {JAVA} or newer (Debian: apt-get install openjdk-{JAVA}-jre-headless), or set JAVA_HOME"
+    if java is None:
+        raise _missing("there is no Java on the PATH, and JAVA_HOME is not set", hint)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        where = f"JAVA_HOME is {home}, but " if home else ""
+        raise _missing(f"{where}{java} cannot be run: {error}", hint) from error
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if version is not None and int(version[1]) < JAVA:
+        raise _missing(f"{java} is Java {version[1]}; Spark needs {JAVA} or newer", hint)
+
+
+def _check_workers(environ: Mapping[str, str]) -> None:
+    """Whether the interpreter of Spark's workers has what runs there; this one has been looked at."""
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        python = environ.get(variable)
+        if not python or python == sys.executable:
+            continue
+        here = f"unset {variable}, or let it be {sys.executable}"
+        needed = WORKERS_NEED if SUBMITTED in environ else WORKERS_NEED + OURS
+        lines = [
+            "import sys, importlib",
+            f"for name in {needed!r}: importlib.import_module(name)",
+            "print('%d.%d' % sys.version_info[:2])",
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603
+                [python, "-c", "\n".join(lines)],
+                env={**environ, **worker_environ(environ)},
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _missing(f"{variable} is {python}, which cannot be run: {error}", here) from error
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            if any(repr(name.partition(".")[0]) in why for name in OURS):
+                here += "; executors that get the zip want spark-submit: plainsong pipeline run --print"
+            raise _missing(f"{variable} is {python}, which lacks what Spark's workers need: {why}", here)
+        ours = "{}.{}".format(*sys.version_info[:2])
+        if done.stdout.strip() != ours:
+            says = f"{variable} is Python {done.stdout.strip()}, the job runs on {ours}"
+            raise _missing(f"{says}; Spark wants one version", here)
+
+
+def _not_installed(package: str) -> CommandFailed:
+    return _missing(f"{package} is not installed for {sys.executable}", 'pip install "plainsong[spark]"')
+
+
+def _missing(message: str, hint: str) -> CommandFailed:
+    return CommandFailed(message, hint=hint, code=Exit.USAGE)

@@ -1,0 +1,210 @@
+"""Spark's readers: a table, whose ends are fixed when Spark plans, and a stream, which reads exactly up to the offsets that Spark remembers.
+
+Topics read as a table: the ends are fixed when Spark plans, so that the table does not change under a query.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_plainsong.following import Following, Trigger
+from pyspark_plainsong.offsets import FIRST, Position, from_offset, to_offset
+from pyspark_plainsong.partitions import TopicRange, cut
+from pyspark_plainsong.reading import RangeReader
+from pyspark_plainsong.subscription import Losses, Subscription
+from pyspark_plainsong.wire import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_plainsong.options import ReadOptions
+
+#: How long a task waits for a transaction service that went away after the query was planned.
+BATCH_PATIENCE_S = 60.0
+
+
+class BatchReader(DataSourceReader):
+    """One planned scan. It defines no ``pushFilters``: see docs/spark.md."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._calls = options.connection.calls()
+        self._losses = Losses(options.connection.namespace, fail=options.fail_on_data_loss)
+        self._reader = RangeReader(
+            self._calls, schema, self._losses, fetch_size=options.fetch_size, patience_s=BATCH_PATIENCE_S
+        )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """What the tasks read; a fixed range of each topic, in parts.
+
+        Raises:
+          BrokerError: a topic is not there, the daemon is not, or its transaction service.
+          DataLoss: messages that the options name are gone.
+        """
+        subscription = Subscription(self._calls, self._options, self._losses)
+        ranges = []
+        try:
+            subscription.check_transactions()
+            for topic in subscription.topics():
+                start = subscription.start(topic)
+                end = subscription.end(topic, start.next)
+                if start.next < end:
+                    ranges.append(self._range(subscription, topic, start.generation, start.next, end))
+            options = self._options
+            return list(cut(self._calls, ranges, options.min_partitions, options.max_records_per_partition))
+        except BrokerError as error:
+            if error.code == "transactions_unavailable":
+                raise error.with_hint("isolation=uncommitted reads everything, undecided and rolled back") from error
+            raise
+        finally:
+            self._calls.close()
+
+    def _range(self, subscription: Subscription, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
+        # Whoever names a message wants all that comes after it; a time, or "earliest", asks for what is there.
+        named = isinstance(self._options.starting.of(topic).bound, bytes) and start != FIRST
+        return TopicRange(topic, generation, start, end, subscription.isolation, start if named else None)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; in a task."""
+        if isinstance(partition, TopicRange):  # where there is nothing to read Spark makes one of its own
+            yield from self._reader.read(partition)
+
+
+# --- stream reader ---------------------------------------------------------------------------------
+#
+# Topics read as a stream: Spark asks how far it may go, remembers the answer, and reads exactly up to there.
+
+
+log = logging.getLogger("pyspark_plainsong")
+#: How long tasks, and a run that takes what is there and ends, wait for a transaction service that went away.
+STREAM_PATIENCE_S = 600.0
+_PAUSE_S = 1.0
+_WARN_EVERY_S = 30.0
+_NO_BOUNDS = Trigger(None, None)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's source. Spark keeps it in a process of its own for as long as the query runs."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._namespace = options.connection.namespace
+        self._calls = options.connection.calls()
+        self._losses = Losses(self._namespace, fail=options.fail_on_data_loss)
+        self._subscription = Subscription(self._calls, options, self._losses)
+        self._following = Following(self._calls, self._subscription, self._losses)
+        self._reader = RangeReader(
+            self._calls, schema, self._losses, fetch_size=options.fetch_size, patience_s=STREAM_PATIENCE_S
+        )
+        #: Where a run that takes what is there ends, by topic; None: the stream goes on for ever.
+        self._targets: dict[str, bytes] | None = None
+        self._warn_again_s = 0.0
+
+    # --- what Spark asks, batch by batch -------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where the query starts when it has no checkpoint; asked for more than once."""
+        positions = {topic: self._subscription.start(topic) for topic in self._subscription.topics()}
+        return to_offset(self._namespace, positions)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The bounds of a micro-batch; both of them hold where there are two."""
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix what "available now" is."""
+        self._targets = {}
+        for topic in self._subscription.topics():
+            try:
+                self._targets[topic] = self._subscription.newest(topic)
+            except BrokerError as error:
+                if error.code != "topic_not_found":
+                    raise
+                self._losses.deleted(topic)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next micro-batch goes; ``start`` itself when there is nothing new after waiting for it.
+
+        Raises:
+          BrokerError: the daemon does not answer, or refuses. A transaction service that is away is waited for.
+          DataLoss: with failOnDataLoss.
+        """
+        known = from_offset(self._namespace, start)
+        deadline_s = time.monotonic() + STREAM_PATIENCE_S
+        while True:
+            try:
+                found = self._following.advance(
+                    known, self._trigger(limit), self._targets, wait_ms=self._options.poll_timeout_ms
+                )
+                return start if found == known else to_offset(self._namespace, found)
+            except BrokerError as error:
+                if error.code != "transactions_unavailable":
+                    raise
+                self._warn(error)
+                if self._targets is not None and time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(max(_PAUSE_S, self._options.poll_timeout_ms / 1000))
+                if self._targets is None:
+                    return start  # so that the query can be stopped meanwhile
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """What there is by now, for the query's progress: beside the end of a batch it shows the lag."""
+        newest = self._following.newest
+        return to_offset(self._namespace, newest) if newest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What the tasks of one micro-batch read."""
+        before, behind = from_offset(self._namespace, start), from_offset(self._namespace, end)
+        ranges = []
+        for topic, last in behind.items():
+            first = before.get(topic, Position(last.generation, FIRST))
+            first_id = first.next if first.generation == last.generation else FIRST
+            if first_id < last.next:
+                ranges.append(self._range(topic, last.generation, first_id, last.next))
+        return list(cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition))
+
+    def _range(self, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
+        # From the oldest message on, whatever expires before it is read was not asked for.
+        complete_from = None if start == FIRST else self._following.complete_from(topic, start)
+        return TopicRange(topic, generation, start, end, self._subscription.isolation, complete_from)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; in a task."""
+        if isinstance(partition, TopicRange):
+            yield from self._reader.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: a topic keeps messages for as long as it does, whoever has read them."""
+
+    def stop(self) -> None:
+        """Let go of the connection."""
+        self._calls.close()
+
+    def _warn(self, error: BrokerError) -> None:
+        """Say why nothing comes, and not with every question."""
+        if time.monotonic() >= self._warn_again_s:
+            log.warning("the stream waits for the transaction service: %s", error)
+            self._warn_again_s = time.monotonic() + _WARN_EVERY_S
+
+    def _trigger(self, limit: ReadLimit) -> Trigger:
+        if isinstance(limit, ReadAllAvailable):
+            return _NO_BOUNDS  # also what a run of one single batch asks for
+        return Trigger(self._options.max_offsets, self._options.max_bytes)

@@ -1,0 +1,218 @@
+"""Spark's writers: of a table or of a micro-batch, in each topic all rows appear at one moment, or none.
+
+Writing a DataFrame: in each topic all its rows appear in one moment, or none do.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+
+from pyspark_plainsong.publishing import (
+    Identity,
+    MixedGenerations,
+    NotPublished,
+    OutcomeUnknown,
+    TaskStored,
+    Winners,
+    check_order,
+    publish_under,
+    winners,
+)
+from pyspark_plainsong.staging import Staging
+from pyspark_plainsong.wire import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import WriterCommitMessage
+    from pyspark.sql.types import StructType
+
+    from pyspark_plainsong.calls import Calls
+    from pyspark_plainsong.options import WriteOptions
+
+LOG = logging.getLogger(__name__)
+
+
+class SaveIsComplete(RuntimeError):
+    """Spark was told of a failure, and all rows are in the topics named nevertheless."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One save. Spark makes it once; ``write``, ``commit`` and ``abort`` work on copies of what it was then.
+
+    Raises:
+      ValueError: columns or options with which nothing can be written.
+      BrokerError: the topic cannot be written to, or asked about.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        self._connection = options.connection
+        #: A save that the user gave no name is remembered by one of its own: it is done once, a second one again.
+        self._identity = Identity(
+            options.producer_name or f"spark-{uuid.uuid4().hex}",
+            options.sequence_id or 0,
+            options.memory_s,
+            must_be_remembered=options.producer_name is not None,
+            lower_is_there=False,
+        )
+        self._is_named = options.producer_name is not None
+        self._pointer = options.transaction_write_pointer
+        self._ordered = options.ordered
+        self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
+        if options.topic is not None:
+            with closing(options.calls()) as calls:
+                calls.describe(options.topic)  # no task need start for a topic that is not there
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store the rows of one partition; in a task."""
+        with closing(self._connection.calls()) as calls:
+            return self._staging.run(calls, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks that count have stored, topic by topic.
+
+        Raises:
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: with what became of each topic.
+        """
+        won = winners(task for task in messages if isinstance(task, TaskStored))
+        check_order(won, ordered=self._ordered)
+        done: list[str] = []
+        try:
+            with closing(self._connection.calls()) as calls:
+                for each in won:
+                    self._publish(calls, each)
+                    done.append(each.topic)
+                if not self._is_named and self._pointer is None:
+                    # Made up for this save, it would only take the place of a producer that comes again.
+                    self._identity.forget(calls, won)
+        except (NotPublished, OutcomeUnknown) as error:
+            if not done:
+                raise
+            raise type(error)(f"{error}; {self._report(done, all_of_them=False)}") from error
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """See to it that nothing of the save can appear any more, or say that it is complete.
+
+        What was published without a transaction is not taken back: readers may have seen it.
+
+        Raises:
+          SaveIsComplete: all rows are in some topics, or in all of them.
+          BrokerError: the daemon could not be asked.
+        """
+        if any(message is None for message in messages):
+            return  # a task never came to its end, so the commit was never called
+        try:
+            won = winners(task for task in messages if isinstance(task, TaskStored))
+        except MixedGenerations:
+            return  # the commit found that, too
+        with closing(self._connection.calls()) as calls:
+            if self._pointer is not None:
+                self._roll_back(calls, won, self._pointer)
+                return
+            complete = [each.topic for each in won if self._identity.is_complete(calls, each)]
+        if complete:
+            raise SaveIsComplete(self._report(complete, all_of_them=len(complete) == len(won)))
+
+    def _publish(self, calls: Calls, won: Winners) -> None:
+        if self._pointer is not None:
+            publish_under(calls, won, self._pointer)
+        elif not self._identity.publish(calls, won):
+            LOG.warning(
+                "topic %s has save %d of producer %s already: these %d rows are not stored again",
+                won.topic,
+                self._identity.sequence_id,
+                self._identity.producer,
+                won.rows,
+            )
+
+    @staticmethod
+    def _roll_back(calls: Calls, won: Sequence[Winners], pointer: int) -> None:
+        for each in won:
+            try:
+                calls.rollback(each.topic, pointer)
+            except BrokerError as error:
+                if error.code != "topic_not_found":
+                    raise
+
+    def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
+        """What to say of topics that have all their rows when the save as a whole failed."""
+        if self._is_named:
+            advice = "run it again with the same producerName and sequenceId: what is there is not stored again"
+        elif all_of_them:
+            advice = "do not run it again"
+        else:
+            advice = "a second run would publish those rows again: write the rows of the other topics alone"
+        return f"these topics have all rows of the save, and keep them: {', '.join(topics)}; {advice}"
+
+
+# --- stream writer ---------------------------------------------------------------------------------
+#
+# Writing a stream: each micro-batch becomes part of its topics once, however often Spark runs it.
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of a query. Spark makes one for its tasks and another one for its commit.
+
+    A query is remembered by its id, which stays the same as long as its checkpoint is kept, and a micro-batch by its
+    number: for ``memory_s`` after its last one, since a query that was stopped over a holiday must find them known.
+
+    Raises:
+      ValueError: columns or options with which nothing can be written.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        self._connection = options.connection
+        self._name = options.producer_name
+        self._memory_s = options.memory_s
+        self._ordered = options.ordered
+        self._staging = Staging.of(options, schema, overwrite, self._name)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store the rows of one partition; in a task."""
+        with closing(self._connection.calls()) as calls:
+            return self._staging.run(calls, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
+        """Publish the micro-batch, unless its topics have it from an earlier run.
+
+        Raises:
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; started again it does the
+            same micro-batch again.
+        """
+        tasks = [task for task in messages if isinstance(task, TaskStored)]
+        won = winners(tasks)
+        check_order(won, ordered=self._ordered)
+        if not won:
+            return
+        producer = self._name or tasks[0].query_id
+        assert producer is not None  # or the tasks would have failed
+        identity = Identity(producer, batchId, self._memory_s)
+        if self._name is not None and batchId == 0:
+            LOG.warning(
+                "producerName=%s stands in for the query's id: a new checkpoint's micro-batches are counted from 0 again, "
+                "and those that a topic remembers by this name are not stored",
+                producer,
+            )
+        with closing(self._connection.calls()) as calls:
+            for each in won:
+                if not identity.publish(calls, each):
+                    LOG.warning(
+                        "topic %s has micro-batch %d of producer %s already: its %d rows are not stored again",
+                        each.topic,
+                        batchId,
+                        producer,
+                        each.rows,
+                    )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
+        """Do nothing: Spark also calls this when a publish landed and its answer did not.
+
+        Taken back then, the micro-batch would be lost, since its next run is told that it is there. What was stored and
+        not published is seen by nobody, and cleaned.
+        """
