@@ -22,6 +22,7 @@ def main(url: str, advice: str, without_pyarrow: str, *settings: str) -> None:
     from pyspark import cloudpickle
     from pyspark.sql import SparkSession
 
+    import plainsong
     import pyspark_plainsong
     from pyspark_plainsong import DefaultSource
 
@@ -53,11 +54,11 @@ def main(url: str, advice: str, without_pyarrow: str, *settings: str) -> None:
     spark.dataSource.register(DefaultSource)
     attempt("registered, without pyarrow", read)
     spark.sparkContext.pythonExec = python
-    for module in (pyspark_plainsong, protocol):
+    for module in (pyspark_plainsong, plainsong):
         cloudpickle.register_pickle_by_value(module)
     spark.dataSource.register(DefaultSource)
     attempt("registered by value", write)
-    for module in (pyspark_plainsong, protocol):
+    for module in (pyspark_plainsong, plainsong):
         cloudpickle.unregister_pickle_by_value(module)
     exec(compile(advice, "docs/spark.md", "exec"), {"spark": spark})
     attempt("with the zip, written", write)
