@@ -108,7 +108,7 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         and isinstance(body[0].value.value, str)
     ):
         body = body[1:]
-    return body[-1].end_lineno - body[0].lineno + 1 if body else 0  # type: ignore[operator] - parsed from text
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def docstring_lines(tree: ast.Module) -> int:
