@@ -41,9 +41,9 @@ from plainsong.protocol.topic.asks import (
     Stats,
 )
 from plainsong.protocol.topic.core import TopicCore
-from plainsong.protocol.topic.producers import INHERITED
+from plainsong.protocol.topic.pending import transactional_pointers
+from plainsong.protocol.topic.producer_state import INHERITED
 from plainsong.protocol.topic.state import Now, TopicLimits
-from plainsong.protocol.topic.step import write_pointers_among
 from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import Deposed, NothingWritten
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from actors.pointers import Enlistments
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.core import Answers
-    from plainsong.protocol.topic.producers import NamespacePolicy
+    from plainsong.protocol.topic.producer_state import NamespacePolicy
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
@@ -151,7 +151,7 @@ class TopicActor:
         self._core = core
         # Most are there from their rows; what a commit that was cut off left behind is known only now. Where others
         # write too, nothing is known of a topic that is not open.
-        changed = write_pointers_among(core.state.pending if self._shared else core.state.changed)
+        changed = transactional_pointers(core.state.pending if self._shared else core.state.changed)
         around.pointers.begin(self.name, changed)
         around.pointers.end(changed)
         term = None if around.enlistments is None else around.enlistments.begin(self.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.metrics import Metrics
     from broker.service import Service
-    from plainsong.protocol.topic.producers import Book
+    from plainsong.protocol.topic.producer_state import Book
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.asks import ServiceFigures
     from storage.base import Store

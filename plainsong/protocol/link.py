@@ -24,7 +24,7 @@ from plainsong.protocol import page, properties, records, requests
 from plainsong.protocol.errors import BY_CODE, Internal, MalformedBody, PlainsongError
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic import asks as topic_asks
-from plainsong.protocol.topic.producers import Effective, NamespacePolicy, Result
+from plainsong.protocol.topic.producer_state import Effective, NamespacePolicy, Result
 from plainsong.protocol.transactions import asks as transaction_asks
 from plainsong.protocol.transactions.transaction import Transaction, TransactionType, VisibilityLevel
 from plainsong.protocol.transactions.view import View

@@ -27,7 +27,7 @@ from plainsong.protocol.rows import (
     decode_row,
 )
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.transactions.ledger_rows import (
     AUTHORITY,
     CHANGES,

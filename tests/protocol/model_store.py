@@ -18,7 +18,7 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import TopicLimits, TopicState
 from plainsong.protocol.topic.transactional import settle_known

@@ -24,7 +24,7 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, Look, Publish, SetReader
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import Pending, Segment
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import Now, TopicState
 from storage.directory import FORMAT_NAME, read_format, write_format

@@ -30,7 +30,7 @@ from plainsong.protocol.ids import bound_at
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import GetProducer, Look, OpenProducer, PlanCleaning, RemoveProducer, SetProperties
 from plainsong.protocol.topic.core import span_of
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 
 TTL_S, RETENTION_MS, ACTIVE_MS, LONG_MS = 60, 20_000, 1_000, 50_000
 LIMITS = {

@@ -39,7 +39,7 @@ from plainsong.protocol.topic.asks import (
     SetProperties,
     Undelete,
 )
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 
 DAY_MS = 24 * 3600 * 1000
 

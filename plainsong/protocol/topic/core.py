@@ -37,18 +37,19 @@ from plainsong.protocol.topic.asks import (
     TopicStats,
     Undelete,
 )
-from plainsong.protocol.topic.dedup import (
-    follow_policy,
-    forget_expired_producers,
+from plainsong.protocol.topic.checkpoint import (
+    MAX_FORGOTTEN,
     is_snapshot_due,
-    remove_torn_rows,
     schedule_snapshot,
+    write_mark,
+    write_pointers,
 )
+from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers
+from plainsong.protocol.topic.producer_sessions import get_producer, list_producers, open_producer, remove_producer
 from plainsong.protocol.topic.publish import close_pointers, publish, publish_each
 from plainsong.protocol.topic.readers import list_readers, remove_reader, set_reader
-from plainsong.protocol.topic.sessions import get_producer, list_producers, open_producer, remove_producer
 from plainsong.protocol.topic.staging import publish_staged, store_staged
-from plainsong.protocol.topic.step import MAX_FORGOTTEN, Step, write_mark, write_pointers
+from plainsong.protocol.topic.step import Step
 from plainsong.protocol.topic.transactional import list_pointers, publish_under, roll_back, store_under, take_decided
 from plainsong.protocol.topic.upkeep import (
     cleaned,
@@ -57,6 +58,7 @@ from plainsong.protocol.topic.upkeep import (
     plan_cleaning,
     remove,
     remove_torn_payloads,
+    remove_torn_rows,
     set_properties,
     undelete,
 )
@@ -67,162 +69,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.topic.state import Now, TopicState
 
-
-@dataclass(slots=True)
-class Parked:
-    """One poll that waits."""
-
-    ticket: Hashable
-    look: Look
-    number: int
-
-
-class Parking:
-    """The parked polls of one topic."""
-
-    def __init__(self) -> None:
-        self._parked: dict[Hashable, Parked] = {}
-        self._by_since: list[tuple[bytes, int, Parked]] = []
-        self._by_deadline: list[tuple[float, int, Parked]] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._parked)
-
-    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
-        """Keep ``ticket`` waiting until ``deadline_s`` at the latest."""
-        self._number += 1
-        parked = Parked(ticket, look, self._number)
-        self._parked[ticket] = parked
-        heappush(self._by_since, (look.since, parked.number, parked))
-        heappush(self._by_deadline, (deadline_s, parked.number, parked))
-        self._tidy()
-
-    def leave(self, ticket: Hashable) -> bool:
-        """Forget ``ticket``; whether it was parked."""
-        left = self._parked.pop(ticket, None) is not None
-        self._tidy()
-        return left
-
-    def reached(self, until: bytes) -> list[Parked]:
-        """Take out those that start before the bound ``until``."""
-        out = []
-        while self._by_since and self._by_since[0][0] < until:
-            parked = heappop(self._by_since)[2]
-            if self._take(parked):
-                out.append(parked)
-        return out
-
-    def overdue(self, now_s: float) -> list[Parked]:
-        """Take out those whose deadline has come."""
-        out = []
-        while self._by_deadline and self._by_deadline[0][0] <= now_s:
-            parked = heappop(self._by_deadline)[2]
-            if self._take(parked):
-                out.append(parked)
-        return out
-
-    def everyone(self) -> list[Parked]:
-        """Take out all."""
-        out = list(self._parked.values())
-        self._parked.clear()
-        self._by_since.clear()
-        self._by_deadline.clear()
-        return out
-
-    def next_deadline_s(self) -> float | None:
-        """When somebody's time is over; None when nobody waits."""
-        heap = self._by_deadline
-        while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
-            heappop(heap)
-        return heap[0][0] if heap else None
-
-    def _take(self, parked: Parked) -> bool:
-        if self._parked.get(parked.ticket) is not parked:
-            return False
-        del self._parked[parked.ticket]
-        return True
-
-    def _tidy(self) -> None:
-        """Drop from the heaps those who are gone, once they outnumber the living."""
-        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
-            return
-        self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
-        self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
-        heapify(self._by_since)
-        heapify(self._by_deadline)
-
-
-# --- core ------------------------------------------------------------------------------------------
-#
-# The topic core: takes what has arrived, decides, and says what to write and whom to answer.
-#
-#     step(arrivals, now)    decides everything; nothing has happened yet
-#     … the actor writes step.operations …
-#     settled(step, now)     they are durable: the watermark moves, and these answers are true
-#
-# It has no clock, disk or loop, never waits, and is driven just as well from a test, power cuts included.
-
-
 if TYPE_CHECKING:
     Answers = list[tuple[Hashable, object | PlainsongError]]
-
-
-def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
-    del step, ask, now
-    state.living()
-    state.usage.drop_before(state.oldest_ms)
-    return TopicStats(
-        span=span_of(state, Look(since=bytes(20))),
-        slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
-    )
-
-
-def span_of(state: TopicState, look: Look) -> Span:
-    """What ``look`` may read now. Raises TopicNotFound."""
-    metadata = state.living()
-    until = state.until
-    if look.end_before is not None:
-        until = min(until, look.end_before)
-    return Span(
-        generation=metadata.generation,
-        prefix=state.prefix,
-        since=look.since,
-        until=until,
-        now_ms=state.time_ms,
-        oldest_ms=state.oldest_ms,
-        watermark=state.watermark,
-        expired=state.usage.expired_from(look.since, state.oldest_ms),
-    )
-
-
-#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
-RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
-    Publish: publish,
-    PublishEach: publish_each,
-    pointer_asks.PublishUnder: publish_under,
-    pointer_asks.StoreUnder: store_under,
-    PublishStaged: publish_staged,
-    StoreStaged: store_staged,
-    pointer_asks.RollBackPointer: roll_back,
-    pointer_asks.ClosePointers: close_pointers,
-    pointer_asks.ListPointers: list_pointers,
-    producer_asks.OpenProducer: open_producer,
-    producer_asks.GetProducer: get_producer,
-    producer_asks.ListProducers: list_producers,
-    producer_asks.RemoveProducer: remove_producer,
-    Describe: describe,
-    Create: create,
-    SetProperties: set_properties,
-    Remove: remove,
-    Undelete: undelete,
-    Stats: _stats,
-    ListReaders: list_readers,
-    SetReader: set_reader,
-    RemoveReader: remove_reader,
-    PlanCleaning: plan_cleaning,
-    Cleaned: cleaned,
-}
 
 
 class TopicCore:
@@ -335,3 +183,151 @@ class TopicCore:
     def _forsake(self) -> Answers:
         """The topic is not the one they waited on: answer every parked poll."""
         return [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+
+
+def span_of(state: TopicState, look: Look) -> Span:
+    """What ``look`` may read now. Raises TopicNotFound."""
+    metadata = state.living()
+    until = state.until
+    if look.end_before is not None:
+        until = min(until, look.end_before)
+    return Span(
+        generation=metadata.generation,
+        prefix=state.prefix,
+        since=look.since,
+        until=until,
+        now_ms=state.time_ms,
+        oldest_ms=state.oldest_ms,
+        watermark=state.watermark,
+        expired=state.usage.expired_from(look.since, state.oldest_ms),
+    )
+
+
+def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
+    del step, ask, now
+    state.living()
+    state.usage.drop_before(state.oldest_ms)
+    return TopicStats(
+        span=span_of(state, Look(since=bytes(20))),
+        slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
+    )
+
+
+#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
+    Publish: publish,
+    PublishEach: publish_each,
+    pointer_asks.PublishUnder: publish_under,
+    pointer_asks.StoreUnder: store_under,
+    PublishStaged: publish_staged,
+    StoreStaged: store_staged,
+    pointer_asks.RollBackPointer: roll_back,
+    pointer_asks.ClosePointers: close_pointers,
+    pointer_asks.ListPointers: list_pointers,
+    producer_asks.OpenProducer: open_producer,
+    producer_asks.GetProducer: get_producer,
+    producer_asks.ListProducers: list_producers,
+    producer_asks.RemoveProducer: remove_producer,
+    Describe: describe,
+    Create: create,
+    SetProperties: set_properties,
+    Remove: remove,
+    Undelete: undelete,
+    Stats: _stats,
+    ListReaders: list_readers,
+    SetReader: set_reader,
+    RemoveReader: remove_reader,
+    PlanCleaning: plan_cleaning,
+    Cleaned: cleaned,
+}
+
+
+# --- parked polls ----------------------------------------------------------------------------------
+#
+# Two heaps over one dictionary: by position, and by deadline. A poll that leaves is removed from the dictionary at
+# once; its heap entries are dropped when they come up, or when they outnumber the living ones.
+
+
+class Parking:
+    """The parked polls of one topic."""
+
+    def __init__(self) -> None:
+        self._parked: dict[Hashable, Parked] = {}
+        self._by_since: list[tuple[bytes, int, Parked]] = []
+        self._by_deadline: list[tuple[float, int, Parked]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
+        """Keep ``ticket`` waiting until ``deadline_s`` at the latest."""
+        self._number += 1
+        parked = Parked(ticket, look, self._number)
+        self._parked[ticket] = parked
+        heappush(self._by_since, (look.since, parked.number, parked))
+        heappush(self._by_deadline, (deadline_s, parked.number, parked))
+        self._tidy()
+
+    def leave(self, ticket: Hashable) -> bool:
+        """Forget ``ticket``; whether it was parked."""
+        left = self._parked.pop(ticket, None) is not None
+        self._tidy()
+        return left
+
+    def reached(self, until: bytes) -> list[Parked]:
+        """Take out those that start before the bound ``until``."""
+        out = []
+        while self._by_since and self._by_since[0][0] < until:
+            parked = heappop(self._by_since)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def overdue(self, now_s: float) -> list[Parked]:
+        """Take out those whose deadline has come."""
+        out = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_s:
+            parked = heappop(self._by_deadline)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def everyone(self) -> list[Parked]:
+        """Take out all."""
+        out = list(self._parked.values())
+        self._parked.clear()
+        self._by_since.clear()
+        self._by_deadline.clear()
+        return out
+
+    def next_deadline_s(self) -> float | None:
+        """When somebody's time is over; None when nobody waits."""
+        heap = self._by_deadline
+        while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _take(self, parked: Parked) -> bool:
+        if self._parked.get(parked.ticket) is not parked:
+            return False
+        del self._parked[parked.ticket]
+        return True
+
+    def _tidy(self) -> None:
+        """Drop from the heaps those who are gone, once they outnumber the living."""
+        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
+            return
+        self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
+        self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
+        heapify(self._by_since)
+        heapify(self._by_deadline)
+
+
+@dataclass(slots=True)
+class Parked:
+    """One poll that waits."""
+
+    ticket: Hashable
+    look: Look
+    number: int

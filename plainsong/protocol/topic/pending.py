@@ -17,79 +17,17 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from plainsong.protocol.rows import Stored
 
-DIGEST_BYTES = 8
-
-
-@dataclass(slots=True)
-class Segment:
-    """What was stored under one segment's name."""
-
-    index: int
-    messages: int = 0
-    size: int = 0
-    packed: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Its name and these numbers, as the row has them; empty: to be packed."""
-
-    def grow(self, messages: int, size: int) -> None:
-        """More was stored under it."""
-        self.messages += messages
-        self.size += size
-        self.packed = b""
-
-    def pack(self, name: str) -> bytes:
-        """Name and numbers: of thousands of segments one store changes one."""
-        if not self.packed:
-            self.packed = msgpack.packb(name) + msgpack.packb([self.index, self.messages, self.size])
-        return self.packed
-
-
-def digest_of(segments: Collection[str] | None) -> bytes | None:
-    """Whether two publishes listed the same segments, in any order, can be told by these 8 bytes; None: they listed none."""
-    if segments is None:
-        return None
-    names = (name.encode() for name in sorted(set(segments)))
-    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=DIGEST_BYTES).digest()
-
-
-# --- pending ---------------------------------------------------------------------------------------
-#
-# What a topic knows about one pointer that has not been decided, or published, and the row it is kept in.
-#
-# Such a row is written in the commit that gives the topic rows under the pointer, and again whenever what it says
-# changes. A topic is loaded from these rows, so that nobody has to look for a transaction's messages among millions
-# of others. Nothing here decides who sees a message: that is the sign in the message row, and the reader's
-# snapshot.
-#
-#     pointer row   s first used  u last used (ms)  m messages  b bytes  published
-#                   r runs: first position, last position (10 bytes each), messages of the topic before it (8)
-#                   c messages, bytes  stored and not published  f first  l last payload position
-#                   g segment → index, messages, bytes   p first and last position of the publish of what was stored
-#                   h digest of the segments that publish listed
-#                   i producer → ranges of sequence ids published
-#                   x rolled back  o stored messages are being removed
-#                   d stored by: list of producer, segment or "", epoch, highest sequence id
-#                   n the producer that staged: the pointer is below 0, and no transaction's
-
-
 #: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
 MAX_RUNS = 64
 POSITION_BYTES = 10
+DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
 _FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES
-
-
-class PointerRun(NamedTuple):
-    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); between them may be others' rows."""
-
-    first: bytes
-    last: bytes
-    before: int
-    """Messages published in the topic before the first of them."""
 
 
 @dataclass(slots=True)
@@ -262,6 +200,54 @@ class Pending:
             raise DamagedRow(f"a pointer row has not what it needs: {error!r}") from error
 
 
+class PointerRun(NamedTuple):
+    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); between them may be others' rows."""
+
+    first: bytes
+    last: bytes
+    before: int
+    """Messages published in the topic before the first of them."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """What was stored under one segment's name."""
+
+    index: int
+    messages: int = 0
+    size: int = 0
+    packed: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """Its name and these numbers, as the row has them; empty: to be packed."""
+
+    def grow(self, messages: int, size: int) -> None:
+        """More was stored under it."""
+        self.messages += messages
+        self.size += size
+        self.packed = b""
+
+    def pack(self, name: str) -> bytes:
+        """Name and numbers: of thousands of segments one store changes one."""
+        if not self.packed:
+            self.packed = msgpack.packb(name) + msgpack.packb([self.index, self.messages, self.size])
+        return self.packed
+
+
+def digest_of(segments: Collection[str] | None) -> bytes | None:
+    """Whether two publishes listed the same segments, in any order, can be told by these 8 bytes; None: they listed none."""
+    if segments is None:
+        return None
+    names = (name.encode() for name in sorted(set(segments)))
+    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=DIGEST_BYTES).digest()
+
+
+def transactional_pointers(pointers: Iterable[int]) -> set[int]:
+    """Those that are transactions': nobody but the topic is to hear of what is staged."""
+    return {pointer for pointer in pointers if pointer > 0}
+
+
+# --- decoding --------------------------------------------------------------------------------------
+
+
 def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
     stored, stored_bytes = record.get("c", (0, 0))
     published = record.get("p")
@@ -310,6 +296,9 @@ def _position(value: object) -> bytes:
     if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
         raise ValueError(f"{value!r} is no position")
     return value
+
+
+# --- runs ------------------------------------------------------------------------------------------
 
 
 def _adjoin(last: bytes, first: bytes) -> bool:

@@ -25,7 +25,7 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
-from plainsong.protocol.topic.dedup import admit, judge, remember, trimmed
+from plainsong.protocol.topic.deduplication import admit, judge, remember, trimmed
 from plainsong.protocol.topic.row_batch import check_atomic, own_ttls, row_extras_of, with_stamp
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
@@ -35,164 +35,11 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.records import Metadata
     from plainsong.protocol.topic.asks import ClosePointers, PublishEach
-    from plainsong.protocol.topic.dedup import DeduplicationVerdict
+    from plainsong.protocol.topic.deduplication import DeduplicationVerdict
     from plainsong.protocol.topic.row_batch import RowExtras
     from plainsong.protocol.topic.state import Now, Run, TopicState
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Standing
-
-#: What may become of a pointer still: only who decides it can say more.
-_OPEN = ("in_progress", "unknown", "deciding")
-
-
-class NotEnlisted(TransactionsUnavailable):
-    """The topic has to be enlisted for the pointer first: nothing happened, and it can be asked again after that."""
-
-    title = "The topic is not enlisted for this write pointer"
-
-
-def standing_to_write(state: TopicState, pointer: int) -> Standing:
-    """What became of a pointer under which something is to be written.
-
-    Raises:
-      NotEnlisted, TransactionsUnavailable: nobody here can say; nothing happened.
-    """
-    if state.enlistment is None:
-        return state.authority.standing(pointer)
-    if not state.enlistment.holds(pointer):
-        raise _not_enlisted(state, pointer)
-    return "invalid" if _is_known_invalid(state, pointer) else "in_progress"
-
-
-def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
-    """The same for a client's rollback, which what was aborted or is invalid may have at any time."""
-    if state.enlistment is None:
-        return state.authority.standing(pointer)
-    if state.enlistment.holds(pointer):
-        return "in_progress"
-    standing = state.authority.standing(pointer)
-    if standing in _OPEN:
-        raise _not_enlisted(state, pointer)
-    return standing
-
-
-def close_enlistment(state: TopicState, pointers: Iterable[int]) -> None:
-    """Nothing more is written under these, unless the topic is enlisted again."""
-    if state.enlistment is not None:
-        state.enlistment.close(pointers)
-
-
-def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
-    """Close them; what was asked before this in the same step is durable before it is answered."""
-    del step, now
-    close_enlistment(state, ask.pointers)
-
-
-def _is_known_invalid(state: TopicState, pointer: int) -> bool:
-    """Its time may be over: that is nothing its topics are asked about, so it is heard of in passing."""
-    try:
-        return state.authority.standing(pointer) == "invalid"
-    except TransactionsUnavailable:
-        return False
-
-
-def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
-    return NotEnlisted(
-        f"topic {state.name} is not enlisted for write pointer {pointer}", hint="nothing happened; send it again"
-    )
-
-
-# --- admission -------------------------------------------------------------------------------------
-#
-# What a publish or a store has to pass before anything of it happens, with and without a write pointer.
-
-
-def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
-    """The write pointer, if something may be written under it.
-
-    Raises:
-      TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
-      TransactionNotInProgress, DamagedRow: nothing happened.
-    """
-    if pointer is None:
-        raise TransactionRequired("there is no write pointer")
-    if metadata.properties.transactional == "disabled":
-        raise TransactionRefused(f"topic {state.name} takes no write pointers", hint="publish without a transaction")
-    check_pointer(pointer)
-    pending = state.pending.get(pointer)
-    if too_old(state, pointer) or (pending is not None and pending.orphaned and not pending.rolled_back):
-        raise TransactionExpired(
-            f"write pointer {pointer} was issued at {issued_ms(pointer)} ms",
-            hint=f"a transaction may live for {state.limits.max_lifetime_ms // 1000} s (transactions.max_lifetime_s)",
-        )
-    if pending is not None and pending.rolled_back:
-        raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
-    standing = standing_to_write(state, pointer)
-    if standing not in ("in_progress", "unknown"):
-        what = "being committed" if standing == "deciding" else standing
-        raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
-    if pending is not None and pending.damaged:
-        raise DamagedRow(
-            f"what topic {state.name} knows about write pointer {pointer} cannot be read",
-            hint="roll it back, and begin a new transaction",
-        )
-    return pointer
-
-
-def check_pointer(pointer: int) -> None:
-    """Raise InvalidParameter for a number that is no write pointer."""
-    if pointer <= 0:
-        raise InvalidParameter(f"write pointer {pointer} is not above 0", hint="begin a transaction to get one")
-
-
-def too_old(state: TopicState, pointer: int) -> bool:
-    """Whether the pointer has outlived every transaction there may be."""
-    lifetime_ms = state.limits.max_lifetime_ms
-    return lifetime_ms > 0 and issued_ms(pointer) + lifetime_ms <= state.time_ms
-
-
-def check_generation(metadata: Metadata, request: PublishRequest) -> None:
-    """Raise GenerationChanged when the request is for another generation."""
-    if request.generation is not None and request.generation != metadata.generation:
-        raise GenerationChanged(f"the topic is in generation {metadata.generation}, not {request.generation}")
-
-
-def check_messages(state: TopicState, metadata: Metadata, request: PublishRequest, now: Now) -> None:
-    """See that the messages of a request, if it has any, are not too many or too large and that there is room.
-
-    Raises:
-      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull: nothing happened.
-    """
-    messages, limits = request.messages, state.limits
-    if len(messages) > limits.max_request_messages:
-        raise RequestTooLarge(f"{len(messages)} messages in one request", hint=f"at most {limits.max_request_messages}")
-    if messages and max(map(len, messages)) > limits.max_message_bytes:
-        index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
-        raise MessageTooLarge(
-            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
-        )
-    if now.low_space:
-        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
-    if messages and metadata.properties.max_bytes is not None:
-        _check_room(state, metadata.properties.max_bytes, sum(map(len, messages)))
-
-
-def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
-    if size > max_bytes:
-        raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
-    state.usage.drop_before(state.oldest_ms)
-    held = state.usage.bytes + state.stored_bytes
-    if held + size > max_bytes:
-        raise TopicFull(
-            f"topic {state.name} holds {held} of max_bytes {max_bytes}",
-            hint="wait until messages expire, or raise max_bytes",
-        )
-
-
-# --- publish ---------------------------------------------------------------------------------------
-#
-# Publishing without a write pointer: what is refused, what is a duplicate, and what becomes of the rest.
-
 
 #: What is said of a producer's request where deduplication is switched off: stored as it came.
 NOT_DEDUPLICATED = ProducerVerdict("false", None)
@@ -305,10 +152,9 @@ def count_messages(
     step.messages += messages
 
 
-# --- each ------------------------------------------------------------------------------------------
+# --- many small requests at once -------------------------------------------------------------------
 #
-# Many small requests at once: each has its own verdict, and all of them cost what one costs.
-
+# Each has its own verdict, and all of them cost what one costs.
 
 #: By how much the row of a plain message is counted larger than its payload, at most: flags and the length before it.
 _ROW_EXTRA_BYTES = ROW_BYTES + 6
@@ -343,3 +189,155 @@ def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Rec
         return publish(state, step, Publish(PublishRequest([message]), len(message)), now)
     except PlainsongError as error:
         return error
+
+
+# --- admission -------------------------------------------------------------------------------------
+#
+# What a publish or a store has to pass before anything of it happens.
+
+
+def check_generation(metadata: Metadata, request: PublishRequest) -> None:
+    """Raise GenerationChanged when the request is for another generation."""
+    if request.generation is not None and request.generation != metadata.generation:
+        raise GenerationChanged(f"the topic is in generation {metadata.generation}, not {request.generation}")
+
+
+def check_messages(state: TopicState, metadata: Metadata, request: PublishRequest, now: Now) -> None:
+    """See that the messages of a request, if it has any, are not too many or too large and that there is room.
+
+    Raises:
+      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull: nothing happened.
+    """
+    messages, limits = request.messages, state.limits
+    if len(messages) > limits.max_request_messages:
+        raise RequestTooLarge(f"{len(messages)} messages in one request", hint=f"at most {limits.max_request_messages}")
+    if messages and max(map(len, messages)) > limits.max_message_bytes:
+        index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
+        raise MessageTooLarge(
+            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
+        )
+    if now.low_space:
+        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
+    if messages and metadata.properties.max_bytes is not None:
+        _check_room(state, metadata.properties.max_bytes, sum(map(len, messages)))
+
+
+def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
+    if size > max_bytes:
+        raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
+    state.usage.drop_before(state.oldest_ms)
+    held = state.usage.bytes + state.stored_bytes
+    if held + size > max_bytes:
+        raise TopicFull(
+            f"topic {state.name} holds {held} of max_bytes {max_bytes}",
+            hint="wait until messages expire, or raise max_bytes",
+        )
+
+
+def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
+    """The write pointer, if something may be written under it.
+
+    Raises:
+      TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
+      TransactionNotInProgress, DamagedRow: nothing happened.
+    """
+    if pointer is None:
+        raise TransactionRequired("there is no write pointer")
+    if metadata.properties.transactional == "disabled":
+        raise TransactionRefused(f"topic {state.name} takes no write pointers", hint="publish without a transaction")
+    check_pointer(pointer)
+    pending = state.pending.get(pointer)
+    if too_old(state, pointer) or (pending is not None and pending.orphaned and not pending.rolled_back):
+        raise TransactionExpired(
+            f"write pointer {pointer} was issued at {issued_ms(pointer)} ms",
+            hint=f"a transaction may live for {state.limits.max_lifetime_ms // 1000} s (transactions.max_lifetime_s)",
+        )
+    if pending is not None and pending.rolled_back:
+        raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
+    standing = standing_to_write(state, pointer)
+    if standing not in ("in_progress", "unknown"):
+        what = "being committed" if standing == "deciding" else standing
+        raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
+    if pending is not None and pending.damaged:
+        raise DamagedRow(
+            f"what topic {state.name} knows about write pointer {pointer} cannot be read",
+            hint="roll it back, and begin a new transaction",
+        )
+    return pointer
+
+
+def check_pointer(pointer: int) -> None:
+    """Raise InvalidParameter for a number that is no write pointer."""
+    if pointer <= 0:
+        raise InvalidParameter(f"write pointer {pointer} is not above 0", hint="begin a transaction to get one")
+
+
+def too_old(state: TopicState, pointer: int) -> bool:
+    """Whether the pointer has outlived every transaction there may be."""
+    lifetime_ms = state.limits.max_lifetime_ms
+    return lifetime_ms > 0 and issued_ms(pointer) + lifetime_ms <= state.time_ms
+
+
+# --- enlistment ------------------------------------------------------------------------------------
+#
+# Where another instance decides transactions, a topic must be enlisted for a pointer before it writes under it.
+
+#: What may become of a pointer still: only who decides it can say more.
+_OPEN = ("in_progress", "unknown", "deciding")
+
+
+class NotEnlisted(TransactionsUnavailable):
+    """The topic has to be enlisted for the pointer first: nothing happened, and it can be asked again after that."""
+
+    title = "The topic is not enlisted for this write pointer"
+
+
+def standing_to_write(state: TopicState, pointer: int) -> Standing:
+    """What became of a pointer under which something is to be written.
+
+    Raises:
+      NotEnlisted, TransactionsUnavailable: nobody here can say; nothing happened.
+    """
+    if state.enlistment is None:
+        return state.authority.standing(pointer)
+    if not state.enlistment.holds(pointer):
+        raise _not_enlisted(state, pointer)
+    return "invalid" if _is_known_invalid(state, pointer) else "in_progress"
+
+
+def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
+    """The same for a client's rollback, which what was aborted or is invalid may have at any time."""
+    if state.enlistment is None:
+        return state.authority.standing(pointer)
+    if state.enlistment.holds(pointer):
+        return "in_progress"
+    standing = state.authority.standing(pointer)
+    if standing in _OPEN:
+        raise _not_enlisted(state, pointer)
+    return standing
+
+
+def _is_known_invalid(state: TopicState, pointer: int) -> bool:
+    """Its time may be over: that is nothing its topics are asked about, so it is heard of in passing."""
+    try:
+        return state.authority.standing(pointer) == "invalid"
+    except TransactionsUnavailable:
+        return False
+
+
+def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
+    return NotEnlisted(
+        f"topic {state.name} is not enlisted for write pointer {pointer}", hint="nothing happened; send it again"
+    )
+
+
+def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
+    """Close them; what was asked before this in the same step is durable before it is answered."""
+    del step, now
+    close_enlistment(state, ask.pointers)
+
+
+def close_enlistment(state: TopicState, pointers: Iterable[int]) -> None:
+    """Nothing more is written under these, unless the topic is enlisted again."""
+    if state.enlistment is not None:
+        state.enlistment.close(pointers)

@@ -25,7 +25,7 @@ from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, after, before
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
 from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row
-from plainsong.protocol.topic.delivery import InlineDelivery, Reference, expires_ms_of
+from plainsong.protocol.topic.visibility import InlineDelivery, Reference, expires_ms_of
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:

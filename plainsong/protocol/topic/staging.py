@@ -27,7 +27,8 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
 from plainsong.protocol.keys import payload_prefix, pointer_key
 from plainsong.protocol.requests import Receipt
 from plainsong.protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row, staged_pointer
-from plainsong.protocol.topic.dedup import DeduplicationVerdict, admit, judge, remember, session_of, trimmed
+from plainsong.protocol.topic.checkpoint import forget_pointer
+from plainsong.protocol.topic.deduplication import DeduplicationVerdict, admit, judge, remember, session_of, trimmed
 from plainsong.protocol.topic.pending import Pending, Segment
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
@@ -39,7 +40,6 @@ from plainsong.protocol.topic.publish import (
 )
 from plainsong.protocol.topic.row_batch import RowExtras, own_ttls, positions, row_extras_of, values_of
 from plainsong.protocol.topic.state import Run, Sequence
-from plainsong.protocol.topic.step import forget_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -17,7 +17,8 @@ from plainsong.protocol.keys import payload_prefix, stop_after
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.rows import STAMP, MessageRow, encode_row
 from plainsong.protocol.topic.asks import PointerView
-from plainsong.protocol.topic.dedup import NEW_IDS, DeduplicationVerdict, admit, judge, remember, trimmed
+from plainsong.protocol.topic.checkpoint import forget_pointer, touch_pointer, write_pointers
+from plainsong.protocol.topic.deduplication import NEW_IDS, DeduplicationVerdict, admit, judge, remember, trimmed
 from plainsong.protocol.topic.pending import digest_of
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
@@ -42,7 +43,6 @@ from plainsong.protocol.topic.staging import (
     remember_store,
 )
 from plainsong.protocol.topic.state import Run
-from plainsong.protocol.topic.step import forget_pointer, touch_pointer, write_pointers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,9 +22,9 @@ from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import CleaningPlan, Description
-from plainsong.protocol.topic.dedup import follow_policy, forget_expired_producers, renew_producers
+from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
+from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
-from plainsong.protocol.topic.step import forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.transactional import orphans_removed, plan_pointers
 from plainsong.protocol.topic.usage import Usage
 
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Cleaned, Create, Describe, PlanCleaning, Remove, SetProperties, Undelete
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
-
-
-def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
-    """The topic as it is. Raises TopicNotFound."""
-    del step, ask, now
-    return Description(state.living(), state.time_ms)
 
 
 def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
@@ -120,12 +114,16 @@ def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool =
     return Description(metadata, state.time_ms)
 
 
+def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
+    """The topic as it is. Raises TopicNotFound."""
+    del step, ask, now
+    return Description(state.living(), state.time_ms)
+
+
 # --- cleaning --------------------------------------------------------------------------------------
 #
-# What may be removed: planned by the topic, carried out by the janitor, seen by nobody.
-#
-# A plan is answered after the topic's time is durable, so that what it removes would stay expired after any
-# restart; until then nothing is removed, afterwards nothing of it can be read again.
+# The topic plans which rows may go, the janitor removes them, and no reader notices. A plan is answered only after
+# the topic's time is durable: what it removes stays expired after any restart.
 
 
 def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) -> CleaningPlan:
@@ -153,23 +151,6 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
     )
 
 
-def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
-    return prefix, prefix + pack_position(oldest_ms, 0)
-
-
-def older_generations(generation: int) -> tuple[int, int] | None:
-    """The first and the last of those before ``generation``: all of their rows are gone for every reader."""
-    return (1, generation - 1) if generation > 1 else None
-
-
-def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
-    """Generations whose producers are known no more: they are asked about for a while after a re-creation."""
-    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
-        return None
-    return 1, metadata.generation - 1
-
-
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
     metadata = state.living_or_last()
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
@@ -183,6 +164,23 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
     return CleaningPlan(purge=(1, metadata.generation), forget=(1, metadata.generation))
 
 
+def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
+    """Generations whose producers are known no more: they are asked about for a while after a re-creation."""
+    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
+        return None
+    return 1, metadata.generation - 1
+
+
+def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
+    return prefix, prefix + pack_position(oldest_ms, 0)
+
+
+def older_generations(generation: int) -> tuple[int, int] | None:
+    """The first and the last of those before ``generation``: all of their rows are gone for every reader."""
+    return (1, generation - 1) if generation > 1 else None
+
+
 def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
     """Count out what the janitor removed, unless the topic is another one by now."""
     del now
@@ -194,13 +192,23 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
     write_mark(state, step)
 
 
-# --- torn payloads ---------------------------------------------------------------------------------
+# --- torn commits ----------------------------------------------------------------------------------
 #
-# Payload rows that a cut-off commit left: nobody was told of them, so what is stored again must not stand beside
-# them.
-#
-# Stores that write a commit row by row may lose the row about a pointer and keep payload rows behind the last one
-# it speaks of. Who sent those sends them again, under later positions, and a publish of both would show them twice.
+# A store that writes a commit row by row may lose the end of it: some rows of an atomic request, or the pointer row
+# that speaks of payload rows. No client was acknowledged, so the client sends these messages again, under later
+# positions; without this cleaning readers would see part of a batch, or messages twice.
+
+
+def remove_torn_rows(state: TopicState, step: Step) -> None:
+    """Take away what a cut-off commit left of an atomic request: nobody has seen it, and nobody will."""
+    rows = len(state.torn)
+    ts_ms = int.from_bytes(state.torn[-1][-10:-2], "big")
+    state.usage.cleaned(ts_ms, ts_ms, rows, state.torn_bytes, state.usage.own_expiry_ms())
+    state.appended -= rows
+    # The last one first: cut off again, it is still found to be in parts.
+    step.write(Delete(Table.MESSAGE, state.torn))
+    state.torn = []
+    write_mark(state, step)
 
 
 def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:

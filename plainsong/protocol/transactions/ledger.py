@@ -78,102 +78,12 @@ class TransactionSettings:
     """Requests one commit of the service may carry."""
 
 
-# --- conflicts -------------------------------------------------------------------------------------
-#
-# Who changed what: the change sets of open transactions, and of committed ones that these may still conflict with.
-#
-# Two transactions conflict when one was committed after the other began, and they share a key. A set is dropped
-# when every short transaction that is open began after it; long ones do not hold it back, as in Tephra, so they are
-# checked against what is still here.
-
-
-class PreparedSets(dict[int, "ChangeSet"]):
-    """What open transactions have said they change, by their ids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def keep(self, changes: ChangeSet) -> None:
-        """Keep a change set in place of an earlier one."""
-        self.leave(changes.transaction_id)
-        self[changes.transaction_id] = changes
-        self.bytes += changes.size
-
-    def leave(self, transaction_id: int) -> ChangeSet | None:
-        """Take a transaction's change set out; None when it has none."""
-        changes = self.pop(transaction_id, None)
-        if changes is not None:
-            self.bytes -= changes.size
-        return changes
-
-
-class CommittedSets:
-    """Committed change sets in the order of their commits."""
-
-    def __init__(self) -> None:
-        self._sets: deque[ChangeSet] = deque()
-        self._latest: dict[bytes, ChangeSet] = {}
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._sets)
-
-    def __iter__(self) -> Iterator[ChangeSet]:
-        return iter(self._sets)
-
-    def add(self, changes: ChangeSet) -> None:
-        """Add the newest."""
-        self._sets.append(changes)
-        self.bytes += changes.size
-        for key in changes.keys:
-            self._latest[key] = changes
-
-    def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
-        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
-        for key in keys:
-            latest = self._latest.get(key)
-            if latest is not None and _pointer(latest) > transaction_id:
-                return key, latest.client_id
-        return None
-
-    def drop_below(self, pointer: int) -> list[int]:
-        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
-        gone: list[int] = []
-        while self._sets and _pointer(self._sets[0]) < pointer:
-            gone.append(self._drop().transaction_id)
-        return gone
-
-    def drop_over(self, max_bytes: int) -> list[ChangeSet]:
-        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
-        gone: list[ChangeSet] = []
-        while self.bytes > max_bytes:
-            gone.append(self._drop())
-        return gone
-
-    def _drop(self) -> ChangeSet:
-        changes = self._sets.popleft()
-        self.bytes -= changes.size
-        for key in changes.keys:
-            if self._latest[key] is changes:
-                del self._latest[key]
-        return changes
-
-
-def _pointer(changes: ChangeSet) -> int:
-    assert changes.commit_pointer is not None  # only committed ones come here
-    return changes.commit_pointer
-
-
 # --- ledger ----------------------------------------------------------------------------------------
-#
-# Everything the transaction service knows, and how its parts stay of one mind.
 #
 #     open ──► committed, aborted ──► forgotten
 #       └────► invalid (its pointers on the list) ──► aborted, or invalid and off the list ──► forgotten
 #
-# Rules decide; here a record only moves from one of these to the next.
-
+# The rules decide; the ledger only moves a record from one of these states to the next.
 
 #: Outcomes forgotten in one commit at most, so that none becomes long.
 _FORGET_ROWS = 1_000
@@ -327,9 +237,92 @@ def _remove(pointers: list[int], pointer: int) -> None:
     del pointers[bisect_left(pointers, pointer)]
 
 
-# --- step ------------------------------------------------------------------------------------------
+# --- change sets -----------------------------------------------------------------------------------
 #
-# One step of the service: what it wants written, and what is true once that is durable.
+# Two transactions conflict when one was committed after the other began and they share a key. A set is dropped when
+# every open short transaction began after its commit; long ones do not hold it back, as in Tephra, so they are checked
+# against the sets that are still here.
+
+
+class PreparedSets(dict[int, "ChangeSet"]):
+    """What open transactions have said they change, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def keep(self, changes: ChangeSet) -> None:
+        """Keep a change set in place of an earlier one."""
+        self.leave(changes.transaction_id)
+        self[changes.transaction_id] = changes
+        self.bytes += changes.size
+
+    def leave(self, transaction_id: int) -> ChangeSet | None:
+        """Take a transaction's change set out; None when it has none."""
+        changes = self.pop(transaction_id, None)
+        if changes is not None:
+            self.bytes -= changes.size
+        return changes
+
+
+class CommittedSets:
+    """Committed change sets in the order of their commits."""
+
+    def __init__(self) -> None:
+        self._sets: deque[ChangeSet] = deque()
+        self._latest: dict[bytes, ChangeSet] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __iter__(self) -> Iterator[ChangeSet]:
+        return iter(self._sets)
+
+    def add(self, changes: ChangeSet) -> None:
+        """Add the newest."""
+        self._sets.append(changes)
+        self.bytes += changes.size
+        for key in changes.keys:
+            self._latest[key] = changes
+
+    def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
+        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
+        for key in keys:
+            latest = self._latest.get(key)
+            if latest is not None and _pointer(latest) > transaction_id:
+                return key, latest.client_id
+        return None
+
+    def drop_below(self, pointer: int) -> list[int]:
+        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
+        gone: list[int] = []
+        while self._sets and _pointer(self._sets[0]) < pointer:
+            gone.append(self._drop().transaction_id)
+        return gone
+
+    def drop_over(self, max_bytes: int) -> list[ChangeSet]:
+        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
+        gone: list[ChangeSet] = []
+        while self.bytes > max_bytes:
+            gone.append(self._drop())
+        return gone
+
+    def _drop(self) -> ChangeSet:
+        changes = self._sets.popleft()
+        self.bytes -= changes.size
+        for key in changes.keys:
+            if self._latest[key] is changes:
+                del self._latest[key]
+        return changes
+
+
+def _pointer(changes: ChangeSet) -> int:
+    assert changes.commit_pointer is not None  # only committed ones come here
+    return changes.commit_pointer
+
+
+# --- one step of the service -----------------------------------------------------------------------
 
 
 class ManagerNow(NamedTuple):

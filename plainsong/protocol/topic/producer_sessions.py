@@ -18,13 +18,18 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.topic.asks import ProducerPage, ProducerView, ResultView, SnapshotView
-from plainsong.protocol.topic.dedup import admit_producer, find_producer, forget_expired_producers, forget_producers
-from plainsong.protocol.topic.step import write_producer
+from plainsong.protocol.topic.checkpoint import write_producer
+from plainsong.protocol.topic.deduplication import (
+    admit_producer,
+    find_producer,
+    forget_expired_producers,
+    forget_producers,
+)
 from plainsong.protocol.topic.transactional import orphaned
 
 if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
-    from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+    from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
 

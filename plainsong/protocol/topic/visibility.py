@@ -37,97 +37,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-#: Where the bytes that begin the extras end, in a row without pointer: flags, length, map, key of one letter.
-HEAD_STOP = 8
-_POINTER_BYTES = 8
-_POINTER_STOP = 1 + _POINTER_BYTES
-_LENGTH_BYTES = 4
-_EXTRAS_START = 1 + _LENGTH_BYTES
-#: Where head and first key of the map stand in those bytes, and how a map of one key looks.
-_MAP = slice(_LENGTH_BYTES, HEAD_STOP - 1)
-_ONE_KEY = 0x81
-_ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
-
-
-class PayloadStarts(dict[bytes, int]):
-    """The bytes that begin a row's extras → where its payload's length starts, in a row without pointer.
-
-    For rows that have a payload and no time to live of their own. It grows by being asked.
-    """
-
-    __slots__ = ("with_attributes",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: The beginnings of rows that may have attributes.
-        self.with_attributes: set[bytes] = set()
-
-    def __missing__(self, head: bytes) -> int:
-        start = self[head] = _EXTRAS_START + int.from_bytes(head[:_LENGTH_BYTES], "big")
-        extras = head[_MAP]
-        if extras == _ONLY_ATTRIBUTES or (extras and extras[0] > _ONE_KEY):
-            self.with_attributes.add(head)
-        return start
-
-    def without_extras(self, value: bytes) -> bytes:
-        """The same row without them."""
-        flags = value[0]
-        if not flags & HAS_EXTRAS:
-            return value
-        if not flags & HAS_POINTER:
-            return b"\x00" + value[self[value[1:HEAD_STOP]] :]
-        start = self[value[_POINTER_STOP : HEAD_STOP + _POINTER_BYTES]] + _POINTER_BYTES
-        return b"\x01" + value[1:_POINTER_STOP] + value[start:]
-
-    def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
-        """The key of each row that has attributes, and these. Raises DamagedRow."""
-        known: dict[bytes, Mapping[str, str]] = {}
-        wanted = self.with_attributes
-        for key, value in rows:
-            if not value[0] & HAS_EXTRAS:
-                continue
-            at = _POINTER_STOP if value[0] & HAS_POINTER else 1
-            head = value[at : at + HEAD_STOP - 1]
-            if head not in wanted:
-                continue
-            packed = value[at + _LENGTH_BYTES : at - 1 + self[head]]
-            strings = known.get(packed)
-            if strings is None:
-                strings = known[packed] = _attributes(packed)
-            if strings:
-                yield key, strings
-
-
-def _attributes(packed: bytes) -> Mapping[str, str]:
-    """Those of packed extras. Raises DamagedRow."""
-    try:
-        extras = msgpack.unpackb(packed, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise DamagedRow(f"a row's extras are garbled: {packed[:24].hex()}…") from error
-    return attributes_in(extras) or {}
-
-
-# --- delivery --------------------------------------------------------------------------------------
-#
-# What a walk does with what it meets: give what is visible, count what is hidden, stop at what cannot be read.
-
-
-class VisibleMessages:
-    """Visible messages taken one by one; the last two columns say 0 where there is nothing to say."""
-
-    __slots__ = ("expiries", "items", "pointers")
-
-    def __init__(self) -> None:
-        self.items: list[bytes] = []
-        self.pointers: list[int] = []
-        self.expiries: list[int] = []
-
-    def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        """One more."""
-        assert row.payload is not None  # rows without are references
-        self.items.append(item(message_id, row.payload))
-        self.pointers.append(pointer)
-        self.expiries.append(expires_ms)
+if TYPE_CHECKING:
+    Rows = Sequence[tuple[bytes, bytes]]
+_POSITION_BYTES = 10
 
 
 class Delivery:
@@ -227,21 +139,33 @@ class Delivery:
         return Verdict.DELIVER if pointer is None or self.view is None else self.view.verdict(pointer)
 
 
+class VisibleMessages:
+    """Visible messages taken one by one; the last two columns say 0 where there is nothing to say."""
+
+    __slots__ = ("expiries", "items", "pointers")
+
+    def __init__(self) -> None:
+        self.items: list[bytes] = []
+        self.pointers: list[int] = []
+        self.expiries: list[int] = []
+
+    def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
+        """One more."""
+        assert row.payload is not None  # rows without are references
+        self.items.append(item(message_id, row.payload))
+        self.pointers.append(pointer)
+        self.expiries.append(expires_ms)
+
+
 def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
     """When a message's own time to live ends; 0: it has none."""
     return 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
 
 
-# --- stored rows -----------------------------------------------------------------------------------
+# --- rows that refer to stored messages ------------------------------------------------------------
 #
-# Reading stored messages: the payload rows that a reference stands for, winners only, in its place.
+# A reference is replaced by the payload rows it stands for, those of the winning segments only.
 
-
-if TYPE_CHECKING:
-    Rows = Sequence[tuple[bytes, bytes]]
-
-
-_POSITION_BYTES = 10
 #: An item of the reference's position, the payload row's, and the payload with its length before it.
 _STORED_ITEM = ITEM_START + b"%b%b%b"
 
@@ -373,10 +297,9 @@ class StoredDelivery(Delivery):
         return self._give(items, pointers if self.with_pointers else None, expiries)
 
 
-# --- inline rows -----------------------------------------------------------------------------------
+# --- rows that have their payload ------------------------------------------------------------------
 #
-# Reading message rows that have their payload: by the list, with one verdict for each pointer among them.
-
+# Taken list by list, with one verdict for each pointer in the list: row by row would cost more than reading them.
 
 #: Flags and pointer of a row that has these two and a payload.
 _HEAD_BYTES = 9
@@ -534,3 +457,79 @@ def _pointers(values: Sequence[bytes]) -> set[int]:
 def _pointer(value: bytes) -> int:
     number: int = _POINTER.unpack_from(value, 1)[0]
     return number
+
+
+# --- where the payload starts in a row with extras -------------------------------------------------
+#
+# Extras are stamps, indexes and attributes, and all but the last have only a few lengths. So the bytes that begin them
+# (their length, the head of the map, its first key) recur from row to row, and what follows from them is looked up:
+# where the payload starts, and whether there may be attributes, alone or behind another key. No row is decoded for it.
+
+#: Where the bytes that begin the extras end, in a row without pointer: flags, length, map, key of one letter.
+HEAD_STOP = 8
+_POINTER_BYTES = 8
+_POINTER_STOP = 1 + _POINTER_BYTES
+_LENGTH_BYTES = 4
+_EXTRAS_START = 1 + _LENGTH_BYTES
+#: Where head and first key of the map stand in those bytes, and how a map of one key looks.
+_MAP = slice(_LENGTH_BYTES, HEAD_STOP - 1)
+_ONE_KEY = 0x81
+_ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
+
+
+class PayloadStarts(dict[bytes, int]):
+    """The bytes that begin a row's extras → where its payload's length starts, in a row without pointer.
+
+    For rows that have a payload and no time to live of their own. It grows by being asked.
+    """
+
+    __slots__ = ("with_attributes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The beginnings of rows that may have attributes.
+        self.with_attributes: set[bytes] = set()
+
+    def __missing__(self, head: bytes) -> int:
+        start = self[head] = _EXTRAS_START + int.from_bytes(head[:_LENGTH_BYTES], "big")
+        extras = head[_MAP]
+        if extras == _ONLY_ATTRIBUTES or (extras and extras[0] > _ONE_KEY):
+            self.with_attributes.add(head)
+        return start
+
+    def without_extras(self, value: bytes) -> bytes:
+        """The same row without them."""
+        flags = value[0]
+        if not flags & HAS_EXTRAS:
+            return value
+        if not flags & HAS_POINTER:
+            return b"\x00" + value[self[value[1:HEAD_STOP]] :]
+        start = self[value[_POINTER_STOP : HEAD_STOP + _POINTER_BYTES]] + _POINTER_BYTES
+        return b"\x01" + value[1:_POINTER_STOP] + value[start:]
+
+    def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
+        """The key of each row that has attributes, and these. Raises DamagedRow."""
+        known: dict[bytes, Mapping[str, str]] = {}
+        wanted = self.with_attributes
+        for key, value in rows:
+            if not value[0] & HAS_EXTRAS:
+                continue
+            at = _POINTER_STOP if value[0] & HAS_POINTER else 1
+            head = value[at : at + HEAD_STOP - 1]
+            if head not in wanted:
+                continue
+            packed = value[at + _LENGTH_BYTES : at - 1 + self[head]]
+            strings = known.get(packed)
+            if strings is None:
+                strings = known[packed] = _attributes(packed)
+            if strings:
+                yield key, strings
+
+
+def _attributes(packed: bytes) -> Mapping[str, str]:
+    """Those of packed extras. Raises DamagedRow."""
+    try:
+        extras = msgpack.unpackb(packed, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DamagedRow(f"a row's extras are garbled: {packed[:24].hex()}…") from error
+    return attributes_in(extras) or {}

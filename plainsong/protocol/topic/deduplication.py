@@ -17,7 +17,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.effects import Delete, Put, Table
+from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.errors import (
     InvalidSequenceIds,
     PartialDuplicate,
@@ -29,8 +29,15 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.keys import PRODUCERS, DamagedRow, system_key
 from plainsong.protocol.requests import ProducerVerdict
 from plainsong.protocol.rows import Stamp
-from plainsong.protocol.topic.producers import Book, DeduplicationRecord, Producer, Result, SeenPolicy, effective_policy
-from plainsong.protocol.topic.step import delete_producers, last_position, write_mark, write_producers_record
+from plainsong.protocol.topic.checkpoint import delete_producers, last_position, write_mark, write_producers_record
+from plainsong.protocol.topic.producer_state import (
+    Book,
+    DeduplicationRecord,
+    Producer,
+    Result,
+    SeenPolicy,
+    effective_policy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -40,6 +47,36 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.step import Step
 
 NEW_IDS = "under another write pointer, also after a rollback, messages need new ids"
+
+
+def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
+    """The verdict on a request that has a producer, where producers are remembered.
+
+    Raises:
+      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
+      happened.
+    """
+    assert request.producer is not None  # said by the caller
+    ids = request.sequence_ids
+    if ids is None:
+        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+    producer = session_of(state, step, request)
+    pushed = -1 if producer is None else producer.pushed
+    judged = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
+    if producer is None or not judged.new:
+        return judged
+    _check_pointer(state, judged, producer)
+    if request.atomic and not judged.duplicate:
+        raise PartialDuplicate(
+            f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
+            hint="an atomic request is stored as a whole: send what is new with ids above the last one",
+        )
+    state.producers.touch(producer, state.time_ms)
+    step.told["duplicate" if judged.duplicate else "partial"] += 1
+    if judged.position(ids[0]) is None:
+        # A duplicate by contract, stored or not: ids below the last one count as seen.
+        step.told["unremembered"] += 1
+    return judged
 
 
 @dataclass(slots=True)
@@ -101,34 +138,61 @@ class DeduplicationVerdict:
         return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
 
 
-def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
-    """The verdict on a request that has a producer, where producers are remembered.
-
-    Raises:
-      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
-      happened.
-    """
-    assert request.producer is not None  # said by the caller
-    ids = request.sequence_ids
-    if ids is None:
-        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
-    producer = session_of(state, step, request)
-    pushed = -1 if producer is None else producer.pushed
-    judged = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
-    if producer is None or not judged.new:
-        return judged
-    _check_pointer(state, judged, producer)
-    if request.atomic and not judged.duplicate:
-        raise PartialDuplicate(
-            f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
-            hint="an atomic request is stored as a whole: send what is new with ids above the last one",
+def _check_pointer(state: TopicState, judged: DeduplicationVerdict, producer: Producer) -> None:
+    low, high = judged.ids[0], judged.ids[judged.new - 1]
+    for result in producer.recent:
+        if result.low <= high and low <= result.high and result.pointer != judged.pointer:
+            under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
+            raise SequenceConsumed(
+                f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
+                hint=NEW_IDS,
+            )
+    if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
+        return
+    # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
+    pending = state.pending.get(judged.pointer)
+    known = pending is not None and pending.has_ids(judged.name, low, high)
+    if (judged.pointer and not known) or (not judged.pointer and low <= producer.under):
+        error = SequenceConsumed(
+            f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
+            hint="read the topic to see whether they are there; " + NEW_IDS,
         )
-    state.producers.touch(producer, state.time_ms)
-    step.told["duplicate" if judged.duplicate else "partial"] += 1
-    if judged.position(ids[0]) is None:
-        # A duplicate by contract, stored or not: ids below the last one count as seen.
-        step.told["unremembered"] += 1
-    return judged
+        error.outcome = "unknown"  # they may be what is sent again
+        raise error
+
+
+def admit(state: TopicState, step: Step, judged: DeduplicationVerdict) -> None:
+    """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
+    if judged.producer is None:
+        judged.producer = admit_producer(state, step, judged.name)
+
+
+def trimmed(request: PublishRequest, judged: DeduplicationVerdict) -> PublishRequest:
+    """What of the request is new."""
+    new = judged.new
+    if not new or not request.messages:
+        return request
+    return replace(
+        request,
+        messages=request.messages[new:],
+        sequence_ids=judged.ids[new:],
+        message_ttls_s=None if request.message_ttls_s is None else request.message_ttls_s[new:],
+        attributes=None if request.attributes is None else request.attributes[new:],
+    )
+
+
+def remember(state: TopicState, step: Step, judged: DeduplicationVerdict, first: bytes, last: bytes) -> None:
+    """Its rows have their positions, ``first`` to ``last``."""
+    assert judged.producer is not None  # it was admitted
+    judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
+    state.producers.touch(judged.producer, state.time_ms)
+    state.producers.entries += 1
+    if judged.pointer:
+        state.pending[judged.pointer].took_ids(judged.name, judged.ids[judged.new], judged.ids[-1])
+    step.producers.append(judged.producer)
+
+
+# --- producers and their sessions ------------------------------------------------------------------
 
 
 def session_of(state: TopicState, step: Step, request: PublishRequest) -> Producer | None:
@@ -165,35 +229,6 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
     return producer
 
 
-def _check_pointer(state: TopicState, judged: DeduplicationVerdict, producer: Producer) -> None:
-    low, high = judged.ids[0], judged.ids[judged.new - 1]
-    for result in producer.recent:
-        if result.low <= high and low <= result.high and result.pointer != judged.pointer:
-            under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
-            raise SequenceConsumed(
-                f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
-                hint=NEW_IDS,
-            )
-    if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
-        return
-    # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
-    pending = state.pending.get(judged.pointer)
-    known = pending is not None and pending.has_ids(judged.name, low, high)
-    if (judged.pointer and not known) or (not judged.pointer and low <= producer.under):
-        error = SequenceConsumed(
-            f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
-            hint="read the topic to see whether they are there; " + NEW_IDS,
-        )
-        error.outcome = "unknown"  # they may be what is sent again
-        raise error
-
-
-def admit(state: TopicState, step: Step, judged: DeduplicationVerdict) -> None:
-    """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
-    if judged.producer is None:
-        judged.producer = admit_producer(state, step, judged.name)
-
-
 def admit_producer(state: TopicState, step: Step, name: str) -> Producer:
     """A producer that is new here. Raises TooManyProducers."""
     make_room_for_producer(state, step)
@@ -204,37 +239,62 @@ def admit_producer(state: TopicState, step: Step, name: str) -> Producer:
     return producer
 
 
-def trimmed(request: PublishRequest, judged: DeduplicationVerdict) -> PublishRequest:
-    """What of the request is new."""
-    new = judged.new
-    if not new or not request.messages:
-        return request
-    return replace(
-        request,
-        messages=request.messages[new:],
-        sequence_ids=judged.ids[new:],
-        message_ttls_s=None if request.message_ttls_s is None else request.message_ttls_s[new:],
-        attributes=None if request.attributes is None else request.attributes[new:],
+# --- forgetting producers --------------------------------------------------------------------------
+#
+# What is known of the others is written first and the high-water mark behind it, so that no replay finds stamps of
+# forgotten producers. The removal comes last.
+
+
+def make_room_for_producer(state: TopicState, step: Step) -> None:
+    """See that one more producer may come: the expired go first, then the longest idle, a few at a time.
+
+    Raises TooManyProducers: none of them has been idle for long; nothing happened.
+    """
+    book, limits = state.producers, state.limits
+    if len(book.known) < limits.max_producers:
+        return
+    forget_expired_producers(state, step)
+    if len(book.known) < limits.max_producers:
+        return
+    # Each time costs a high-water mark; a topic full of producers that come once should not write one for each.
+    at_most = len(book.known) - limits.max_producers + 1 + limits.max_producers // 64
+    gone = book.idle(state.time_ms - limits.producer_active_ms, at_most)
+    if len(book.known) - len(gone) >= limits.max_producers:
+        raise TooManyProducers(
+            f"topic {state.name} remembers {len(book.known)} producers, all of them active lately",
+            hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
+        )
+    forget_producers(state, step, gone)
+    step.told["evicted"] += len(gone)
+
+
+def forget_expired_producers(state: TopicState, step: Step) -> None:
+    """Forget those that have been inactive for as long as they are remembered."""
+    gone = state.producers.expired(state.time_ms)
+    if gone:
+        forget_producers(state, step, gone)
+        step.told["expired"] += len(gone)
+
+
+def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> None:
+    """These are unknown from now on; their sessions are over, their sequence ids may be used again."""
+    book = state.producers
+    gone = [book.pop(name) for name in names]
+    epochs = max([book.epochs, *(producer.epoch for producer in gone if producer is not None)])
+    write_mark(state, step)
+    record = replace(
+        book.record or DeduplicationRecord(switched=book.switched), forgotten=last_position(state), epochs=epochs
     )
+    write_producers_record(state, step, record)
+    delete_producers(state, step, names)
 
 
-def remember(state: TopicState, step: Step, judged: DeduplicationVerdict, first: bytes, last: bytes) -> None:
-    """Its rows have their positions, ``first`` to ``last``."""
-    assert judged.producer is not None  # it was admitted
-    judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
-    state.producers.touch(judged.producer, state.time_ms)
-    state.producers.entries += 1
-    if judged.pointer:
-        state.pending[judged.pointer].took_ids(judged.name, judged.ids[judged.new], judged.ids[-1])
-    step.producers.append(judged.producer)
-
-
-# --- switching -------------------------------------------------------------------------------------
+# --- whether producers are remembered --------------------------------------------------------------
 #
-# Following what topic, namespace and service say about remembering producers.
+# The topic's property, its namespace and the service's default decide, and may be changed at any time.
 #
-# on → off everything is forgotten at once, rows too off → on nothing is known: sequence ids used before are taken
-# again, and ``since`` says from where on
+#     on → off   everything is forgotten at once, rows too
+#     off → on   nothing is known: used sequence ids are accepted again; ``since`` says from which position on
 
 
 def follow_policy(state: TopicState, step: Step, now: Now) -> None:
@@ -277,88 +337,6 @@ def begin_remembering(state: TopicState, step: Step) -> None:
     if book.record is None or not book.record.on:
         record = DeduplicationRecord(switched=book.switched, since=last_position(state), epochs=book.epochs)
         write_producers_record(state, step, record)
-
-
-# --- forgetting ------------------------------------------------------------------------------------
-#
-# Forgetting producers: the inactive, those that make room for a new one, those that somebody removes.
-#
-# What is known of the others is written first and the high-water mark behind it, so that no replay ever finds
-# stamps of the forgotten; the removal comes last.
-
-
-def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> None:
-    """These are unknown from now on; their sessions are over, their sequence ids may be used again."""
-    book = state.producers
-    gone = [book.pop(name) for name in names]
-    epochs = max([book.epochs, *(producer.epoch for producer in gone if producer is not None)])
-    write_mark(state, step)
-    record = replace(
-        book.record or DeduplicationRecord(switched=book.switched), forgotten=last_position(state), epochs=epochs
-    )
-    write_producers_record(state, step, record)
-    delete_producers(state, step, names)
-
-
-def forget_expired_producers(state: TopicState, step: Step) -> None:
-    """Forget those that have been inactive for as long as they are remembered."""
-    gone = state.producers.expired(state.time_ms)
-    if gone:
-        forget_producers(state, step, gone)
-        step.told["expired"] += len(gone)
-
-
-def make_room_for_producer(state: TopicState, step: Step) -> None:
-    """See that one more producer may come: the expired go first, then the longest idle, a few at a time.
-
-    Raises TooManyProducers: none of them has been idle for long; nothing happened.
-    """
-    book, limits = state.producers, state.limits
-    if len(book.known) < limits.max_producers:
-        return
-    forget_expired_producers(state, step)
-    if len(book.known) < limits.max_producers:
-        return
-    # Each time costs a high-water mark; a topic full of producers that come once should not write one for each.
-    at_most = len(book.known) - limits.max_producers + 1 + limits.max_producers // 64
-    gone = book.idle(state.time_ms - limits.producer_active_ms, at_most)
-    if len(book.known) - len(gone) >= limits.max_producers:
-        raise TooManyProducers(
-            f"topic {state.name} remembers {len(book.known)} producers, all of them active lately",
-            hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
-        )
-    forget_producers(state, step, gone)
-    step.told["evicted"] += len(gone)
-
-
-# --- noting ----------------------------------------------------------------------------------------
-#
-# When what is known of producers is due to be written, and what becomes of it when a topic is loaded or re-created.
-
-
-def schedule_snapshot(state: TopicState, now: Now) -> None:
-    """If something has changed, see that it does not go unwritten for longer than it may."""
-    book = state.producers
-    if book.changed and book.due_s is None:
-        book.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
-
-
-def is_snapshot_due(state: TopicState, now: Now) -> bool:
-    """Whether a snapshot is due although there may be nothing else to write."""
-    due_s = state.producers.due_s
-    return due_s is not None and now.mono_s >= due_s
-
-
-def remove_torn_rows(state: TopicState, step: Step) -> None:
-    """Take away what a cut-off commit left of an atomic request: nobody has seen it, and nobody will."""
-    rows = len(state.torn)
-    ts_ms = int.from_bytes(state.torn[-1][-10:-2], "big")
-    state.usage.cleaned(ts_ms, ts_ms, rows, state.torn_bytes, state.usage.own_expiry_ms())
-    state.appended -= rows
-    # The last one first: cut off again, it is still found to be in parts.
-    step.write(Delete(Table.MESSAGE, state.torn))
-    state.torn = []
-    write_mark(state, step)
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:

@@ -1,0 +1,158 @@
+"""What a topic writes about itself, from which the next load starts: pointer rows, producer rows, the high-water mark.
+
+They are written in this order, behind the message rows of the step. If a power cut loses the later ones, the next
+load finds the message rows behind the old mark and derives from them what the lost rows said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import POINTER, PRODUCER, PRODUCERS, pointer_key, pointer_suffix, system_key
+from plainsong.protocol.topic.pending import Pending, transactional_pointers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+
+def write_mark(state: TopicState, step: Step) -> None:
+    """Write what has to stand before the high-water mark, then the mark."""
+    write_pointers(state, step)
+    write_changed_producers(state, step)
+    step.write(state.mark())
+
+
+def last_position(state: TopicState) -> bytes | None:
+    """The last position given out in the topic; None before the first."""
+    last = state.sequence
+    return None if last.last_sequence_id < 0 else pack_position(last.last_ts_ms, last.last_sequence_id)
+
+
+# --- when a snapshot of the producers is due -------------------------------------------------------
+
+
+def schedule_snapshot(state: TopicState, now: Now) -> None:
+    """If something has changed, see that it does not go unwritten for longer than it may."""
+    book = state.producers
+    if book.changed and book.due_s is None:
+        book.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
+
+
+def is_snapshot_due(state: TopicState, now: Now) -> bool:
+    """Whether a snapshot is due although there may be nothing else to write."""
+    due_s = state.producers.due_s
+    return due_s is not None and now.mono_s >= due_s
+
+
+# --- write pointers --------------------------------------------------------------------------------
+
+
+#: Rows about decided pointers that may wait for a commit to remove them; beyond, they get one of their own.
+MAX_FORGOTTEN = 1024
+
+
+def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
+    """What the topic knows about ``pointer``, from now on something, to be changed: its row is written with the step.
+
+    Raises:
+      Overloaded: the topic has as many undecided pointers as it may.
+    """
+    pending = state.pending.get(pointer)
+    if pending is None:
+        if len(state.pending) >= state.limits.max_pending:
+            raise Overloaded(
+                f"{len(state.pending)} write pointers are undecided in topic {state.name}",
+                hint="have transactions committed or aborted, or raise transactions.max_per_topic",
+            )
+        pending = state.pending[pointer] = Pending(pointer, state.time_ms, state.time_ms)
+        state.forgotten.discard(pointer)
+    if not pending.damaged:
+        state.changed.add(pointer)
+    step.pointers.add(pointer)
+    return pending
+
+
+def forget_pointer(state: TopicState, pending: Pending) -> None:
+    """The pointer is no concern of the topic any more; its row goes with a later commit."""
+    del state.pending[pending.pointer]
+    if pending.staged_by is not None and state.staged.get(pending.staged_by) == pending.pointer:
+        del state.staged[pending.staged_by]
+    state.stored_bytes -= pending.stored_bytes
+    state.changed.discard(pending.pointer)
+    if not pending.damaged:
+        state.forgotten.add(pending.pointer)
+
+
+def write_pointers(state: TopicState, step: Step) -> None:
+    """Write the rows of pointers that have changed, each once, and remove those of the forgotten."""
+    step.flush()
+    if state.changed:
+        rows = sorted((pointer_suffix(pointer), state.pending[pointer].encode()) for pointer in state.changed)
+        prefix = system_key(POINTER, state.name, state.living_or_last().generation)
+        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+        step.pointers |= transactional_pointers(state.changed)
+        state.changed.clear()
+    for removal in pointer_removals(state, step):
+        step.write(removal)
+
+
+def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
+    """What removes the rows of forgotten pointers, to be written with this step."""
+    if not state.forgotten:
+        return []
+    generation = state.living_or_last().generation
+    keys = [pointer_key(state.name, generation, pointer) for pointer in sorted(state.forgotten)]
+    step.dropped += transactional_pointers(state.forgotten)
+    state.forgotten.clear()
+    return [Delete(Table.METADATA, keys)]
+
+
+def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
+    """The generation is gone for good, and with it what was known about its pointers: what removes their rows."""
+    for pending in list(state.pending.values()):
+        forget_pointer(state, pending)
+    return pointer_removals(state, step)
+
+
+# --- producers -------------------------------------------------------------------------------------
+
+
+def write_producer(state: TopicState, step: Step, producer: Producer) -> None:
+    """Write one producer's row now."""
+    key = system_key(PRODUCER, state.name, state.living_or_last().generation, producer.name.encode())
+    step.write(put_one(Table.METADATA, key, producer.encode()))
+
+
+def write_changed_producers(state: TopicState, step: Step) -> None:
+    """Write the rows of all producers that have changed; the mark follows."""
+    book = state.producers
+    if book.changed:
+        rows = sorted((name.encode(), book.known[name].encode()) for name in book.changed)
+        prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
+        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+    if book.record_changed and book.record is not None:
+        write_producers_record(state, step, book.record)
+    book.noted(last_position(state), state.time_ms)
+
+
+def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
+    """Write, now, whether producers are remembered."""
+    book = state.producers
+    book.record, book.record_changed = record, False
+    key = system_key(PRODUCERS, state.name, state.living_or_last().generation)
+    step.write(put_one(Table.METADATA, key, record.encode()))
+
+
+def delete_producers(state: TopicState, step: Step, names: Iterable[str]) -> None:
+    """Remove producers' rows."""
+    prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
+    keys = sorted(prefix + name.encode() for name in names)
+    if keys:
+        step.write(Delete(Table.METADATA, keys))
