@@ -26,7 +26,7 @@ class Observer(Protocol):
         """A commit of so many publishes and messages was made durable in ``write_s`` seconds."""
 
     def told(self, told: Mapping[str, int]) -> None:
-        """What became of producers' requests and of producers, counted by the words of ``Step.told``."""
+        """What became of producers' requests and of producers, counted by the words of ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """An actor fell and will be loaded again."""

@@ -213,8 +213,8 @@ class TopicActor:
             raise
         finally:
             self._stepping = False
-        if step.told:
-            self._around.observer.told(step.told)
+        if step.producer_outcomes:
+            self._around.observer.told(step.producer_outcomes)
         _settle(answers)
 
     async def _write(self, core: TopicCore, step: Step, claim: Claim) -> None:
@@ -242,7 +242,7 @@ class TopicActor:
         if step.renewed:
             self._cache.clear()
         since = step.since
-        for roll_prefix, roll in step.rolls:
+        for roll_prefix, roll in step.row_batches:
             if roll.restart is not None:
                 self._cache.clear()
                 since = roll.restart

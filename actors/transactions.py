@@ -39,7 +39,7 @@ from plainsong.protocol.transactions.asks import (
 from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from plainsong.protocol.transactions.manager import LedgerLoader, pruning_figures
-from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, Changes, replica_update
+from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, PointerChanges, replica_update
 from plainsong.protocol.transactions.transaction import TransactionType
 from storage.base import Deposed, NothingWritten
 
@@ -353,7 +353,7 @@ class TransactionActor:
         self.core: ManagerCore | None = None
         self.claim: Claim | None = None
         #: What became of pointers since this owner began, and who waits for more.
-        self.changes = Changes(-1)
+        self.changes = PointerChanges(-1)
         self.changed = trio.Event()
         #: Tickets that come from inside, and jump the queue.
         self._returning: list[Ticket[Any]] = []
@@ -370,13 +370,13 @@ class TransactionActor:
         claim = await self._store.claim(SERVICE_NAME)
         core = await self._load()
         if self._everywhere is None:
-            core.enlist_nobody()
+            core.drop_enlistments()
         else:
             await self._everywhere.load(self._store, core)
-        self.core, self.claim, self.changes = core, claim, Changes(claim.epoch)
+        self.core, self.claim, self.changes = core, claim, PointerChanges(claim.epoch)
         on_loaded()
         try:
-            for unfinished in core.being_aborted():
+            for unfinished in core.unfinished_aborts():
                 self._go_round(core, unfinished, (), nursery)
             while True:
                 try:
@@ -478,7 +478,7 @@ class TransactionActor:
 
     def _tell_mirrors(self, pointers: Sequence[int]) -> None:
         if pointers:
-            self.changes.took(pointers)
+            self.changes.record(pointers)
             self.wake_mirrors()
 
     async def _wait_for_quiet(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.metrics import Metrics
     from broker.service import Service
-    from plainsong.protocol.topic.producer_state import Book
+    from plainsong.protocol.topic.producer_state import ProducerTable
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.asks import ServiceFigures
     from storage.base import Store
@@ -118,7 +118,7 @@ def _parked(directory: Directory) -> int:
     return sum(len(entry.actor.core.parking) for entry in directory if entry.actor.core is not None)
 
 
-def _books(directory: Directory) -> list[Book]:
+def _books(directory: Directory) -> list[ProducerTable]:
     return [entry.actor.core.state.producers for entry in directory if entry.actor.core is not None]
 
 

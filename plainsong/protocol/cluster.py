@@ -31,7 +31,7 @@ SLICES = 64
 TOPICS_PER_STEP = 50
 #: Owners that are remembered, since most topics are asked about again and again.
 MAX_REMEMBERED = 100_000
-_DRAWS = float(1 << 64)
+_HASHES = float(1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Member:
 
 
 #: Those who draw for the topics of a slice, in order: name and weight.
-_Drawing: TypeAlias = "tuple[tuple[str, int], ...]"
+_Candidates: TypeAlias = "tuple[tuple[str, int], ...]"
 
 
 class _Remembered(NamedTuple):
     """Who owned a topic among whom."""
 
     owner: str
-    drawing: _Drawing
+    candidates: _Candidates
     slice: int
 
 
@@ -70,13 +70,13 @@ class Assignment:
         self.placement = placement
         self._by_name = {member.name: member for member in self.members}
         self._remembered: dict[TopicName, _Remembered] = {}
-        known: dict[_Drawing, _Drawing] = {}
+        known: dict[_Candidates, _Candidates] = {}
         if before is not None and before.placement.pins == placement.pins:
             self._remembered = before._remembered
-            known = {drawing: drawing for drawing in before._drawing}
+            known = {candidates: candidates for candidates in before._candidates}
         #: By slice. Equal ones are one object, by which is seen whether what is remembered still holds.
-        self._drawing: list[_Drawing] = [
-            known.setdefault(drawing, drawing) for drawing in map(self._draw_for, range(SLICES))
+        self._candidates: list[_Candidates] = [
+            known.setdefault(candidates, candidates) for candidates in map(self._candidates_of, range(SLICES))
         ]
 
     def __eq__(self, other: object) -> bool:
@@ -90,7 +90,7 @@ class Assignment:
     def __repr__(self) -> str:
         return f"<Assignment to {', '.join(self._by_name) or 'nobody'}>"
 
-    def _draw_for(self, number: int) -> _Drawing:
+    def _candidates_of(self, number: int) -> _Candidates:
         taking = [member for member in self.members if number < member.slices]
         # With none that takes part there would be nobody left: then those who stay do, drained or not.
         found = taking or [member for member in self.members if not member.leaving]
@@ -99,28 +99,28 @@ class Assignment:
     def owner(self, name: TopicName) -> Member | None:
         """Who owns a topic, whether it exists or not; None: nobody is there."""
         found = self._remembered.get(name)
-        if found is None or found.drawing is not self._drawing[found.slice]:
+        if found is None or found.candidates is not self._candidates[found.slice]:
             number = slice_of(name)
-            drawing = self._drawing[number]
-            if not drawing:
+            candidates = self._candidates[number]
+            if not candidates:
                 return None
-            found = _Remembered(self._least(name, drawing), drawing, number)
+            found = _Remembered(self._lowest_score(name, candidates), candidates, number)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[name] = found
         return self._by_name[found.owner]
 
-    def _least(self, name: TopicName, drawing: _Drawing) -> str:
+    def _lowest_score(self, name: TopicName, candidates: _Candidates) -> str:
         pinned = self.placement.pins.get(str(name))
-        if pinned is not None and any(pinned == drawer for drawer, _ in drawing):
+        if pinned is not None and any(pinned == candidate for candidate, _ in candidates):
             return pinned
-        return min((draw(drawer, weight, name), drawer) for drawer, weight in drawing)[1]
+        return min((rendezvous_score(candidate, weight, name), candidate) for candidate, weight in candidates)[1]
 
 
-def draw(member: str, weight: int, name: TopicName) -> float:
+def rendezvous_score(member: str, weight: int, name: TopicName) -> float:
     """The number that an instance draws for a topic, above 0: exponentially distributed, its weight the rate."""
     digest = blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
-    return -log((int.from_bytes(digest, "big") + 0.5) / _DRAWS) / weight
+    return -log((int.from_bytes(digest, "big") + 0.5) / _HASHES) / weight
 
 
 # --- placement -------------------------------------------------------------------------------------

@@ -46,10 +46,10 @@ class Vocabulary:
     def __init__(self) -> None:
         self._names: dict[type, str] = {}
         self._classes: dict[str, type] = {}
-        self._apart: dict[type, Callable[[Any], dict[str, Any]]] = {}
-        self._together: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._to_fields: dict[type, Callable[[Any], dict[str, Any]]] = {}
+        self._from_fields: dict[str, Callable[[dict[str, Any]], Any]] = {}
         #: What reads extensions within so many others. Nothing here changes while values are read, so threads may.
-        self._hooks = [partial(self._met, depth) for depth in range(MAX_DEPTH + 1)]
+        self._hooks = [partial(self._decode_extension, depth) for depth in range(MAX_DEPTH + 1)]
 
     # --- who is known --------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Vocabulary:
         """
         for cls in classes:
             if issubclass(cls, Enum):
-                self._know(cls)
+                self._register_name(cls)
             elif is_dataclass(cls):
                 self.register_as(cls, _fields_of(cls), lambda given, cls=cls: cls(**given))  # type: ignore[misc]
             elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
@@ -70,17 +70,17 @@ class Vocabulary:
                 raise TypeError(f"{cls.__name__} is no dataclass, named tuple or enum")
 
     def register_as(
-        self, cls: type, apart: Callable[[Any], dict[str, Any]], together: Callable[[dict[str, Any]], Any]
+        self, cls: type, to_fields: Callable[[Any], dict[str, Any]], from_fields: Callable[[dict[str, Any]], Any]
     ) -> None:
         """Lets a class travel that is taken apart and put together by functions of its own. Raises TypeError."""
-        self._know(cls)
-        self._apart[cls] = apart
-        self._together[cls.__name__] = together
+        self._register_name(cls)
+        self._to_fields[cls] = to_fields
+        self._from_fields[cls.__name__] = from_fields
 
     def __contains__(self, cls: type) -> bool:
         return cls in self._names
 
-    def _know(self, cls: type) -> None:
+    def _register_name(self, cls: type) -> None:
         if self._classes.setdefault(cls.__name__, cls) is not cls:
             raise TypeError(f"two classes are called {cls.__name__}")
         self._names[cls] = cls.__name__
@@ -94,7 +94,9 @@ class Vocabulary:
           TypeError: it, or something in it, is of a class that is not registered.
           ValueError: a number beyond 64 bits, or values within values without end.
         """
-        packed: bytes = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
+        packed: bytes = msgpack.packb(
+            value, default=self._encode_extension, strict_types=True, unicode_errors="surrogatepass"
+        )
         return packed
 
     def packer(self) -> Callable[[Any], bytes]:
@@ -103,28 +105,28 @@ class Vocabulary:
         After it has raised, it is of no use any more.
         """
         pack: Callable[[Any], bytes] = msgpack.Packer(
-            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+            default=self._encode_extension, strict_types=True, unicode_errors="surrogatepass"
         ).pack
         return pack
 
-    def _extended(self, value: Any) -> Any:
+    def _encode_extension(self, value: Any) -> Any:
         cls = type(value)
         series = _SERIES.get(cls)
         if series is not None:
             return msgpack.ExtType(series, self.pack(list(value)))
-        if cls in self._apart:
-            return msgpack.ExtType(_RECORD, self.pack([self._names[cls], self._apart[cls](value)]))
+        if cls in self._to_fields:
+            return msgpack.ExtType(_RECORD, self.pack([self._names[cls], self._to_fields[cls](value)]))
         if cls in self._names:
             return msgpack.ExtType(_CHOICE, self.pack([self._names[cls], value.name]))
         if isinstance(value, PlainsongError):
-            return msgpack.ExtType(_ERROR, self.pack(self._told(value)))
+            return msgpack.ExtType(_ERROR, self.pack(self._error_fields(value)))
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, bytes | memoryview):
             return bytes(value)
         raise TypeError(f"a {cls.__name__} does not travel: it is not registered")
 
-    def _told(self, error: PlainsongError) -> list[Any]:
+    def _error_fields(self, error: PlainsongError) -> list[Any]:
         more = {}
         for name, value in vars(error).items():
             if name in ("detail", "hint", "outcome", "retry_after_s") or name.startswith("_"):
@@ -155,7 +157,7 @@ class Vocabulary:
             data, ext_hook=self._hooks[depth], strict_map_key=False, unicode_errors="surrogatepass", use_list=True
         )
 
-    def _met(self, depth: int, code: int, data: bytes) -> Any:
+    def _decode_extension(self, depth: int, code: int, data: bytes) -> Any:
         if depth >= MAX_DEPTH:
             raise MalformedBody(f"more than {MAX_DEPTH} values within each other")
         inner = self._unpacked(data, depth + 1)
@@ -164,7 +166,7 @@ class Vocabulary:
             return made_of(inner)
         if code == _RECORD:
             name, given = inner
-            return self._together[name](given)
+            return self._from_fields[name](given)
         if code == _CHOICE:
             name, member = inner
             cls = self._classes[name]
@@ -179,15 +181,15 @@ class Vocabulary:
 def _fields_of(cls: type) -> Callable[[Any], dict[str, Any]]:
     known = [(each.name, each.default) for each in fields(cls) if each.init]
 
-    def apart(value: Any) -> dict[str, Any]:
+    def to_fields(value: Any) -> dict[str, Any]:
         given = {}
         for name, default in known:
-            held = getattr(value, name)
-            if default is MISSING or held is not default:
-                given[name] = held
+            current = getattr(value, name)
+            if default is MISSING or current is not default:
+                given[name] = current
         return given
 
-    return apart
+    return to_fields
 
 
 # --- errors ----------------------------------------------------------------------------------------
@@ -385,15 +387,15 @@ def _plain_classes(module: ModuleType) -> list[type]:
     return [cls for cls in own if is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))]
 
 
-def _view_apart(view: View) -> dict[str, Any]:
+def _view_fields(view: View) -> dict[str, Any]:
     return dict(zip(_VIEW_PARTS, view.parts, strict=True))
 
 
-def _view_together(given: dict[str, Any]) -> View:
+def _view_from(given: dict[str, Any]) -> View:
     return View(*(given[part] for part in _VIEW_PARTS))
 
 
-def _range_together(given: dict[str, Any]) -> range:
+def _range_from(given: dict[str, Any]) -> range:
     return range(given["start"], given["stop"])
 
 
@@ -403,8 +405,8 @@ def new_vocabulary() -> Vocabulary:
     for module in _WHOLE_MODULES:
         words.register(*_plain_classes(module))
     words.register(*_SINGLE)
-    words.register_as(View, _view_apart, _view_together)
-    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_together)  # of sequence ids
+    words.register_as(View, _view_fields, _view_from)
+    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_from)  # of sequence ids
     return words
 
 

@@ -96,9 +96,9 @@ class HighWater:
     """What ``Usage`` counted up to that position."""
     appended: int = 0
     """Messages ever published in this generation, up to that position."""
-    lasts: list[int] = field(default_factory=list)
+    last_sequence_ids: list[int] = field(default_factory=list)
     """Sequence id of the last message of each bucket; empty: not known."""
-    gone: bytes | None = None
+    last_dropped: bytes | None = None
     """Position (10 bytes) of the last message that was counted out, all of its bucket having expired; None: none was."""
 
     @property
@@ -117,10 +117,10 @@ class HighWater:
         }
         if self.appended:
             record["n"] = self.appended
-        if self.lasts:
-            record["q"] = self.lasts
-        if self.gone is not None:
-            record["e"] = self.gone
+        if self.last_sequence_ids:
+            record["q"] = self.last_sequence_ids
+        if self.last_dropped is not None:
+            record["e"] = self.last_dropped
         return pack_record(record)
 
     @classmethod
@@ -136,7 +136,7 @@ class HighWater:
                 [_bucket(bucket) for bucket in record["b"]],
                 checked_number(record.get("n", 0)),
                 [checked_number(last, 0, SEQUENCES_PER_MS - 1) for last in record.get("q", ())],
-                _checked_gone(record.get("e")),
+                _checked_position(record.get("e")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
@@ -194,7 +194,7 @@ def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) ->
     return value
 
 
-def _checked_gone(value: object) -> bytes | None:
+def _checked_position(value: object) -> bytes | None:
     if value is not None and (not isinstance(value, bytes) or len(value) != _POSITION_BYTES):
         raise ValueError(f"{value!r} is no position")
     return value

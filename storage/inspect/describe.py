@@ -285,8 +285,8 @@ def producer_fields(name: bytes, value: bytes) -> Fields:
             for each in producer.recent
         ],
     }
-    if producer.memory_ms is not None:
-        fields["remembered_for_ms"] = producer.memory_ms
+    if producer.retention_ms is not None:
+        fields["remembered_for_ms"] = producer.retention_ms
     return fields
 
 

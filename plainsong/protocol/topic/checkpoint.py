@@ -40,9 +40,9 @@ def last_position(state: TopicState) -> bytes | None:
 
 def schedule_snapshot(state: TopicState, now: Now) -> None:
     """If something has changed, see that it does not go unwritten for longer than it may."""
-    book = state.producers
-    if book.changed and book.due_s is None:
-        book.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
+    producers = state.producers
+    if producers.changed and producers.due_s is None:
+        producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
 
 
 def is_snapshot_due(state: TopicState, now: Now) -> bool:
@@ -132,20 +132,20 @@ def write_producer(state: TopicState, step: Step, producer: Producer) -> None:
 
 def write_changed_producers(state: TopicState, step: Step) -> None:
     """Write the rows of all producers that have changed; the mark follows."""
-    book = state.producers
-    if book.changed:
-        rows = sorted((name.encode(), book.known[name].encode()) for name in book.changed)
+    producers = state.producers
+    if producers.changed:
+        rows = sorted((name.encode(), producers.known[name].encode()) for name in producers.changed)
         prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
         step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
-    if book.record_changed and book.record is not None:
-        write_producers_record(state, step, book.record)
-    book.noted(last_position(state), state.time_ms)
+    if producers.record_changed and producers.record is not None:
+        write_producers_record(state, step, producers.record)
+    producers.snapshot_written(last_position(state), state.time_ms)
 
 
 def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
     """Write, now, whether producers are remembered."""
-    book = state.producers
-    book.record, book.record_changed = record, False
+    producers = state.producers
+    producers.record, producers.record_changed = record, False
     key = system_key(PRODUCERS, state.name, state.living_or_last().generation)
     step.write(put_one(Table.METADATA, key, record.encode()))
 

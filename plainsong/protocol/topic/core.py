@@ -50,7 +50,7 @@ from plainsong.protocol.topic.publish import close_pointers, publish, publish_ea
 from plainsong.protocol.topic.readers import list_readers, remove_reader, set_reader
 from plainsong.protocol.topic.staging import publish_staged, store_staged
 from plainsong.protocol.topic.step import Step
-from plainsong.protocol.topic.transactional import list_pointers, publish_under, roll_back, store_under, take_decided
+from plainsong.protocol.topic.transactional import apply_decisions, list_pointers, publish_under, roll_back, store_under
 from plainsong.protocol.topic.upkeep import (
     cleaned,
     create,
@@ -87,7 +87,7 @@ class TopicCore:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
         state.time_ms = max(state.time_ms, now.wall_ms)
-        take_decided(state, now.decided)
+        apply_decisions(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
         if state.torn:
             remove_torn_rows(state, step)
@@ -127,12 +127,14 @@ class TopicCore:
             producer.persisted = producer.pushed
         answers = step.answers
         if step.renewed:
-            answers += self._forsake()
+            answers += self._answer_parked()
         for ticket, look in step.looks:
-            self._look(ticket, look, now, answers)
+            self._answer_look(ticket, look, now, answers)
         if len(self.parking):
-            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.reached(self.state.until)]
-            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
+            answers += [
+                (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(self.state.until)
+            ]
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_overdue(now.mono_s)]
         return answers
 
     def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
@@ -143,12 +145,12 @@ class TopicCore:
         """
         state = self.state
         step = Step(state.until)
-        take_decided(state, decided)
+        apply_decisions(state, decided)
         if state.metadata is not None:
             write_pointers(state, step)
             if state.rows_since_mark > few_rows or state.producers.changed:
                 write_mark(state, step)
-        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
     def leave(self, ticket: Hashable) -> bool:
         """A caller is gone: forget its parked poll, if it has one."""
@@ -159,18 +161,18 @@ class TopicCore:
         parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
         return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
 
-    def _look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
+    def _answer_look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
         span = self._span(look)
-        if not isinstance(span, Span) or not self._waits(look, span, now):
+        if not isinstance(span, Span) or not self._may_park(look, span, now):
             answers.append((ticket, span))
         elif len(self.parking) >= self.state.limits.max_parked_polls:
             answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
         else:
-            assert look.deadline_s is not None  # said by _waits
+            assert look.deadline_s is not None  # said by _may_park
             self.parking.park(ticket, look, look.deadline_s)
 
     @staticmethod
-    def _waits(look: Look, span: Span, now: Now) -> bool:
+    def _may_park(look: Look, span: Span, now: Now) -> bool:
         bounded = look.end_before is not None and look.end_before <= max(look.since, span.until)
         return look.since >= span.until and not bounded and look.deadline_s is not None and now.mono_s < look.deadline_s
 
@@ -180,9 +182,9 @@ class TopicCore:
         except TopicNotFound as error:
             return error
 
-    def _forsake(self) -> Answers:
+    def _answer_parked(self) -> Answers:
         """The topic is not the one they waited on: answer every parked poll."""
-        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
 
 def span_of(state: TopicState, look: Look) -> Span:
@@ -275,7 +277,7 @@ class Parking:
         self._tidy()
         return left
 
-    def reached(self, until: bytes) -> list[Parked]:
+    def take_reached(self, until: bytes) -> list[Parked]:
         """Take out those that start before the bound ``until``."""
         out = []
         while self._by_since and self._by_since[0][0] < until:
@@ -284,7 +286,7 @@ class Parking:
                 out.append(parked)
         return out
 
-    def overdue(self, now_s: float) -> list[Parked]:
+    def take_overdue(self, now_s: float) -> list[Parked]:
         """Take out those whose deadline has come."""
         out = []
         while self._by_deadline and self._by_deadline[0][0] <= now_s:
@@ -293,7 +295,7 @@ class Parking:
                 out.append(parked)
         return out
 
-    def everyone(self) -> list[Parked]:
+    def take_all(self) -> list[Parked]:
         """Take out all."""
         out = list(self._parked.values())
         self._parked.clear()

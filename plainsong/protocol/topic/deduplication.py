@@ -31,11 +31,11 @@ from plainsong.protocol.requests import ProducerVerdict
 from plainsong.protocol.rows import Stamp
 from plainsong.protocol.topic.checkpoint import delete_producers, last_position, write_mark, write_producers_record
 from plainsong.protocol.topic.producer_state import (
-    Book,
+    AppliedPolicy,
     DeduplicationRecord,
     Producer,
+    ProducerTable,
     Result,
-    SeenPolicy,
     effective_policy,
 )
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 NEW_IDS = "under another write pointer, also after a rollback, messages need new ids"
 
 
-def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
+def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
     """The verdict on a request that has a producer, where producers are remembered.
 
     Raises:
@@ -62,21 +62,21 @@ def judge(state: TopicState, step: Step, request: PublishRequest, pointer: int =
         raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
     producer = session_of(state, step, request)
     pushed = -1 if producer is None else producer.pushed
-    judged = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
-    if producer is None or not judged.new:
-        return judged
-    _check_pointer(state, judged, producer)
-    if request.atomic and not judged.duplicate:
+    dedup = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
+    if producer is None or not dedup.new:
+        return dedup
+    _check_pointer(state, dedup, producer)
+    if request.atomic and not dedup.duplicate:
         raise PartialDuplicate(
-            f"ids {ids[0]} to {ids[judged.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
+            f"ids {ids[0]} to {ids[dedup.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
             hint="an atomic request is stored as a whole: send what is new with ids above the last one",
         )
     state.producers.touch(producer, state.time_ms)
-    step.told["duplicate" if judged.duplicate else "partial"] += 1
-    if judged.position(ids[0]) is None:
+    step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
+    if dedup.position(ids[0]) is None:
         # A duplicate by contract, stored or not: ids below the last one count as seen.
-        step.told["unremembered"] += 1
-    return judged
+        step.producer_outcomes["unremembered"] += 1
+    return dedup
 
 
 @dataclass(slots=True)
@@ -132,64 +132,64 @@ class DeduplicationVerdict:
                 return first, result.last if high == result.high else self.position(high)
         return None, None
 
-    def verdict(self) -> ProducerVerdict:
+    def producer_verdict(self) -> ProducerVerdict:
         """As headers tell it, once all that was taken is durable."""
         last = None if self.producer is None else self.producer.pushed
         return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
 
 
-def _check_pointer(state: TopicState, judged: DeduplicationVerdict, producer: Producer) -> None:
-    low, high = judged.ids[0], judged.ids[judged.new - 1]
+def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Producer) -> None:
+    low, high = dedup.ids[0], dedup.ids[dedup.new - 1]
     for result in producer.recent:
-        if result.low <= high and low <= result.high and result.pointer != judged.pointer:
+        if result.low <= high and low <= result.high and result.pointer != dedup.pointer:
             under = f"under write pointer {result.pointer}" if result.pointer else "without a write pointer"
             raise SequenceConsumed(
-                f"producer {judged.name!r} has used ids {result.low} to {result.high} {under}",
+                f"producer {dedup.name!r} has used ids {result.low} to {result.high} {under}",
                 hint=NEW_IDS,
             )
     if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
         return
     # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
-    pending = state.pending.get(judged.pointer)
-    known = pending is not None and pending.has_ids(judged.name, low, high)
-    if (judged.pointer and not known) or (not judged.pointer and low <= producer.under):
+    pending = state.pending.get(dedup.pointer)
+    known = pending is not None and pending.has_ids(dedup.name, low, high)
+    if (dedup.pointer and not known) or (not dedup.pointer and low <= producer.highest_transactional):
         error = SequenceConsumed(
-            f"producer {judged.name!r} has used ids from {low} on, and under which write pointer is not remembered",
+            f"producer {dedup.name!r} has used ids from {low} on, and under which write pointer is not remembered",
             hint="read the topic to see whether they are there; " + NEW_IDS,
         )
         error.outcome = "unknown"  # they may be what is sent again
         raise error
 
 
-def admit(state: TopicState, step: Step, judged: DeduplicationVerdict) -> None:
+def ensure_producer(state: TopicState, step: Step, dedup: DeduplicationVerdict) -> None:
     """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
-    if judged.producer is None:
-        judged.producer = admit_producer(state, step, judged.name)
+    if dedup.producer is None:
+        dedup.producer = add_producer(state, step, dedup.name)
 
 
-def trimmed(request: PublishRequest, judged: DeduplicationVerdict) -> PublishRequest:
+def without_duplicates(request: PublishRequest, dedup: DeduplicationVerdict) -> PublishRequest:
     """What of the request is new."""
-    new = judged.new
+    new = dedup.new
     if not new or not request.messages:
         return request
     return replace(
         request,
         messages=request.messages[new:],
-        sequence_ids=judged.ids[new:],
+        sequence_ids=dedup.ids[new:],
         message_ttls_s=None if request.message_ttls_s is None else request.message_ttls_s[new:],
         attributes=None if request.attributes is None else request.attributes[new:],
     )
 
 
-def remember(state: TopicState, step: Step, judged: DeduplicationVerdict, first: bytes, last: bytes) -> None:
+def record_publish(state: TopicState, step: Step, dedup: DeduplicationVerdict, first: bytes, last: bytes) -> None:
     """Its rows have their positions, ``first`` to ``last``."""
-    assert judged.producer is not None  # it was admitted
-    judged.producer.took(Result(judged.ids[judged.new], judged.ids[-1], first, last, judged.pointer))
-    state.producers.touch(judged.producer, state.time_ms)
+    assert dedup.producer is not None  # it was admitted
+    dedup.producer.record(Result(dedup.ids[dedup.new], dedup.ids[-1], first, last, dedup.pointer))
+    state.producers.touch(dedup.producer, state.time_ms)
     state.producers.entries += 1
-    if judged.pointer:
-        state.pending[judged.pointer].took_ids(judged.name, judged.ids[judged.new], judged.ids[-1])
-    step.producers.append(judged.producer)
+    if dedup.pointer:
+        state.pending[dedup.pointer].record_ids(dedup.name, dedup.ids[dedup.new], dedup.ids[-1])
+    step.producers.append(dedup.producer)
 
 
 # --- producers and their sessions ------------------------------------------------------------------
@@ -216,20 +216,20 @@ def session_of(state: TopicState, step: Step, request: PublishRequest) -> Produc
 
 def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
     """The producer, if it is remembered. Raises DamagedRow."""
-    book = state.producers
-    if name in book.damaged:
+    producers = state.producers
+    if name in producers.damaged:
         raise DamagedRow(
             f"what topic {state.name} knows about producer {name!r} cannot be read",
             hint="delete the producer: its sequence ids begin anew",
         )
-    producer = book.known.get(name)
-    if producer is not None and state.time_ms > book.expires_ms(producer):
+    producer = producers.known.get(name)
+    if producer is not None and state.time_ms > producers.expires_ms(producer):
         forget_expired_producers(state, step)
         return None
     return producer
 
 
-def admit_producer(state: TopicState, step: Step, name: str) -> Producer:
+def add_producer(state: TopicState, step: Step, name: str) -> Producer:
     """A producer that is new here. Raises TooManyProducers."""
     make_room_for_producer(state, step)
     begin_remembering(state, step)
@@ -250,22 +250,22 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
 
     Raises TooManyProducers: none of them has been idle for long; nothing happened.
     """
-    book, limits = state.producers, state.limits
-    if len(book.known) < limits.max_producers:
+    producers, limits = state.producers, state.limits
+    if len(producers.known) < limits.max_producers:
         return
     forget_expired_producers(state, step)
-    if len(book.known) < limits.max_producers:
+    if len(producers.known) < limits.max_producers:
         return
     # Each time costs a high-water mark; a topic full of producers that come once should not write one for each.
-    at_most = len(book.known) - limits.max_producers + 1 + limits.max_producers // 64
-    gone = book.idle(state.time_ms - limits.producer_active_ms, at_most)
-    if len(book.known) - len(gone) >= limits.max_producers:
+    at_most = len(producers.known) - limits.max_producers + 1 + limits.max_producers // 64
+    gone = producers.idle(state.time_ms - limits.producer_active_ms, at_most)
+    if len(producers.known) - len(gone) >= limits.max_producers:
         raise TooManyProducers(
-            f"topic {state.name} remembers {len(book.known)} producers, all of them active lately",
+            f"topic {state.name} remembers {len(producers.known)} producers, all of them active lately",
             hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
         )
     forget_producers(state, step, gone)
-    step.told["evicted"] += len(gone)
+    step.producer_outcomes["evicted"] += len(gone)
 
 
 def forget_expired_producers(state: TopicState, step: Step) -> None:
@@ -273,17 +273,19 @@ def forget_expired_producers(state: TopicState, step: Step) -> None:
     gone = state.producers.expired(state.time_ms)
     if gone:
         forget_producers(state, step, gone)
-        step.told["expired"] += len(gone)
+        step.producer_outcomes["expired"] += len(gone)
 
 
 def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> None:
     """These are unknown from now on; their sessions are over, their sequence ids may be used again."""
-    book = state.producers
-    gone = [book.pop(name) for name in names]
-    epochs = max([book.epochs, *(producer.epoch for producer in gone if producer is not None)])
+    producers = state.producers
+    gone = [producers.pop(name) for name in names]
+    epochs = max([producers.epochs, *(producer.epoch for producer in gone if producer is not None)])
     write_mark(state, step)
     record = replace(
-        book.record or DeduplicationRecord(switched=book.switched), forgotten=last_position(state), epochs=epochs
+        producers.record or DeduplicationRecord(switched=producers.switched),
+        forgotten=last_position(state),
+        epochs=epochs,
     )
     write_producers_record(state, step, record)
     delete_producers(state, step, names)
@@ -299,52 +301,52 @@ def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> N
 
 def follow_policy(state: TopicState, step: Step, now: Now) -> None:
     """Do what is said now; cheap while that is what was said before."""
-    metadata, book = state.metadata, state.producers
+    metadata, producers = state.metadata, state.producers
     if metadata is None or metadata.deleted_ms is not None:
         return
     own = metadata.properties.deduplication
-    seen = SeenPolicy(metadata.generation, own, now.deduplication)
-    if seen == book.seen and not book.leftover:
+    seen = AppliedPolicy(metadata.generation, own, now.deduplication)
+    if seen == producers.applied and not producers.obsolete:
         return
-    book.seen = seen
-    book.policy = effective_policy(state.name, own, now.deduplication, default=state.limits.deduplication_default)
-    if book.leftover:
-        delete_producers(state, step, book.leftover)
-        book.leftover = []
-    record = book.record
+    producers.applied = seen
+    producers.policy = effective_policy(state.name, own, now.deduplication, default=state.limits.deduplication_default)
+    if producers.obsolete:
+        delete_producers(state, step, producers.obsolete)
+        producers.obsolete = []
+    record = producers.record
     if record is None:
         return
     was_off = own == "inherit" and record.switched != now.deduplication.switched
-    if record.on and (was_off or not book.enabled):
+    if record.on and (was_off or not producers.enabled):
         _forget_all(state, step, record)
     elif record.switched != now.deduplication.switched:
-        book.record, book.record_changed = replace(record, switched=now.deduplication.switched), True
+        producers.record, producers.record_changed = replace(record, switched=now.deduplication.switched), True
 
 
 def _forget_all(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
-    book = state.producers
-    names = [*book.known, *book.damaged]
-    epochs = max([record.epochs, *(producer.epoch for producer in book.known.values())])
+    producers = state.producers
+    names = [*producers.known, *producers.damaged]
+    epochs = max([record.epochs, *(producer.epoch for producer in producers.known.values())])
     # First: from here on rows and stamps mean nothing, whatever is left of them.
-    write_producers_record(state, step, replace(record, on=False, switched=book.switched, epochs=epochs))
+    write_producers_record(state, step, replace(record, on=False, switched=producers.switched, epochs=epochs))
     delete_producers(state, step, names)
-    book.clear()
+    producers.clear()
 
 
 def begin_remembering(state: TopicState, step: Step) -> None:
     """A producer comes: from here on stamps count, if they did not."""
-    book = state.producers
-    if book.record is None or not book.record.on:
-        record = DeduplicationRecord(switched=book.switched, since=last_position(state), epochs=book.epochs)
+    producers = state.producers
+    if producers.record is None or not producers.record.on:
+        record = DeduplicationRecord(switched=producers.switched, since=last_position(state), epochs=producers.epochs)
         write_producers_record(state, step, record)
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:
     """A new generation knows no producers; epochs go on, so that no session of an older one fits into it."""
     old = state.producers
-    book = state.producers = Book(state.limits.producer_retention_ms)
+    producers = state.producers = ProducerTable(state.limits.producer_retention_ms)
     epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])
     if epochs:
-        book.record = DeduplicationRecord(on=False, switched=old.switched, epochs=epochs)
+        producers.record = DeduplicationRecord(on=False, switched=old.switched, epochs=epochs)
         key = system_key(PRODUCERS, state.name, generation)
-        step.write(Put(Table.METADATA, key, (b"",), (book.record.encode(),)))
+        step.write(Put(Table.METADATA, key, (b"",), (producers.record.encode(),)))

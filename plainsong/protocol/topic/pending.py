@@ -54,14 +54,14 @@ class Pending:
     """The last payload position (10 bytes) given out; stays when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``took_store``."""
+    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``record_store``."""
     packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
     """Of ``stored_by``, what has been packed and is still so."""
     published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Producer → sequence ids it published, as ranges; ascending, the oldest go first beyond ``MAX_RUNS``."""
     published: tuple[bytes, bytes] | None = None
     """Where the publish of what was stored stands: its reference row, and the last row of that request."""
-    listed: bytes | None = None
+    listed_digest: bytes | None = None
     """Which segments that publish listed, as ``digest_of`` says it; None: none, so that all were meant, or not known."""
     rolled_back: bool = False
     """All of it: whatever comes later is refused."""
@@ -112,12 +112,12 @@ class Pending:
         self.packed.clear()
         return gone
 
-    def no_runs(self) -> None:
+    def clear_runs(self) -> None:
         """None of its message rows is left that has not been rolled back."""
         self.runs.clear()
         self.packed.clear()
 
-    def found(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
+    def replay_row(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
         """Take in a message row found on disk; whether it was not known before."""
         if self.damaged or (self.runs and position <= self.runs[-1].last):
             return False
@@ -133,12 +133,12 @@ class Pending:
             self.size += len(payload or b"")
         return True
 
-    def took_store(self, producer: str, segment: str, epoch: int, highest: int) -> None:
+    def record_store(self, producer: str, segment: str, epoch: int, highest: int) -> None:
         """A producer stored ids up to ``highest`` under a segment."""
         self.stored_by[producer, segment] = (epoch, highest)
         self.packed_by.pop((producer, segment), None)
 
-    def took_ids(self, producer: str, low: int, high: int) -> None:
+    def record_ids(self, producer: str, low: int, high: int) -> None:
         """A producer published ids ``low`` to ``high``, above all it had."""
         ranges = self.published_ids.setdefault(producer, [])
         if ranges and ranges[-1][1] + 1 == low:
@@ -169,8 +169,8 @@ class Pending:
             record["g"] = Packed.map([each.pack(name) for name, each in self.segments.items()])
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
-        if self.listed is not None:
-            record["h"] = self.listed
+        if self.listed_digest is not None:
+            record["h"] = self.listed_digest
         if self.stored_by:
             record["d"] = Packed.list(self._packed_stores())
         if self.published_ids:
@@ -279,7 +279,7 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
             for producer, ranges in record.get("i", {}).items()
         },
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
-        listed=_digest(record.get("h")),
+        listed_digest=_digest(record.get("h")),
         rolled_back=record.get("x", False) is True,
         orphaned=record.get("o", False) is True,
         staged_by=str(record["n"]) if pointer < 0 else None,

@@ -93,26 +93,26 @@ class Producer:
     persisted: int = -1
     """The highest one that is durable: behind ``pushed`` while a commit is under way."""
     active_ms: int = 0
-    memory_ms: int | None = None
+    retention_ms: int | None = None
     """For how long it is remembered while inactive, where it asked for longer than others."""
     recent: tuple[Result, ...] = ()
-    under: int = -1
+    highest_transactional: int = -1
     """The highest id that was ever published under a write pointer."""
 
-    def took(self, result: Result) -> None:
+    def record(self, result: Result) -> None:
         """A request was given its rows."""
         self.pushed = result.high
         if result.pointer:
-            self.under = result.high
+            self.highest_transactional = result.high
         self.recent = (*self.recent[1 - MAX_RESULTS :], result)
 
     def encode(self) -> bytes:
         """The row's value."""
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
-        if self.under >= 0:
-            record["u"] = self.under
-        if self.memory_ms is not None:
-            record["m"] = self.memory_ms
+        if self.highest_transactional >= 0:
+            record["u"] = self.highest_transactional
+        if self.retention_ms is not None:
+            record["m"] = self.retention_ms
         if self.recent:
             record["r"] = self.recent
         return pack_record(record)
@@ -128,9 +128,9 @@ class Producer:
                 epoch=checked_number(record["e"]),
                 pushed=highest,
                 persisted=highest,
-                under=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
+                highest_transactional=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
                 active_ms=checked_number(record["a"]),
-                memory_ms=checked_number(record["m"]) if "m" in record else None,
+                retention_ms=checked_number(record["m"]) if "m" in record else None,
                 recent=tuple(map(_result, record.get("r", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -196,14 +196,14 @@ def _position(value: object) -> bytes:
 #
 # What a topic remembers of all its producers, by name and in the order in which they last did something.
 #
-# A topic that never had a producer has an empty book, which costs nothing to keep, to write or to load.
+# A topic that never had a producer has an empty producers, which costs nothing to keep, to write or to load.
 
 
 #: Until somebody has said anything.
 _BY_DEFAULT = Effective(enabled=True, level="service")
 
 
-class SeenPolicy(NamedTuple):
+class AppliedPolicy(NamedTuple):
     """What was last said about remembering producers."""
 
     generation: int
@@ -212,7 +212,7 @@ class SeenPolicy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Book:
+class ProducerTable:
     """The producers of one generation."""
 
     retention_ms: int
@@ -225,13 +225,13 @@ class Book:
     """As it is on disk; None: no producer has been here."""
     policy: Effective = _BY_DEFAULT
     """Whether producers are remembered, and who said so."""
-    seen: SeenPolicy | None = None
+    applied: AppliedPolicy | None = None
     changed: set[str] = field(default_factory=set)
     """Whose rows have to be written before the next high-water mark."""
     record_changed: bool = False
-    leftover: list[str] = field(default_factory=list)
+    obsolete: list[str] = field(default_factory=list)
     """Producers whose rows mean nothing any more and are still there."""
-    long: int = 0
+    long_retention: int = 0
     """Producers that asked for a longer memory."""
     entries: int = 0
     """Requests of producers since the last snapshot."""
@@ -250,7 +250,7 @@ class Book:
     @property
     def switched(self) -> int:
         """How often the namespace was switched off."""
-        return (INHERITED if self.seen is None else self.seen.policy).switched
+        return (INHERITED if self.applied is None else self.applied.policy).switched
 
     @property
     def epochs(self) -> int:
@@ -260,7 +260,7 @@ class Book:
     def add(self, producer: Producer) -> None:
         """Take in a producer as the last that did something."""
         self.known[producer.name] = producer
-        self.long += producer.memory_ms is not None
+        self.long_retention += producer.retention_ms is not None
 
     def touch(self, producer: Producer, time_ms: int) -> None:
         """It did something, and what is known of it has to be written some time."""
@@ -274,7 +274,7 @@ class Book:
         self.changed.discard(name)
         producer = self.known.pop(name, None)
         if producer is not None:
-            self.long -= producer.memory_ms is not None
+            self.long_retention -= producer.retention_ms is not None
         return producer
 
     def clear(self) -> None:
@@ -282,12 +282,12 @@ class Book:
         self.known.clear()
         self.damaged.clear()
         self.changed.clear()
-        self.long = self.entries = 0
+        self.long_retention = self.entries = 0
         self.due_s = None
 
     def expires_ms(self, producer: Producer) -> int:
         """Until when it is remembered if it does nothing more."""
-        return producer.active_ms + max(self.retention_ms, producer.memory_ms or 0)
+        return producer.active_ms + max(self.retention_ms, producer.retention_ms or 0)
 
     def expired(self, time_ms: int) -> list[str]:
         """Those whose memory is over."""
@@ -305,11 +305,11 @@ class Book:
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:
                 break
-            if producer.memory_ms is None:
+            if producer.retention_ms is None:
                 gone.append(producer.name)
         return gone
 
-    def noted(self, position: bytes | None, time_ms: int) -> None:
+    def snapshot_written(self, position: bytes | None, time_ms: int) -> None:
         """All that is known is in the rows, up to ``position``."""
         self.changed.clear()
         self.entries = 0
@@ -320,7 +320,7 @@ class Book:
         """Take what the metadata table has: None for a producer whose row cannot be read."""
         self.record = row
         if not row.on:
-            self.leftover = list(producers)
+            self.obsolete = list(producers)
             return
         for name, producer in producers.items():
             if producer is None:

@@ -25,7 +25,7 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
-from plainsong.protocol.topic.deduplication import admit, judge, remember, trimmed
+from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
 from plainsong.protocol.topic.row_batch import check_atomic, own_ttls, row_extras_of, with_stamp
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
@@ -64,12 +64,12 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
     if request.producer is not None and state.producers.enabled:
         return _publish_once(state, step, metadata, request, now)
     check_messages(state, metadata, request, now)
-    marks = None
+    row_extras = None
     if request.atomic or request.routing_key is not None or request.attributes is not None:
         check_atomic(state, request)
-        marks = row_extras_of(request)
+        row_extras = row_extras_of(request)
     runs = state.sequence.take(state.time_ms, len(request.messages))
-    add_messages(state, step, metadata, runs, request, marks=marks)
+    add_messages(state, step, metadata, runs, request, row_extras=row_extras)
     head, last = runs[0], runs[-1]
     return Receipt(
         first_id=pack_id(head.ts_ms, head.first),
@@ -81,35 +81,35 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
 
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
     """Store what of a producer's request is new."""
-    judged = judge(state, step, request)
-    if judged.duplicate:
-        return receipt_of(metadata, judged, *judged.ends())
-    fresh = trimmed(request, judged)
+    dedup = deduplicate(state, step, request)
+    if dedup.duplicate:
+        return receipt_of(metadata, dedup, *dedup.ends())
+    fresh = without_duplicates(request, dedup)
     check_messages(state, metadata, fresh, now)
     check_atomic(state, fresh)
-    marks = row_extras_of(fresh)
-    admit(state, step, judged)
-    marks = with_stamp(marks, judged.stamp(len(fresh.messages)))
+    row_extras = row_extras_of(fresh)
+    ensure_producer(state, step, dedup)
+    row_extras = with_stamp(row_extras, dedup.stamp(len(fresh.messages)))
     runs = state.sequence.take(state.time_ms, len(fresh.messages))
     first, final = ends_of(runs)
-    add_messages(state, step, metadata, runs, fresh, marks=marks)
-    remember(state, step, judged, first, final)
-    return receipt_of(metadata, judged, first, final)
+    add_messages(state, step, metadata, runs, fresh, row_extras=row_extras)
+    record_publish(state, step, dedup, first, final)
+    return receipt_of(metadata, dedup, first, final)
 
 
-def receipt_of(metadata: Metadata, judged: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
+def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
     """What a producer is told of its request, whose rows stand at the positions ``first`` to ``last``."""
-    verdict = judged.verdict()
+    verdict = dedup.producer_verdict()
     partial = verdict.duplicate == "partial"
     return Receipt(
         first_id=None if first is None else first + NO_PAYLOAD_PART,
         last_id=None if last is None else last + NO_PAYLOAD_PART,
         generation=metadata.generation,
-        duplicate=judged.duplicate,
+        duplicate=dedup.duplicate,
         deduplicated=True,
         last_sequence_id=verdict.last_sequence_id,
-        stored=list(judged.ids[judged.new :]) if partial else None,
-        dropped=list(judged.ids[: judged.new]) if partial else None,
+        stored=list(dedup.ids[dedup.new :]) if partial else None,
+        dropped=list(dedup.ids[: dedup.new]) if partial else None,
         verdict=verdict,
     )
 
@@ -127,15 +127,15 @@ def add_messages(
     runs: Sequence[Run],
     request: PublishRequest,
     pointer: int | None = None,
-    marks: RowExtras | None = None,
+    row_extras: RowExtras | None = None,
 ) -> None:
     """Add the rows of a request's messages to the step, under the positions of ``runs``, and count them."""
-    roll = step.roll(state.prefix)
-    first, messages = len(roll), request.messages
+    batch = step.row_batch(state.prefix)
+    first, messages = len(batch), request.messages
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
-    own_expiry_ms = roll.add(runs, messages, ttls_s, pointer, marks)
+    own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras)
     for run in runs:
-        values = roll.values[first : first + run.length]
+        values = batch.values[first : first + run.length]
         count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
         first += run.length
 

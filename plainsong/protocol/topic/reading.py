@@ -78,7 +78,7 @@ class Walk(InlineDelivery):
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
         #: What was read behind the reference, and the last key of that.
-        self._rest: Rows = ()
+        self._rows_behind: Rows = ()
         self._last_key = b""
 
     @property
@@ -97,7 +97,7 @@ class Walk(InlineDelivery):
                 return
             while self.reference is not None and not self.done:
                 yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads, self.reverse)
-                self._go_on()
+                self._close_reference()
             if self.reverse:
                 stop = self._last_key
             else:
@@ -129,14 +129,14 @@ class Walk(InlineDelivery):
             if at < index and not self._feed_inline(rows[at:index], flags):
                 return False
             at = index + 1
-            if not self._refer(*rows[index]):
-                self._rest = rows[at:]
+            if not self._open_reference(*rows[index]):
+                self._rows_behind = rows[at:]
                 return False
         return self._feed_inline(rows[at:], flags) if at < len(rows) else True
 
     # --- stored messages ------------------------------------------------------------------------
 
-    def _refer(self, key: bytes, value: bytes) -> bool:
+    def _open_reference(self, key: bytes, value: bytes) -> bool:
         """Meet a reference; whether there is nothing of it to be read, and the walk goes on behind it."""
         position = key[-_POSITION_BYTES:]
         inside = self._starts_inside and self._start.startswith(position)
@@ -167,10 +167,10 @@ class Walk(InlineDelivery):
         )
         return False
 
-    def _go_on(self) -> None:
+    def _close_reference(self) -> None:
         """The payload rows have been read: take what had been read behind the reference."""
         self.reference = None
-        rest, self._rest = self._rest, ()
+        rest, self._rows_behind = self._rows_behind, ()
         if rest and not self.done:
             self._feed(rest)
 
@@ -225,7 +225,7 @@ class Paging(Walk):
         self.attributes = (
             {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
         )
-        return self._give(items, pointers)
+        return self._deliver(items, pointers)
 
     def feed_part(
         self,
@@ -315,7 +315,7 @@ class Paging(Walk):
 
 
 #: Positions remembered at most; of a thousand parts each is then right to a sixteenth.
-MAX_MARKS = 16_384
+MAX_SPLIT_POINTS = 16_384
 
 
 class Extent(Walk):
@@ -332,7 +332,7 @@ class Extent(Walk):
         self._end: bytes | None = None
         self._last_id = b""
         #: ``(bytes before, id)`` of messages, at least ``_stride`` bytes apart.
-        self._marks: list[tuple[int, bytes]] = []
+        self._split_points: list[tuple[int, bytes]] = []
         self._stride = 1
 
     @property
@@ -351,11 +351,11 @@ class Extent(Walk):
         at = 0
         for part in range(1, parts):
             target = self.bytes * part / parts
-            while at < len(self._marks) and self._marks[at][0] < target:
+            while at < len(self._split_points) and self._split_points[at][0] < target:
                 at += 1
-            if at == len(self._marks):
+            if at == len(self._split_points):
                 break
-            before, bound = self._marks[at]
+            before, bound = self._split_points[at]
             if bound > self.span.since and (not bounds or bound > bounds[-1]) and before > 0:
                 bounds.append(bound)
         return bounds
@@ -366,7 +366,7 @@ class Extent(Walk):
             if self._is_full(size):
                 return self._cut()
             self._last_id = item[1 : 1 + ID_BYTES]
-            self._mark(self._last_id)
+            self._add_split_point(self._last_id)
             self.count += 1
             self.bytes += size
         return True
@@ -386,13 +386,13 @@ class Extent(Walk):
         self._end = after(self._last_id)
         return False
 
-    def _mark(self, message_id: bytes) -> None:
-        if self._marks and self.bytes < self._marks[-1][0] + self._stride:
+    def _add_split_point(self, message_id: bytes) -> None:
+        if self._split_points and self.bytes < self._split_points[-1][0] + self._stride:
             return
-        self._marks.append((self.bytes, message_id))
-        if len(self._marks) > MAX_MARKS:
-            self._marks = self._marks[::2]
-            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_MARKS)
+        self._split_points.append((self.bytes, message_id))
+        if len(self._split_points) > MAX_SPLIT_POINTS:
+            self._split_points = self._split_points[::2]
+            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_SPLIT_POINTS)
 
 
 # --- tally -----------------------------------------------------------------------------------------
@@ -407,27 +407,27 @@ _ITEM_EXTRA_BYTES = 10
 class BoundedWalk(Walk):
     """A walk that gives up after so many rows."""
 
-    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
-        super().__init__(span, view, hidden_limit=max_looks)
-        self._looks_left = max_looks
+    def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
+        super().__init__(span, view, hidden_limit=max_rows)
+        self._rows_left = max_rows
         #: It has given up: there is more than was looked at.
         self.gave_up = False
 
     def feed_rows(self, rows: Rows) -> bool:
         """See ``Walk``."""
-        return super().feed_rows(self._looked_at(rows)) and self._may_look()
+        return super().feed_rows(self._within_bound(rows)) and self._may_read_on()
 
     def feed_payloads(self, rows: Rows) -> bool:
         """See ``StoredDelivery``."""
-        return super().feed_payloads(self._looked_at(rows)) and self._may_look()
+        return super().feed_payloads(self._within_bound(rows)) and self._may_read_on()
 
-    def _looked_at(self, rows: Rows) -> Rows:
-        left = self._looks_left
-        self._looks_left -= len(rows)
+    def _within_bound(self, rows: Rows) -> Rows:
+        left = self._rows_left
+        self._rows_left -= len(rows)
         return rows[:left] if left < len(rows) else rows
 
-    def _may_look(self) -> bool:
-        if self._looks_left < 0:
+    def _may_read_on(self) -> bool:
+        if self._rows_left < 0:
             self.gave_up = self.done = True
         return not self.done
 
@@ -435,8 +435,8 @@ class BoundedWalk(Walk):
 class Tally(BoundedWalk):
     """How many messages a reader would get; ``hidden`` and ``expired`` count those it would not."""
 
-    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
-        super().__init__(span, view, max_looks)
+    def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
+        super().__init__(span, view, max_rows)
         self.messages = 0
         self.bytes = 0
 
@@ -455,8 +455,8 @@ class Newest(BoundedWalk):
 
     reverse = True
 
-    def __init__(self, span: Span, max_looks: int) -> None:
-        super().__init__(span, None, max_looks)
+    def __init__(self, span: Span, max_rows: int) -> None:
+        super().__init__(span, None, max_rows)
         self.message_id: bytes | None = None
 
     @property

@@ -142,12 +142,12 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
     return RowExtras(first, indexed=bool(first), attributes=attributes, shared=shared)
 
 
-def with_stamp(marks: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
+def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
     """The same, and who sent them; behind a reference row (``begin`` 1) that row has the stamp."""
-    marks = RowExtras() if marks is None else marks
-    marks.first = {STAMP: stamp.packed(), **marks.first}
-    marks.indexed, marks.begin = True, begin
-    return marks
+    row_extras = RowExtras() if row_extras is None else row_extras
+    row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
+    row_extras.indexed, row_extras.begin = True, begin
+    return row_extras
 
 
 def check_atomic(state: TopicState, request: PublishRequest) -> None:
@@ -238,16 +238,18 @@ class RowBatch:
         messages: Sequence[bytes],
         ttls_s: Sequence[int | None] | None,
         pointer: int | None = None,
-        marks: RowExtras | None = None,
+        row_extras: RowExtras | None = None,
     ) -> int:
-        """Append one request's messages under the positions of ``runs``; ``marks``: what their rows say besides.
+        """Append one request's messages under the positions of ``runs``; ``row_extras``: what their rows say besides.
 
         Returns when the first of them with a time to live of its own expires (ms), 0 when none has one.
         """
         suffixes = positions(runs)
-        values = values_of(messages, ttls_s, pointer) if marks is None else marks.values(messages, ttls_s, pointer)
+        values = (
+            values_of(messages, ttls_s, pointer) if row_extras is None else row_extras.values(messages, ttls_s, pointer)
+        )
         first_item = len(self.items)
-        if pointer is None and ttls_s is None and marks is None:
+        if pointer is None and ttls_s is None and row_extras is None:
             self.items += [
                 ITEM_START + suffix + PLAIN_GAP + value for suffix, value in zip(suffixes, values, strict=True)
             ]
@@ -257,8 +259,8 @@ class RowBatch:
         self.values += values
         if pointer is not None:
             self._has_pointer(first_item, pointer)
-        if marks is not None:
-            self.attributes |= marks.attributes_from(first_item, len(messages))
+        if row_extras is not None:
+            self.attributes |= row_extras.attributes_from(first_item, len(messages))
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:

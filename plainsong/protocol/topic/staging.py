@@ -28,7 +28,14 @@ from plainsong.protocol.keys import payload_prefix, pointer_key
 from plainsong.protocol.requests import Receipt
 from plainsong.protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row, staged_pointer
 from plainsong.protocol.topic.checkpoint import forget_pointer
-from plainsong.protocol.topic.deduplication import DeduplicationVerdict, admit, judge, remember, session_of, trimmed
+from plainsong.protocol.topic.deduplication import (
+    DeduplicationVerdict,
+    deduplicate,
+    ensure_producer,
+    record_publish,
+    session_of,
+    without_duplicates,
+)
 from plainsong.protocol.topic.pending import Pending, Segment
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
@@ -39,7 +46,7 @@ from plainsong.protocol.topic.publish import (
     receipt_of,
 )
 from plainsong.protocol.topic.row_batch import RowExtras, own_ttls, positions, row_extras_of, values_of
-from plainsong.protocol.topic.state import Run, Sequence
+from plainsong.protocol.topic.state import PositionSequence, Run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -69,20 +76,22 @@ def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarg
     return TransactionTooLarge(f"{whose} has {len(pending.segments)} segments in topic {state.name}", hint=hint)
 
 
-def keep_messages(
-    state: TopicState, step: Step, pending: Pending, request: PublishRequest, marks: RowExtras | None
+def store_messages(
+    state: TopicState, step: Step, pending: Pending, request: PublishRequest, row_extras: RowExtras | None
 ) -> None:
     """Add the messages of a request, which have been checked, to the payload rows of the pointer."""
     segment = None
     if request.segment is not None:
         segment = pending.segments.setdefault(request.segment, Segment(len(pending.segments)))
-        marks = marks or RowExtras()
-        marks.every = {SEGMENT: segment.index}
+        row_extras = row_extras or RowExtras()
+        row_extras.every = {SEGMENT: segment.index}
     suffixes = positions(_payload_positions(pending, state.time_ms, len(request.messages)))
     ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
-    values = values_of(request.messages, ttls_s) if marks is None else marks.values(request.messages, ttls_s, None)
+    values = (
+        values_of(request.messages, ttls_s) if row_extras is None else row_extras.values(request.messages, ttls_s, None)
+    )
     prefix = payload_prefix(state.name, state.living().generation, pending.pointer)
-    step.keep(Put(Table.PAYLOAD, prefix, suffixes, values))
+    step.add_payloads(Put(Table.PAYLOAD, prefix, suffixes, values))
     size = sum(map(len, request.messages))
     pending.first_stored = pending.first_stored or suffixes[0]
     pending.last_stored = suffixes[-1]
@@ -116,20 +125,22 @@ def drop_stored(state: TopicState, pending: Pending) -> None:
 
 def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
     """The next payload positions of a pointer: above all it had, and never 0, which says that there is no payload."""
-    sequence = Sequence() if pending.last_stored is None else Sequence(*unpack_position(pending.last_stored))
+    sequence = (
+        PositionSequence() if pending.last_stored is None else PositionSequence(*unpack_position(pending.last_stored))
+    )
     return sequence.take(max(1, time_ms), count)
 
 
 # --- under -----------------------------------------------------------------------------------------
 
 
-def judge_store(
+def deduplicate_store(
     state: TopicState, step: Step, pending: Pending | None, request: PublishRequest, *, staged: bool = False
 ) -> DeduplicationVerdict | None:
     """Which messages of a store are new under its pointer and segment; None: it has no producer, or nobody asks.
 
     Args:
-      staged: what is staged is judged wherever it is, since it is known from its own row; sessions are only where
+      staged: what is staged is dedup wherever it is, since it is known from its own row; sessions are only where
         producers are remembered.
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, TransactionTooLarge, DamagedRow: nothing
@@ -153,20 +164,20 @@ def judge_store(
             hint=f"at most {state.limits.max_segments}",
         )
     _, highest = stored_by.get(who, (0, -1))
-    judged = DeduplicationVerdict(
+    dedup = DeduplicationVerdict(
         request.producer, ids, bisect_right(ids, highest), request.write_pointer or 0, producer
     )
-    if request.atomic and judged.new and not judged.duplicate:
+    if request.atomic and dedup.new and not dedup.duplicate:
         raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store what is new")
-    if judged.new:
-        step.told["duplicate" if judged.duplicate else "partial"] += 1
-    return judged
+    if dedup.new:
+        step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
+    return dedup
 
 
-def remember_store(pending: Pending, request: PublishRequest, judged: DeduplicationVerdict) -> None:
+def record_store(pending: Pending, request: PublishRequest, dedup: DeduplicationVerdict) -> None:
     """Its messages are stored; the pointer's row says so in the same commit."""
-    epoch = 0 if judged.producer is None else judged.producer.epoch
-    pending.took_store(judged.name, request.segment or "", epoch, judged.ids[-1])
+    epoch = 0 if dedup.producer is None else dedup.producer.epoch
+    pending.record_store(dedup.name, request.segment or "", epoch, dedup.ids[-1])
 
 
 # --- staging ---------------------------------------------------------------------------------------
@@ -200,22 +211,22 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
       more): nothing happened.
     """
     request = ask.request
-    metadata = _admitted(state, request)
-    known = staged_by(state, request.producer)
-    storing = _judge(state, step, known, request)
-    if storing is not None:
-        if storing.duplicate:
+    metadata = _check_topic(state, request)
+    known = find_staged(state, request.producer)
+    dedup = _deduplicate(state, step, known, request)
+    if dedup is not None:
+        if dedup.duplicate:
             return
-        request = trimmed(request, storing)
+        request = without_duplicates(request, dedup)
     if not request.messages:
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
     check_segment(state, known, request.segment)
-    marks = row_extras_of(request)
-    pending = _opened(state, step, request.producer or "") if known is None else known
-    keep_messages(state, step, pending, request, marks)
-    if storing is not None:
-        remember_store(pending, request, storing)
+    row_extras = row_extras_of(request)
+    pending = _open_staging(state, step, request.producer or "") if known is None else known
+    store_messages(state, step, pending, request, row_extras)
+    if dedup is not None:
+        record_store(pending, request, dedup)
     state.changed.add(pending.pointer)
 
 
@@ -224,37 +235,37 @@ def publish_staged(state: TopicState, step: Step, ask: PublishStaged, now: Now) 
 
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, LowSpace, InvalidParameter (nothing is staged under a
-      listed segment); with a producer that is remembered what ``judge`` and ``admit`` raise too: nothing happened.
+      listed segment); with a producer that is remembered what ``deduplicate`` and ``ensure_producer`` raise too: nothing happened.
     """
     request = ask.request
-    metadata = _admitted(state, request)
-    judged = None
+    metadata = _check_topic(state, request)
+    dedup = None
     if state.producers.enabled:
-        judged = judge(state, step, request)
-        if judged.duplicate:
-            return _enclosing(receipt_of(metadata, judged, *judged.ends()))
-    pending = _with_all(state, request)
+        dedup = deduplicate(state, step, request)
+        if dedup.duplicate:
+            return _with_enclosing_ids(receipt_of(metadata, dedup, *dedup.ends()))
+    pending = _find_segments(state, request)
     check_messages(state, metadata, request, now)
     stamp = None
-    if judged is not None:
-        admit(state, step, judged)
-        stamp = judged.stamp(rows=1)
+    if dedup is not None:
+        ensure_producer(state, step, dedup)
+        stamp = dedup.stamp(rows=1)
     position = _publish(state, step, metadata, pending, request, stamp)
     forget_pointer(state, pending)
-    if judged is not None:
-        remember(state, step, judged, position, position)
-        return _enclosing(receipt_of(metadata, judged, position, position))
+    if dedup is not None:
+        record_publish(state, step, dedup, position, position)
+        return _with_enclosing_ids(receipt_of(metadata, dedup, position, position))
     message_id = position + NO_PAYLOAD_PART
-    return _enclosing(Receipt(message_id, message_id, metadata.generation, verdict=NOT_DEDUPLICATED))
+    return _with_enclosing_ids(Receipt(message_id, message_id, metadata.generation, verdict=NOT_DEDUPLICATED))
 
 
-def staged_by(state: TopicState, producer: str | None) -> Pending | None:
+def find_staged(state: TopicState, producer: str | None) -> Pending | None:
     """What a producer has staged and not published; None: nothing that could be."""
     pointer = state.staged.get(producer or "")
     return None if pointer is None else state.pending[pointer]
 
 
-def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
+def _check_topic(state: TopicState, request: PublishRequest) -> Metadata:
     metadata = state.living()
     check_generation(metadata, request)
     if metadata.properties.transactional == "required":
@@ -262,7 +273,7 @@ def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
     return metadata
 
 
-def _judge(
+def _deduplicate(
     state: TopicState, step: Step, known: Pending | None, request: PublishRequest
 ) -> DeduplicationVerdict | None:
     """Which messages are new under their segment; None: there is nothing to tell it by. Raises as ``store_staged``."""
@@ -270,13 +281,13 @@ def _judge(
         if state.producers.enabled:
             session_of(state, step, request)
         return None
-    judged = judge_store(state, step, known, request, staged=True)
-    if judged is not None:
-        _check_begun(state, known, request, judged.ids[0])
-    return judged
+    dedup = deduplicate_store(state, step, known, request, staged=True)
+    if dedup is not None:
+        _check_continuation(state, known, request, dedup.ids[0])
+    return dedup
 
 
-def _check_begun(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
+def _check_continuation(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
     """Raise AlreadyPublished when a segment goes on of which nothing is staged: its rows so far would be missed."""
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
@@ -287,7 +298,7 @@ def _check_begun(state: TopicState, known: Pending | None, request: PublishReque
         )
 
 
-def _opened(state: TopicState, step: Step, producer: str) -> Pending:
+def _open_staging(state: TopicState, step: Step, producer: str) -> Pending:
     """A staged pointer for a producer that has none. Raises Overloaded."""
     if len(state.pending) >= state.limits.max_pending:
         raise Overloaded(
@@ -304,9 +315,9 @@ def _opened(state: TopicState, step: Step, producer: str) -> Pending:
     return pending
 
 
-def _with_all(state: TopicState, request: PublishRequest) -> Pending:
+def _find_segments(state: TopicState, request: PublishRequest) -> Pending:
     """What is staged, with every segment the request lists. Raises InvalidParameter when one is missing."""
-    pending = staged_by(state, request.producer)
+    pending = find_staged(state, request.producer)
     known = {} if pending is None else pending.segments
     missing = [name for name in dict.fromkeys(request.segments or ()) if name not in known]
     if pending is not None and not missing:
@@ -328,14 +339,14 @@ def _publish(
     runs = state.sequence.take(state.time_ms, 1)
     position, _ = ends_of(runs)
     value = encode_row(MessageRow(None, ttl_s=request.ttl_s, extras=extras))
-    step.roll(state.prefix).add_reference(position, value)
+    step.row_batch(state.prefix).add_reference(position, value)
     own_expiry_ms = 0 if request.ttl_s is None else runs[0].ts_ms + request.ttl_s * 1000
     count_messages(state, step, metadata, runs[0], reference.messages, reference.payload_bytes, own_expiry_ms)
     state.rows_since_mark += 1
     return position
 
 
-def _enclosing(receipt: Receipt) -> Receipt:
+def _with_enclosing_ids(receipt: Receipt) -> Receipt:
     """The same, with ids that none of the messages is before or behind: theirs end as their payload rows do."""
     if receipt.last_id is None:
         return receipt

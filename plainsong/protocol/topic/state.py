@@ -33,7 +33,7 @@ from plainsong.protocol.rows import (
     position_of_staged,
 )
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producer_state import INHERITED, Book, Producer, Result
+from plainsong.protocol.topic.producer_state import INHERITED, Producer, ProducerTable, Result
 from plainsong.protocol.topic.usage import ROW_BYTES, Usage
 from plainsong.protocol.transactions.transaction import NoAuthority
 
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     length: int
 
 
-class Sequence:
+class PositionSequence:
     """The positions of one generation; gives each out once."""
 
     __slots__ = ("last_sequence_id", "last_ts_ms")
@@ -125,9 +125,9 @@ class Sequence:
         self.last_sequence_id = last_sequence_id
 
     def __repr__(self) -> str:
-        return f"<Sequence {self.last_ts_ms}:{self.last_sequence_id}>"
+        return f"<PositionSequence {self.last_ts_ms}:{self.last_sequence_id}>"
 
-    def saw(self, ts_ms: int, sequence_id: int) -> None:
+    def advance_past(self, ts_ms: int, sequence_id: int) -> None:
         """Never give out this position or one before it."""
         if (ts_ms, sequence_id) > (self.last_ts_ms, self.last_sequence_id):
             self.last_ts_ms, self.last_sequence_id = ts_ms, sequence_id
@@ -162,7 +162,7 @@ class TopicState:
     name: TopicName
     limits: TopicLimits = field(default_factory=TopicLimits)
     metadata: Metadata | None = None
-    sequence: Sequence = field(default_factory=Sequence)
+    sequence: PositionSequence = field(default_factory=PositionSequence)
     usage: Usage = field(default_factory=Usage)
     time_ms: int = 0
     """The topic's time: the clock, but never going back, so that what has expired stays expired."""
@@ -189,7 +189,7 @@ class TopicState:
     marked: bool = False
     """Whether a high-water mark was found: replay begins behind it, not at the first row."""
     marked_own_expiry_ms: int = 0
-    producers: Book = field(default_factory=lambda: Book(0))
+    producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
     torn: list[bytes] = field(default_factory=list)
     """Keys of message rows of an atomic request that was cut off, last one first: the next step removes them."""
     torn_bytes: int = 0
@@ -200,7 +200,7 @@ class TopicState:
     """What rows behind the mark say about producers, while they are being read."""
 
     def __post_init__(self) -> None:
-        self.producers = Book(self.limits.producer_retention_ms)
+        self.producers = ProducerTable(self.limits.producer_retention_ms)
 
     def __repr__(self) -> str:
         alive = self.metadata is not None and self.metadata.deleted_ms is None
@@ -214,16 +214,18 @@ class TopicState:
         self.marked = mark is not None
         mark = mark or HighWater()
         self.appended = mark.appended
-        self.sequence = Sequence(mark.last_ts_ms, mark.last_sequence_id)
-        self.usage = Usage(mark.buckets, mark.lasts, mark.gone)
-        if not mark.lasts and mark.gone is None and self.appended > self.usage.messages:
-            self.usage.gone = mark.before_buckets  # written before it was noted where the last expired message was
+        self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)
+        self.usage = Usage(mark.buckets, mark.last_sequence_ids, mark.last_dropped)
+        if not mark.last_sequence_ids and mark.last_dropped is None and self.appended > self.usage.messages:
+            self.usage.last_dropped = (
+                mark.before_buckets
+            )  # written before it was noted where the last expired message was
         self.time_ms = max(self.time_ms, mark.time_ms)
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         if mark.last_sequence_id < 0:
-            self.producers.noted(None, mark.time_ms)
+            self.producers.snapshot_written(None, mark.time_ms)
             return self.prefix
-        self.producers.noted(pack_position(mark.last_ts_ms, mark.last_sequence_id), mark.time_ms)
+        self.producers.snapshot_written(pack_position(mark.last_ts_ms, mark.last_sequence_id), mark.time_ms)
         return self.prefix + pack_position(mark.last_ts_ms, mark.last_sequence_id) + b"\x00"
 
     def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -238,7 +240,7 @@ class TopicState:
             own_s = own_ttl_s(value)
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
             sequence_id = int.from_bytes(key[-2:], "big")
-            self.sequence.saw(ts_ms, sequence_id)
+            self.sequence.advance_past(ts_ms, sequence_id)
             messages, size = 1, len(value) + ROW_BYTES
             if value and value[0] & _UNDER_POINTERS:
                 messages, size = self._replay_under(key[-10:], value)
@@ -268,7 +270,7 @@ class TopicState:
             if pending is None:
                 ts_ms = int.from_bytes(position[:8], "big")
                 pending = self.pending[row.pointer] = Pending(row.pointer, ts_ms, ts_ms)
-            if pending.found(position, row.payload, stored, self.appended):
+            if pending.replay_row(position, row.payload, stored, self.appended):
                 self.changed.add(row.pointer)
         return messages, size
 
@@ -288,7 +290,7 @@ class TopicState:
 
     def _found_staged(self, pending: Pending) -> None:
         """A pointer somebody staged under: its position was given, and it is whose it was unless it is going."""
-        self.sequence.saw(*position_of_staged(pending.pointer))
+        self.sequence.advance_past(*position_of_staged(pending.pointer))
         if pending.last_stored is None:
             pending.orphaned = True  # a commit was cut off in it: there may be rows that nobody was told of
         if pending.staged_by is not None and not pending.orphaned:
@@ -344,8 +346,8 @@ class TopicState:
             last.last_sequence_id,
             usage.stored(),
             self.appended,
-            usage.lasts(),
-            usage.gone,
+            usage.last_sequence_ids(),
+            usage.last_dropped,
         )
         key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
         return put_one(Table.METADATA, key, mark.encode())
@@ -433,7 +435,7 @@ class Replay:
         state = self._state
         cut_off = request.seen < request.rows
         if cut_off:
-            state.sequence.saw(*divmod(request.first + request.rows - 1, SEQUENCES_PER_MS))
+            state.sequence.advance_past(*divmod(request.first + request.rows - 1, SEQUENCES_PER_MS))
         if cut_off and request.atomic and state.marked:
             state.torn = request.keys[::-1]
             state.torn_bytes = request.size
@@ -442,28 +444,28 @@ class Replay:
 
     def _apply(self, request: _Request, stamp: Stamp, seen: int) -> None:
         """Take in the stamp, of which so many rows are there."""
-        book, last = self._state.producers, request.first + seen - 1
+        producers, last = self._state.producers, request.first + seen - 1
         ts_ms = request.first // SEQUENCES_PER_MS
         first_position = _position(request.first)
-        if self._from is None or first_position <= self._from or stamp.producer in book.damaged:
+        if self._from is None or first_position <= self._from or stamp.producer in producers.damaged:
             return
         # Stored messages that are published before others have a row and no id.
         stored = len(stamp.ids) - (stamp.rows - seen)
-        book.entries += 1
-        book.replayed_entries += 1
+        producers.entries += 1
+        producers.replayed_entries += 1
         if stored <= 0:
             return
-        producer = book.known.get(stamp.producer)
+        producer = producers.known.get(stamp.producer)
         if producer is None:
             producer = Producer(stamp.producer)
-            book.add(producer)
+            producers.add(producer)
         producer.epoch = max(producer.epoch, stamp.epoch)
         producer.active_ms = max(producer.active_ms, ts_ms)
         high = stamp.ids[stored - 1]
         if high > producer.pushed:
-            producer.took(Result(stamp.ids[0], high, first_position, _position(last), request.pointer))
+            producer.record(Result(stamp.ids[0], high, first_position, _position(last), request.pointer))
             producer.persisted = producer.pushed
-            book.changed.add(producer.name)
+            producers.changed.add(producer.name)
 
 
 @dataclass(slots=True)

@@ -32,19 +32,19 @@ class Step:
     __slots__ = (
         "_payloads",
         "_prefix",
-        "_roll",
+        "_row_batch",
         "answers",
         "dropped",
         "looks",
         "messages",
         "operations",
         "pointers",
+        "producer_outcomes",
         "producers",
         "renewed",
         "rolled_back",
-        "rolls",
+        "row_batches",
         "since",
-        "told",
     )
 
     def __init__(self, since: bytes) -> None:
@@ -54,7 +54,7 @@ class Step:
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.looks: list[tuple[Hashable, Look]] = []
         #: Messages of the commit in wire form, for the scan cache, with their generation's key prefix.
-        self.rolls: list[tuple[bytes, RowBatch]] = []
+        self.row_batches: list[tuple[bytes, RowBatch]] = []
         #: The topic was created, deleted or brought back: nothing cached before is true any more.
         self.renewed = False
         #: Write pointers that this commit writes rows under, or about.
@@ -69,19 +69,19 @@ class Step:
         self.producers: list[Producer] = []
         #: What became of requests of producers and of producers themselves, counted by words of ours: ``duplicate``,
         #: ``partial``, ``unremembered``, ``expired``, ``evicted``, ``removed``.
-        self.told: Counter[str] = Counter()
+        self.producer_outcomes: Counter[str] = Counter()
         self._payloads: list[Put] = []
-        self._roll: RowBatch | None = None
+        self._row_batch: RowBatch | None = None
         self._prefix = b""
 
-    def roll(self, prefix: bytes) -> RowBatch:
+    def row_batch(self, prefix: bytes) -> RowBatch:
         """Where message rows of this commit gather; all of one generation."""
-        if self._roll is None or self._prefix != prefix:
+        if self._row_batch is None or self._prefix != prefix:
             self.flush()
-            self._roll, self._prefix = RowBatch(), prefix
-        return self._roll
+            self._row_batch, self._prefix = RowBatch(), prefix
+        return self._row_batch
 
-    def keep(self, payloads: Put) -> None:
+    def add_payloads(self, payloads: Put) -> None:
         """Rows of the payload table, which stand before the message rows that speak of them."""
         self._payloads.append(payloads)
 
@@ -89,10 +89,10 @@ class Step:
         """Put the gathered rows in their place among the operations."""
         self.operations += self._payloads
         self._payloads.clear()
-        if self._roll is not None and len(self._roll):
-            self.operations.append(Put(Table.MESSAGE, self._prefix, self._roll.suffixes, self._roll.values))
-            self.rolls.append((self._prefix, self._roll))
-        self._roll = None
+        if self._row_batch is not None and len(self._row_batch):
+            self.operations.append(Put(Table.MESSAGE, self._prefix, self._row_batch.suffixes, self._row_batch.values))
+            self.row_batches.append((self._prefix, self._row_batch))
+        self._row_batch = None
 
     def write(self, operation: Operation) -> None:
         """Add an operation after everything gathered so far."""

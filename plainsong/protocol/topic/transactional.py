@@ -18,7 +18,14 @@ from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.rows import STAMP, MessageRow, encode_row
 from plainsong.protocol.topic.asks import PointerView
 from plainsong.protocol.topic.checkpoint import forget_pointer, touch_pointer, write_pointers
-from plainsong.protocol.topic.deduplication import NEW_IDS, DeduplicationVerdict, admit, judge, remember, trimmed
+from plainsong.protocol.topic.deduplication import (
+    NEW_IDS,
+    DeduplicationVerdict,
+    deduplicate,
+    ensure_producer,
+    record_publish,
+    without_duplicates,
+)
 from plainsong.protocol.topic.pending import digest_of
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
@@ -36,11 +43,11 @@ from plainsong.protocol.topic.publish import (
 from plainsong.protocol.topic.row_batch import check_atomic, row_extras_of, with_stamp
 from plainsong.protocol.topic.staging import (
     check_segment,
+    deduplicate_store,
     drop_stored,
-    judge_store,
-    keep_messages,
+    record_store,
     reference_to,
-    remember_store,
+    store_messages,
 )
 from plainsong.protocol.topic.state import Run
 
@@ -57,33 +64,33 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Standing
 
 
-def answer_duplicate(state: TopicState, metadata: Metadata, judged: DeduplicationVerdict) -> PublishResponse:
+def answer_duplicate(state: TopicState, metadata: Metadata, dedup: DeduplicationVerdict) -> PublishResponse:
     """What a publish whose ids are all taken is answered: as it was, if that is remembered.
 
     Raises what ``admit_pointer`` does, unless the transaction is committed, and SequenceConsumed when nothing is
     published under the pointer.
     """
-    pointer = judged.pointer
+    pointer = dedup.pointer
     pending = state.pending.get(pointer)
     rolled_back = pending is not None and pending.rolled_back
     if rolled_back or state.authority.standing(pointer) not in ("deciding", "committed"):
         admit_pointer(state, metadata, pointer)
-    first, last = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
+    first, last = dedup.position(dedup.ids[0]), dedup.position(dedup.ids[-1])
     if first is None or last is None:
-        first, last = _all_of(judged, pending)
-    verdict = judged.verdict()
+        first, last = _whole_range(dedup, pending)
+    verdict = dedup.producer_verdict()
     return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
 
 
-def _all_of(judged: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
+def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
     """From the first to the last row of the pointer, where it is known that the ids were published under it."""
-    if pending is not None and pending.runs and pending.has_ids(judged.name, judged.ids[0], judged.ids[-1]):
+    if pending is not None and pending.runs and pending.has_ids(dedup.name, dedup.ids[0], dedup.ids[-1]):
         return pending.runs[0].first, pending.runs[-1].last
-    own = [] if judged.producer is None else judged.producer.recent
-    rows = [(result.first, result.last) for result in own if result.pointer == judged.pointer]
+    own = [] if dedup.producer is None else dedup.producer.recent
+    rows = [(result.first, result.last) for result in own if result.pointer == dedup.pointer]
     if not rows:
         raise SequenceConsumed(
-            f"producer {judged.name!r} has used ids up to {judged.ids[-1]}, not under write pointer {judged.pointer}",
+            f"producer {dedup.name!r} has used ids up to {dedup.ids[-1]}, not under write pointer {dedup.pointer}",
             hint=NEW_IDS,
         )
     return min(first for first, _ in rows), max(last for _, last in rows)
@@ -91,7 +98,7 @@ def _all_of(judged: DeduplicationVerdict, pending: Pending | None) -> tuple[byte
 
 # --- under -----------------------------------------------------------------------------------------
 #
-# Publishing and storing under a write pointer, and publishing what was stored: one row, whatever it brings.
+# Publishing and dedup under a write pointer, and publishing what was stored: one row, whatever it brings.
 #
 #     store     payload rows, seen by nobody; a segment names who stored them
 #     publish   a reference row for all that is stored, the first time; then the request's own messages
@@ -110,34 +117,34 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished (an earlier one listed other segments),
       MessageTooLarge, RequestTooLarge, LowSpace, TopicFull, Overloaded, InvalidParameter (two routing keys),
-      TransactionTooLarge (an atomic one); with a producer what ``judge`` and ``admit`` raise too: nothing happened.
+      TransactionTooLarge (an atomic one); with a producer what ``deduplicate`` and ``ensure_producer`` raise too: nothing happened.
     """
     request = ask.request
     metadata = state.living()
-    judged = None
+    dedup = None
     if request.producer is not None and state.producers.enabled:
         check_generation(metadata, request)
-        judged = judge(state, step, request, request.write_pointer or 0)
-        if judged.duplicate:
-            return answer_duplicate(state, metadata, judged)
-        request = trimmed(request, judged)
+        dedup = deduplicate(state, step, request, request.write_pointer or 0)
+        if dedup.duplicate:
+            return answer_duplicate(state, metadata, dedup)
+        request = without_duplicates(request, dedup)
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     pending = state.pending.get(pointer)
     stored = 0 if pending is None or not pending.stored else 1
     _check_listed(state, pending, request)
-    verdict = None if request.producer is None else NOT_DEDUPLICATED if judged is None else judged.verdict()
+    verdict = None if request.producer is None else NOT_DEDUPLICATED if dedup is None else dedup.producer_verdict()
     if not stored and not request.messages:
-        return _answer_again(state, pointer, pending, verdict)
+        return _repeat_answer(state, pointer, pending, verdict)
     check_messages(state, metadata, request, now)
     check_atomic(state, request)
-    marks = row_extras_of(request)
+    row_extras = row_extras_of(request)
     pending = touch_pointer(state, step, pointer)
     stamp = None
-    if judged is not None:
-        admit(state, step, judged)
-        stamp = judged.stamp(stored + len(request.messages))
-        marks = with_stamp(marks, stamp, begin=stored)
+    if dedup is not None:
+        ensure_producer(state, step, dedup)
+        stamp = dedup.stamp(stored + len(request.messages))
+        row_extras = with_stamp(row_extras, stamp, begin=stored)
     runs = state.sequence.take(state.time_ms, stored + len(request.messages))
     first, last = ends_of(runs)
     pending.add(first, last, state.appended)
@@ -145,16 +152,16 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     if stored:
         _publish_stored(state, step, metadata, pending, request, runs[0], stamp)
         pending.published = (first, last)
-        pending.listed = digest_of(request.segments)
-        runs = _behind_first(runs)
+        pending.listed_digest = digest_of(request.segments)
+        runs = _without_first(runs)
     if request.messages:
-        add_messages(state, step, metadata, runs, request, pointer, marks)
+        add_messages(state, step, metadata, runs, request, pointer, row_extras)
         pending.messages += len(request.messages)
         pending.size += sum(map(len, request.messages))
-    if judged is None:
+    if dedup is None:
         return _response(pointer, first, last, verdict)
-    remember(state, step, judged, first, last)
-    return _response(pointer, judged.begin or first, last, judged.verdict())
+    record_publish(state, step, dedup, first, last)
+    return _response(pointer, dedup.begin or first, last, dedup.producer_verdict())
 
 
 def _publish_stored(
@@ -170,7 +177,7 @@ def _publish_stored(
     reference = reference_to(pending, request.segments)
     extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
     value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
-    step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
+    step.row_batch(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
     count_messages(
         state, step, metadata, Run(run.ts_ms, run.first, 1), reference.messages, reference.payload_bytes, own_expiry_ms
@@ -181,7 +188,7 @@ def _publish_stored(
     drop_stored(state, pending)
 
 
-def _behind_first(runs: list[Run]) -> list[Run]:
+def _without_first(runs: list[Run]) -> list[Run]:
     """All positions but the first one."""
     head, *rest = runs
     return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
@@ -192,9 +199,9 @@ def _check_listed(state: TopicState, pending: Pending | None, request: PublishRe
 
     Raises AlreadyPublished.
     """
-    if pending is None or pending.listed is None or not request.segments:
+    if pending is None or pending.listed_digest is None or not request.segments:
         return
-    if digest_of(request.segments) != pending.listed:
+    if digest_of(request.segments) != pending.listed_digest:
         raise AlreadyPublished(
             f"what was stored under write pointer {pending.pointer} in topic {state.name} has been published, and that "
             "publish listed other segments",
@@ -202,7 +209,7 @@ def _check_listed(state: TopicState, pending: Pending | None, request: PublishRe
         )
 
 
-def _answer_again(
+def _repeat_answer(
     state: TopicState, pointer: int, pending: Pending | None, verdict: ProducerVerdict | None
 ) -> PublishResponse:
     if pending is not None and pending.published is not None:
@@ -221,7 +228,7 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
-      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer what ``judge_store``
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer what ``deduplicate_store``
       raises too: nothing happened.
     """
     request = ask.request
@@ -229,11 +236,11 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     known = state.pending.get(pointer)
-    storing = judge_store(state, step, known, request)
-    if storing is not None:
-        if storing.duplicate:
+    dedup = deduplicate_store(state, step, known, request)
+    if dedup is not None:
+        if dedup.duplicate:
             return
-        request = trimmed(request, storing)
+        request = without_duplicates(request, dedup)
     if known is not None and known.published is not None:
         raise AlreadyPublished(
             f"what was stored under write pointer {pointer} in topic {state.name} has been published",
@@ -243,11 +250,11 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
     check_segment(state, known, request.segment)
-    marks = row_extras_of(request)
+    row_extras = row_extras_of(request)
     pending = touch_pointer(state, step, pointer)
-    keep_messages(state, step, pending, request, marks)
-    if storing is not None:
-        remember_store(pending, request, storing)
+    store_messages(state, step, pending, request, row_extras)
+    if dedup is not None:
+        record_store(pending, request, dedup)
 
 
 # --- rollback --------------------------------------------------------------------------------------
@@ -294,8 +301,8 @@ def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     write_pointers(state, step)
     pending = touch_pointer(state, step, ask.pointer)
     for run in pending.runs:
-        _turn(state, step, ask.pointer, run.first, run.last)
-    pending.no_runs()
+        _negate_rows(state, step, ask.pointer, run.first, run.last)
+    pending.clear_runs()
     pending.rolled_back = True
 
 
@@ -303,17 +310,17 @@ def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, 
     pending = state.pending.get(pointer)
     if pending is None:
         # Its rows may have outlived what was known about them.
-        _turn(state, step, pointer, first, last)
+        _negate_rows(state, step, pointer, first, last)
         return
     write_pointers(state, step)
     parts = pending.cut(first, last)
     if parts:
         touch_pointer(state, step, pointer)
     for part in parts:
-        _turn(state, step, pointer, *part)
+        _negate_rows(state, step, pointer, *part)
 
 
-def _turn(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
+def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
     """Turn the sign of the pointer in rows ``first`` to ``last``, of those that have been given out by now."""
     if state.sequence.last_sequence_id < 0:
         return
@@ -337,22 +344,22 @@ def _turn(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes
 MAX_ORPHANS = 10_000
 
 
-def take_decided(state: TopicState, pointers: Iterable[int]) -> None:
+def apply_decisions(state: TopicState, pointers: Iterable[int]) -> None:
     """These have been committed or aborted."""
     for pointer in pointers:
         pending = state.pending.get(pointer)
         if pending is not None:
-            _decide(state, pending)
+            _forget_decided(state, pending)
 
 
-def settle_known(state: TopicState) -> None:
+def apply_known_decisions(state: TopicState) -> None:
     """Forget, after a load, what the authority has decided meanwhile."""
     partly_cleaned = state.metadata is not None and state.metadata.partly_cleaned
     for pending in list(state.pending.values()):
         if partly_cleaned:
             forget_pointer(state, pending)
         elif pending.pointer > 0 and _standing(state, pending.pointer) in ("committed", "aborted"):
-            _decide(state, pending)
+            _forget_decided(state, pending)
 
 
 def _standing(state: TopicState, pointer: int) -> Standing:
@@ -363,7 +370,7 @@ def _standing(state: TopicState, pointer: int) -> Standing:
         return "in_progress"
 
 
-def _decide(state: TopicState, pending: Pending) -> None:
+def _forget_decided(state: TopicState, pending: Pending) -> None:
     if pending.stored:
         pending.decided = True
     else:
@@ -383,10 +390,10 @@ def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
         standing = _standing(state, pending.pointer)
         old = _is_old(state, pending)
         if standing in ("committed", "aborted"):
-            _decide(state, pending)
+            _forget_decided(state, pending)
         if pending.stored and len(orphans) < MAX_ORPHANS and _is_orphan(pending, standing, old=old):
-            orphans.append(orphaned(state, pending))
-        elif not pending.stored and pending.pointer in state.pending and _is_over(pending, standing, old=old):
+            orphans.append(abandon_stored(state, pending))
+        elif not pending.stored and pending.pointer in state.pending and _may_forget(pending, standing, old=old):
             forget_pointer(state, pending)
     return orphans
 
@@ -399,10 +406,10 @@ def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tupl
     if pending.damaged:
         forget_pointer(state, pending)
         return []
-    return [orphaned(state, pending)] if room else []
+    return [abandon_stored(state, pending)] if room else []
 
 
-def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
+def abandon_stored(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
     """What is stored under the pointer is never published, from now on: ``[start, stop)`` of its payload keys."""
     if not pending.orphaned:
         pending.orphaned = True
@@ -413,7 +420,7 @@ def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
     return pending.pointer, start, stop_after(start)
 
 
-def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
+def forget_orphans(state: TopicState, pointers: Iterable[int]) -> None:
     """The stored messages of these are gone: forget them, or remember that nothing is stored."""
     for pointer in pointers:
         pending = state.pending.get(pointer)
@@ -424,7 +431,7 @@ def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
             forget_pointer(state, pending)
             continue
         standing = _standing(state, pointer)
-        if pending.decided or _is_over(pending, standing, old=_is_old(state, pending)):
+        if pending.decided or _may_forget(pending, standing, old=_is_old(state, pending)):
             forget_pointer(state, pending)
         else:
             state.changed.add(pointer)
@@ -435,7 +442,7 @@ def _is_orphan(pending: Pending, standing: Standing, *, old: bool) -> bool:
     return gone or (old and standing in ("unknown", "invalid"))
 
 
-def _is_over(pending: Pending, standing: Standing, *, old: bool) -> bool:
+def _may_forget(pending: Pending, standing: Standing, *, old: bool) -> bool:
     return old and standing != "invalid" and (pending.rolled_back or standing == "unknown")
 
 

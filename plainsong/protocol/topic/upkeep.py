@@ -25,7 +25,7 @@ from plainsong.protocol.topic.asks import CleaningPlan, Description
 from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
-from plainsong.protocol.topic.transactional import orphans_removed, plan_pointers
+from plainsong.protocol.topic.transactional import forget_orphans, plan_pointers
 from plainsong.protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
         return
     for done in ask.slices:
         state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
-    orphans_removed(state, ask.orphans)
+    forget_orphans(state, ask.orphans)
     write_mark(state, step)
 
 

@@ -56,14 +56,17 @@ class Usage:
     """The messages and bytes of one generation that have not been counted out yet."""
 
     def __init__(
-        self, buckets: Iterable[Iterable[int]] = (), lasts: Iterable[int] = (), gone: bytes | None = None
+        self,
+        buckets: Iterable[Iterable[int]] = (),
+        last_sequence_ids: Iterable[int] = (),
+        last_dropped: bytes | None = None,
     ) -> None:
         """What ``stored``, ``lasts`` and ``gone`` were; without the second it is not known."""
         self.buckets = [Bucket(*bucket) for bucket in buckets]
-        for bucket, last in zip(self.buckets, lasts, strict=False):
+        for bucket, last in zip(self.buckets, last_sequence_ids, strict=False):
             bucket.last_sequence_id = last
         #: The position (10 bytes) of the last message of all buckets dropped; None: none was.
-        self.gone = gone
+        self.last_dropped = last_dropped
         self.messages = sum(bucket.messages for bucket in self.buckets)
         self.bytes = sum(bucket.bytes for bucket in self.buckets)
 
@@ -74,7 +77,7 @@ class Usage:
         """For the high-water mark."""
         return [[b.first_ms, b.last_ms, b.messages, b.bytes, b.own_expiry_ms] for b in self.buckets]
 
-    def lasts(self) -> list[int]:
+    def last_sequence_ids(self) -> list[int]:
         """For the high-water mark, beside ``stored``."""
         return [bucket.last_sequence_id for bucket in self.buckets]
 
@@ -109,7 +112,7 @@ class Usage:
             gone += 1
         if gone:
             last = self.buckets[gone - 1]
-            self.gone = pack_position(last.last_ms, last.last_sequence_id)
+            self.last_dropped = pack_position(last.last_ms, last.last_sequence_id)
             del self.buckets[:gone]
 
     def expired_from(self, start: bytes, oldest_ms: int) -> bool:
@@ -118,18 +121,18 @@ class Usage:
         Of a slice of which a part has expired it is not known up to where messages stood: that counts as yes. So does
         a start among stored messages that were published at one position, when that has expired.
         """
-        gone = self.gone
+        last_expired = self.last_dropped
         for bucket in self.buckets:
             if bucket.first_ms >= oldest_ms:
                 break
             if bucket.last_ms >= oldest_ms:
-                gone = pack_position(oldest_ms - 1, _LAST_SEQUENCE_ID)
+                last_expired = pack_position(oldest_ms - 1, _LAST_SEQUENCE_ID)
                 break
-            gone = pack_position(bucket.last_ms, bucket.last_sequence_id)
-        if gone is None:
+            last_expired = pack_position(bucket.last_ms, bucket.last_sequence_id)
+        if last_expired is None:
             return False
         position, inside = start[:ROW_BYTES], start[ROW_BYTES:]
-        return position < gone if inside == _BEHIND_ITS_MESSAGE else position <= gone
+        return position < last_expired if inside == _BEHIND_ITS_MESSAGE else position <= last_expired
 
     def own_expiry_ms(self) -> int:
         """When the next message with a time to live of its own expires; 0: none has one."""

@@ -1,6 +1,6 @@
 """From rows to what one reader gets: visible messages in wire form, by the list where rows are alike.
 
-Where the payload starts in rows with extras, told without taking them apart.
+Where the payload starts in rows with extras, decoded without taking them apart.
 
 Extras are stamps, indexes and attributes, and all but the last are of a few lengths only. So the bytes that begin
 them (their length, the head of the map, its first key) recur from row to row, and what follows from them is
@@ -55,7 +55,7 @@ class Delivery:
 
         Args:
           view: what the reader may see; None: everything, undecided and rolled back.
-          with_pointers: ``_take`` is to be told each message's write pointer.
+          with_pointers: ``_take`` is to be decoded each message's write pointer.
           hidden_limit: messages to count behind one that holds the reader.
         """
         self.span = span
@@ -96,7 +96,7 @@ class Delivery:
             return None
         return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
 
-    def _meet(self, message_id: bytes, row: MessageRow) -> None:
+    def _on_message(self, message_id: bytes, row: MessageRow) -> None:
         """A message is met that is taken apart, visible or not. Raises DamagedRow."""
         if self.with_attributes and row.extras:
             strings = attributes_in(row.extras)
@@ -117,7 +117,7 @@ class Delivery:
         self.done = self.hidden == self._hidden_limit
         return not self.done
 
-    def _give(
+    def _deliver(
         self, items: Sequence[bytes], pointers: Sequence[int] | None = None, expiries: Sequence[int] | None = None
     ) -> bool:
         if not items:
@@ -128,8 +128,8 @@ class Delivery:
         self.done = not self._take(items, pointers, expiries)
         return not self.done
 
-    def _give_found(self, found: VisibleMessages) -> bool:
-        return self._give(found.items, found.pointers if self.with_pointers else None, found.expiries)
+    def _deliver_found(self, found: VisibleMessages) -> bool:
+        return self._deliver(found.items, found.pointers if self.with_pointers else None, found.expiries)
 
     def _damage(self, message_id: bytes, damage: DamagedRow) -> bool:
         self.done = self.held_by is not None or not self._damaged(message_id, damage)
@@ -205,13 +205,13 @@ class StoredDelivery(Delivery):
             self.attributes = {}
         flags = {value[0] if value else -1 for _, value in rows}
         if flags == {PLAIN}:
-            return self.reference.winners is not None or self._give_stored(rows, [value[1:] for _, value in rows])
+            return self.reference.winners is not None or self._deliver_stored(rows, [value[1:] for _, value in rows])
         if flags == {HAS_EXTRAS}:
             return self._feed_extras_of_stored(rows)
         return self._feed_stored_one_by_one(rows)
 
     def _feed_extras_of_stored(self, rows: Rows) -> bool:
-        """Payload rows with extras, told apart by the bytes of these, each decoded once."""
+        """Payload rows with extras, decoded apart by the bytes of these, each decoded once."""
         starts = PayloadStarts()
         known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
         winning, payloads = [], []
@@ -220,20 +220,20 @@ class StoredDelivery(Delivery):
                 value = row[1]
                 start = starts[value[1:HEAD_STOP]]
                 head = value[:start]
-                told = known.get(head)
-                if told is None:
-                    told = known[head] = self._told(head)
-                if told[0]:
+                decoded = known.get(head)
+                if decoded is None:
+                    decoded = known[head] = self._decode_head(head)
+                if decoded[0]:
                     winning.append(row)
                     payloads.append(value[start:])
-                    if told[1] and self.with_attributes:
+                    if decoded[1] and self.with_attributes:
                         assert self.reference is not None  # while payload rows are read
-                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = told[1]
+                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = decoded[1]
         except DamagedRow:
             return self._feed_stored_one_by_one(rows)
-        return self._give_stored(winning, payloads)
+        return self._deliver_stored(winning, payloads)
 
-    def _told(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
+    def _decode_head(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
         """Whether rows that start so, up to their payload, are part of the topic, and their attributes.
 
         Raises DamagedRow.
@@ -246,7 +246,7 @@ class StoredDelivery(Delivery):
         winners = self.reference.winners
         return winners is None or row.extras.get(SEGMENT) in winners
 
-    def _give_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
+    def _deliver_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
         """Payload rows, and of each the payload with its length before it."""
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
@@ -258,7 +258,7 @@ class StoredDelivery(Delivery):
             return self._feed_stored_one_by_one(rows)  # one of them has no payload, not even an empty one
         expires_ms = expires_ms_of(position, self.reference.ttl_s)
         expiries = [expires_ms] * len(items) if expires_ms else None
-        return self._give_of(items, [self.reference.pointer] * len(items), expiries)
+        return self._deliver_referenced(items, [self.reference.pointer] * len(items), expiries)
 
     def _feed_stored_one_by_one(self, rows: Rows) -> bool:
         reference = self.reference
@@ -270,10 +270,11 @@ class StoredDelivery(Delivery):
                 row = decode_row(value)
                 if row.payload is None:
                     raise DamagedRow(f"payload row {key.hex()} has no payload")
-                self._meet(message_id, row)
+                self._on_message(message_id, row)
             except DamagedRow as damage:
                 if not (
-                    self._give_of(found.items, found.pointers, found.expiries) and self._damage(message_id, damage)
+                    self._deliver_referenced(found.items, found.pointers, found.expiries)
+                    and self._damage(message_id, damage)
                 ):
                     return False
                 found = VisibleMessages()
@@ -286,15 +287,17 @@ class StoredDelivery(Delivery):
                 self.expired += 1
             else:
                 found.add(message_id, row, reference.pointer, expires_ms)
-        return self._give_of(found.items, found.pointers, found.expiries)
+        return self._deliver_referenced(found.items, found.pointers, found.expiries)
 
-    def _give_of(self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None) -> bool:
+    def _deliver_referenced(
+        self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None
+    ) -> bool:
         """Give messages of the reference, of which the first one may hold the reader."""
         assert self.reference is not None  # while payload rows are read
         held_at = self.reference.held_at
         if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
             return False
-        return self._give(items, pointers if self.with_pointers else None, expiries)
+        return self._deliver(items, pointers if self.with_pointers else None, expiries)
 
 
 # --- rows that have their payload ------------------------------------------------------------------
@@ -322,7 +325,7 @@ class InlineDelivery(StoredDelivery):
         if self.attributes:
             self.attributes = {}
         if flags == {PLAIN}:
-            return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
+            return self._deliver([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
         if not flags <= _BARE:
             flags = {value[0] for _, value in rows}  # perhaps it is others that have more
         if flags <= _BARE:
@@ -341,17 +344,17 @@ class InlineDelivery(StoredDelivery):
                 else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
                 for key, value in rows
             ]
-            if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._meet_all(rows, starts):
+            if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._collect_attributes(rows, starts):
                 return self._feed_one_by_one(rows)  # which says what is wrong
-            return self._give(items, [0] * len(rows) if self.with_pointers else None)
+            return self._deliver(items, [0] * len(rows) if self.with_pointers else None)
         bare = [(key, starts.without_extras(value)) for key, value in rows]
         if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
             return self._feed_one_by_one(rows)
-        if not self._meet_all(rows, starts):
+        if not self._collect_attributes(rows, starts):
             return self._feed_one_by_one(rows)
         return self._feed_pointers(bare, mixed=True)
 
-    def _meet_all(self, rows: Rows, starts: PayloadStarts) -> bool:
+    def _collect_attributes(self, rows: Rows, starts: PayloadStarts) -> bool:
         """Note the attributes of those that have some; False when one's cannot be read."""
         if not (self.with_attributes and starts.with_attributes):
             return True
@@ -366,13 +369,13 @@ class InlineDelivery(StoredDelivery):
         """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
         values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
         if self.view is None or not values:
-            return self._give_inline(rows, mixed=mixed)
+            return self._deliver_inline(rows, mixed=mixed)
         # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
         low, high = min(values), max(values)
         if min(len(low), len(high)) < _HEAD_BYTES:
             return self._feed_one_by_one(rows)  # which says what is wrong
         if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
-            return self._give_inline(rows, mixed=mixed)
+            return self._deliver_inline(rows, mixed=mixed)
         heads = {value[:_HEAD_BYTES] for value in values}
         if min(map(len, heads)) < _HEAD_BYTES:
             return self._feed_one_by_one(rows)
@@ -382,7 +385,7 @@ class InlineDelivery(StoredDelivery):
         if self.held_by is None:
             held = {head for head, verdict in verdicts.items() if verdict is Verdict.HOLD}
             at = next((i for i, (_, value) in enumerate(rows) if value[0] and value[:_HEAD_BYTES] in held), len(rows))
-            if not self._give_but(rows[:at], skipped):
+            if not self._deliver_except(rows[:at], skipped):
                 return False
             if at == len(rows):
                 return True
@@ -390,19 +393,19 @@ class InlineDelivery(StoredDelivery):
             if not self.hold(pointers[value[:_HEAD_BYTES]], key[-_POSITION_BYTES:] + NO_PAYLOAD_PART):
                 return False
             rows = rows[at:]
-        return self._give_but(rows, skipped)
+        return self._deliver_except(rows, skipped)
 
-    def _give_but(self, rows: Rows, skipped: set[bytes]) -> bool:
+    def _deliver_except(self, rows: Rows, skipped: set[bytes]) -> bool:
         if not rows:
             return True
         last = rows[-1][1]
         if skipped:
             rows = [row for row in rows if not row[1][0] or row[1][:_HEAD_BYTES] not in skipped]
-        go_on = self._give_inline(rows, mixed=True)
+        go_on = self._deliver_inline(rows, mixed=True)
         self.passed = bool(last[0]) and last[:_HEAD_BYTES] in skipped
         return go_on
 
-    def _give_inline(self, rows: Rows, *, mixed: bool) -> bool:
+    def _deliver_inline(self, rows: Rows, *, mixed: bool) -> bool:
         if not mixed:
             items = [_POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
         else:
@@ -415,7 +418,7 @@ class InlineDelivery(StoredDelivery):
         if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
             return self._feed_one_by_one(rows)  # one of them has no payload, not even an empty one
         pointers = [_pointer(value) if value[0] else 0 for _, value in rows] if self.with_pointers else None
-        return self._give(items, pointers)
+        return self._deliver(items, pointers)
 
     def _feed_one_by_one(self, rows: Rows) -> bool:
         found = VisibleMessages()
@@ -424,9 +427,9 @@ class InlineDelivery(StoredDelivery):
             message_id = position + NO_PAYLOAD_PART
             try:
                 row = decode_row(value)
-                self._meet(message_id, row)
+                self._on_message(message_id, row)
             except DamagedRow as damage:
-                if not (self._give_found(found) and self._damage(message_id, damage)):
+                if not (self._deliver_found(found) and self._damage(message_id, damage)):
                     return False
                 found = VisibleMessages()
                 continue
@@ -436,14 +439,14 @@ class InlineDelivery(StoredDelivery):
                 continue
             verdict = self._verdict(row.pointer)
             if verdict is Verdict.HOLD and self.held_by is None:
-                if not self._give_found(found) or not self.hold(row.pointer or 0, message_id):
+                if not self._deliver_found(found) or not self.hold(row.pointer or 0, message_id):
                     return False
                 found = VisibleMessages()
             self.passed = verdict is Verdict.SKIP
             if verdict is not Verdict.SKIP:
                 found.add(message_id, row, row.pointer or 0, expires_ms)
         passed = self.passed
-        go_on = self._give_found(found)
+        go_on = self._deliver_found(found)
         self.passed = passed
         return go_on
 

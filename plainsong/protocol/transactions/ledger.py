@@ -251,13 +251,13 @@ class PreparedSets(dict[int, "ChangeSet"]):
         super().__init__()
         self.bytes = 0
 
-    def keep(self, changes: ChangeSet) -> None:
+    def put(self, changes: ChangeSet) -> None:
         """Keep a change set in place of an earlier one."""
-        self.leave(changes.transaction_id)
+        self.discard(changes.transaction_id)
         self[changes.transaction_id] = changes
         self.bytes += changes.size
 
-    def leave(self, transaction_id: int) -> ChangeSet | None:
+    def discard(self, transaction_id: int) -> ChangeSet | None:
         """Take a transaction's change set out; None when it has none."""
         changes = self.pop(transaction_id, None)
         if changes is not None:
@@ -338,7 +338,7 @@ class ManagerStep:
     """The outcome of one step."""
 
     __slots__ = (
-        "_gone",
+        "_removed",
         "_rows",
         "answers",
         "changes",
@@ -354,7 +354,7 @@ class ManagerStep:
 
     def __init__(self) -> None:
         self._rows: list[Operation] = []
-        self._gone: list[bytes] = []
+        self._removed: list[bytes] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.changes: list[Change] = []
         #: Pointers of transactions that are committed or aborted with this; topics may forget them.
@@ -373,21 +373,21 @@ class ManagerStep:
     @property
     def writes(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self._rows or self._gone)
+        return bool(self._rows or self._removed)
 
     def operations(self, head: Head) -> list[Operation]:
         """The commit: the head first, what is removed last."""
         if not self.writes:
             return []
         first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
-        last: list[Operation] = [Delete(Table.METADATA, self._gone)] if self._gone else []
+        last: list[Operation] = [Delete(Table.METADATA, self._removed)] if self._removed else []
         return first + self._rows + last
 
-    def keep(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         """Write a transaction's row."""
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
-    def keep_changes(self, changes: ChangeSet) -> None:
+    def write_changes(self, changes: ChangeSet) -> None:
         """Write a change set's row; before the row of its transaction."""
         self._put(CHANGES, changes.transaction_id, changes.encode())
 
@@ -402,7 +402,7 @@ class ManagerStep:
         self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
         record.topics = set()
 
-    def keep_pass(self, last_pass: LastPass) -> None:
+    def write_pass(self, last_pass: LastPass) -> None:
         """Write the row of the last complete pass."""
         self._put(PASS, None, last_pass.encode())
 
@@ -412,7 +412,7 @@ class ManagerStep:
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove rows."""
-        self._gone.extend(keys)
+        self._removed.extend(keys)
 
     def decide(self, record: Record, change: Change) -> None:
         """A transaction's row says something new about what has become of it."""
@@ -425,7 +425,7 @@ class ManagerStep:
         else:
             self.decided.extend(record.pointers)
             self.release(record)
-        self.keep(record)
+        self.write_record(record)
 
     def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:
         self._rows.append(put_one(Table.METADATA, service_key(kind, pointer), value))
