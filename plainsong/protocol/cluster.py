@@ -1,8 +1,11 @@
 """Which instance owns a topic: weighted rendezvous hashing over slices, with topics pinned and instances drained by hand.
 
-What operators have said about who owns what: topics pinned to an instance, instances drained of all topics.
+Each instance has a score for each topic, and the lowest owns it; a larger weight makes its scores smaller. An instance
+that joins takes only the topics for which it scores lowest, one that leaves gives up only its own: no other topic
+moves. Equal members and an equal placement give equal owners, in any process, at any time.
 
-{"pins": {"<namespace>:<topic>": "<instance>"}, "drained": ["<instance>"]}
+An instance competes for topics of the slices in which it takes part. For topics of a slice in which no instance takes
+part, all that are not leaving compete.
 """
 
 from __future__ import annotations
@@ -25,36 +28,36 @@ if TYPE_CHECKING:
 #: The largest text of all pins and drains: ZooKeeper keeps nodes of up to 1 MiB.
 MAX_PLACEMENT_BYTES = 900_000
 _INSTANCE = re.compile(r"[a-zA-Z0-9_.-]{1,100}\Z")
-#: How many there are: a hand-over has at most so many steps.
+#: The number of slices, and so the most steps of a handover.
 SLICES = 64
-#: Topics that change hands in one step, unless there are more than so many for each slice.
+#: Topics that change hands in one step, unless a single slice has more.
 TOPICS_PER_STEP = 50
-#: Owners that are remembered, since most topics are asked about again and again.
+#: Owners kept in memory, since most topics are asked about again and again.
 MAX_REMEMBERED = 100_000
 _HASHES = float(1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance that is there."""
+    """An instance of the cluster."""
 
     name: str
     address: str
     """``host:port`` where clients and other instances reach it."""
     weight: int = 100
-    """Its share of the topics, as compared to the others'."""
+    """Its share of the topics, relative to the other weights."""
     leaving: bool = False
-    """Whether it is shutting down: what is left of its topics is on its way to the others."""
+    """Whether it is shutting down: its remaining topics are moving to the others."""
     slices: int = SLICES
-    """In how many slices it takes part: topics of the others are not its own."""
+    """In how many slices it takes part."""
 
 
-#: Those who draw for the topics of a slice, in order: name and weight.
+#: The instances that compete for the topics of a slice, in order: name and weight.
 _Candidates: TypeAlias = "tuple[tuple[str, int], ...]"
 
 
 class _Remembered(NamedTuple):
-    """Who owned a topic among whom."""
+    """The owner of a topic, and the candidates among which it was found."""
 
     owner: str
     candidates: _Candidates
@@ -62,10 +65,10 @@ class _Remembered(NamedTuple):
 
 
 class Assignment:
-    """The owners of all topics, as long as neither the members nor the placement change."""
+    """The owner of every topic, for fixed members and a fixed placement."""
 
     def __init__(self, members: Iterable[Member], placement: Placement, *, before: Assignment | None = None) -> None:
-        """``before``: one whose findings are used where they still hold, as in most slices after a step."""
+        """``before``: an earlier assignment, whose results are reused where they still hold: in most slices after a step."""
         self.members = tuple(sorted(members, key=lambda member: member.name))
         self.placement = placement
         self._by_name = {member.name: member for member in self.members}
@@ -74,7 +77,7 @@ class Assignment:
         if before is not None and before.placement.pins == placement.pins:
             self._remembered = before._remembered
             known = {candidates: candidates for candidates in before._candidates}
-        #: By slice. Equal ones are one object, by which is seen whether what is remembered still holds.
+        #: By slice. Equal candidates are one object, so that identity tells whether a remembered owner still holds.
         self._candidates: list[_Candidates] = [
             known.setdefault(candidates, candidates) for candidates in map(self._candidates_of, range(SLICES))
         ]
@@ -92,12 +95,12 @@ class Assignment:
 
     def _candidates_of(self, number: int) -> _Candidates:
         taking = [member for member in self.members if number < member.slices]
-        # With none that takes part there would be nobody left: then those who stay do, drained or not.
+        # A slice in which no instance takes part falls to all that stay, drained or not.
         found = taking or [member for member in self.members if not member.leaving]
         return tuple((member.name, member.weight) for member in found)
 
     def owner(self, name: TopicName) -> Member | None:
-        """Who owns a topic, whether it exists or not; None: nobody is there."""
+        """The owner of a topic, whether the topic exists or not; None: there is no instance."""
         found = self._remembered.get(name)
         if found is None or found.candidates is not self._candidates[found.slice]:
             number = slice_of(name)
@@ -118,7 +121,7 @@ class Assignment:
 
 
 def rendezvous_score(member: str, weight: int, name: TopicName) -> float:
-    """The number that an instance draws for a topic, above 0: exponentially distributed, its weight the rate."""
+    """An instance's score for a topic, above 0: exponentially distributed, with its weight as the rate."""
     digest = blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
     return -log((int.from_bytes(digest, "big") + 0.5) / _HASHES) / weight
 
@@ -132,15 +135,15 @@ def rendezvous_score(member: str, weight: int, name: TopicName) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Pins and drains; never changed, only replaced."""
+    """Pins and drains; immutable."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Instances by ``namespace:topic``."""
+    """Topic, as ``namespace:topic`` → instance."""
     drained: frozenset[str] = frozenset()
     """Instances that are to own nothing."""
 
     def encode(self) -> bytes:
-        """As text. Raises InvalidParameter when that is over ``MAX_PLACEMENT_BYTES``."""
+        """The JSON text. Raises InvalidParameter when it is over ``MAX_PLACEMENT_BYTES``."""
         value = {"pins": dict(sorted(self.pins.items())), "drained": sorted(self.drained)}
         text = json.dumps(value, separators=(",", ":")).encode()
         if len(text) > MAX_PLACEMENT_BYTES:
@@ -149,7 +152,7 @@ class Placement:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """The reverse; an empty text says nothing. Raises UnreadablePlacement."""
+        """The placement of a JSON text; an empty one has no pins and no drains. Raises UnreadablePlacement."""
         if not text:
             return cls()
         try:
@@ -162,21 +165,21 @@ class Placement:
         raise UnreadablePlacement(f"{text[:80]!r} is no placement")
 
     def pinned(self, name: TopicName, instance: str) -> Placement:
-        """With a topic pinned to an instance."""
+        """A copy with a topic pinned to an instance."""
         return Placement({**self.pins, str(name): instance}, self.drained)
 
     def unpinned(self, name: TopicName) -> Placement:
-        """With a topic where its hash says."""
+        """A copy without a topic's pin."""
         return Placement({key: to for key, to in self.pins.items() if key != str(name)}, self.drained)
 
     def with_drained(self, instance: str, *, drained: bool) -> Placement:
-        """With an instance drained, or not."""
+        """A copy with an instance drained, or not."""
         names = self.drained | {instance} if drained else self.drained - {instance}
         return Placement(self.pins, names)
 
 
 class UnreadablePlacement(ValueError):
-    """The text is none of ours."""
+    """The text is no placement."""
 
 
 def instance_name(text: str) -> str:
@@ -187,7 +190,7 @@ def instance_name(text: str) -> str:
 
 
 class NameTaken(Conflict):
-    """Another instance of the same name is there."""
+    """Another instance has the same name."""
 
     def __init__(self, instance: str, address: str) -> None:
         super().__init__(
@@ -216,17 +219,17 @@ def slice_of(name: TopicName) -> int:
 
 
 def wanted_slices(members: Iterable[Member], placement: Placement, name: str) -> int:
-    """In how many slices an instance that stays is to take part in the end: all; none if it is drained, as others are not."""
+    """The final number of slices of an instance that stays: all; none if it is drained while another is not."""
     drained = placement.drained
     others = (each for each in members if each.name != name and not each.leaving)
     return 0 if name in drained and any(each.name not in drained for each in others) else SLICES
 
 
 def first_slices(members: Iterable[Member], me: Member) -> int:
-    """In how many slices an instance begins that comes to these members.
+    """In how many slices an instance that joins these members takes part at first.
 
-    All where nobody has topics; none where others do; and what it had where its own process of before is still thought
-    to be there: these topics are nobody else's.
+    All if no other instance has topics, none if one has. If its own earlier process still counts as a member, as many
+    as that one had: no other instance owns these topics.
     """
     if me.leaving:
         return 0
@@ -239,7 +242,7 @@ def first_slices(members: Iterable[Member], me: Member) -> int:
 
 
 def lowered_slices(slices: int, topics: Iterable[TopicName]) -> int:
-    """The next figure of an instance that gives away what it has open: some ``PORTION`` of them less."""
+    """The next number of slices of an instance that gives up open topics: about ``TOPICS_PER_STEP`` fewer topics."""
     counts = [0] * SLICES
     for name in topics:
         counts[slice_of(name)] += 1
@@ -251,11 +254,11 @@ def lowered_slices(slices: int, topics: Iterable[TopicName]) -> int:
 
 
 def raised_slices(slices: int, *, begun_at: int, came: int) -> int:
-    """The next figure of an instance that takes its share, of which it does not know how much it is.
+    """The next number of slices of an instance that takes its share without knowing how many topics that is.
 
     Args:
-      begun_at: its figure when it began.
-      came: topics that have become its own since then.
+      begun_at: its number of slices when it began.
+      came: topics that it has taken over since then.
     """
     if slices == begun_at:
         return min(SLICES, slices + 1)

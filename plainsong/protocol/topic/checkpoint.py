@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def write_mark(state: TopicState, step: Step) -> None:
-    """Write what has to stand before the high-water mark, then the mark."""
+    """Write pointer rows, producer rows and the high-water mark."""
     write_pointers(state, step)
     write_changed_producers(state, step)
     step.write(state.mark())
 
 
 def last_position(state: TopicState) -> bytes | None:
-    """The last position given out in the topic; None before the first."""
+    """The last position given to a row of the topic; None before the first."""
     last = state.sequence
     return None if last.last_sequence_id < 0 else pack_position(last.last_ts_ms, last.last_sequence_id)
 
@@ -39,14 +39,14 @@ def last_position(state: TopicState) -> bytes | None:
 
 
 def schedule_snapshot(state: TopicState, now: Now) -> None:
-    """If something has changed, see that it does not go unwritten for longer than it may."""
+    """Set the time at which changed producers are to be written, even if nothing else is."""
     producers = state.producers
     if producers.changed and producers.due_s is None:
         producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
 
 
 def is_snapshot_due(state: TopicState, now: Now) -> bool:
-    """Whether a snapshot is due although there may be nothing else to write."""
+    """Whether a snapshot is due, even if there is nothing else to write."""
     due_s = state.producers.due_s
     return due_s is not None and now.mono_s >= due_s
 
@@ -54,12 +54,12 @@ def is_snapshot_due(state: TopicState, now: Now) -> bool:
 # --- write pointers --------------------------------------------------------------------------------
 
 
-#: Rows about decided pointers that may wait for a commit to remove them; beyond, they get one of their own.
+#: Rows about decided pointers that may wait for another commit to remove them; beyond that they get their own.
 MAX_FORGOTTEN = 1024
 
 
 def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
-    """What the topic knows about ``pointer``, from now on something, to be changed: its row is written with the step.
+    """The topic's knowledge of ``pointer``, new if there was none, to be changed: its row is written with the step.
 
     Raises:
       Overloaded: the topic has as many undecided pointers as it may.
@@ -80,7 +80,7 @@ def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
 
 
 def forget_pointer(state: TopicState, pending: Pending) -> None:
-    """The pointer is no concern of the topic any more; its row goes with a later commit."""
+    """Forget a pointer; a later commit removes its row."""
     del state.pending[pending.pointer]
     if pending.staged_by is not None and state.staged.get(pending.staged_by) == pending.pointer:
         del state.staged[pending.staged_by]
@@ -91,7 +91,7 @@ def forget_pointer(state: TopicState, pending: Pending) -> None:
 
 
 def write_pointers(state: TopicState, step: Step) -> None:
-    """Write the rows of pointers that have changed, each once, and remove those of the forgotten."""
+    """Write the rows of changed pointers, each once, and remove those of forgotten ones."""
     step.flush()
     if state.changed:
         rows = sorted((pointer_suffix(pointer), state.pending[pointer].encode()) for pointer in state.changed)
@@ -104,7 +104,7 @@ def write_pointers(state: TopicState, step: Step) -> None:
 
 
 def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
-    """What removes the rows of forgotten pointers, to be written with this step."""
+    """The operations that remove the rows of forgotten pointers; they belong to this step."""
     if not state.forgotten:
         return []
     generation = state.living_or_last().generation
@@ -115,7 +115,7 @@ def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
 
 
 def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
-    """The generation is gone for good, and with it what was known about its pointers: what removes their rows."""
+    """Forget the pointers of a generation that is gone for good; returns the operations that remove their rows."""
     for pending in list(state.pending.values()):
         forget_pointer(state, pending)
     return pointer_removals(state, step)
@@ -125,13 +125,13 @@ def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
 
 
 def write_producer(state: TopicState, step: Step, producer: Producer) -> None:
-    """Write one producer's row now."""
+    """Write one producer's row in this step."""
     key = system_key(PRODUCER, state.name, state.living_or_last().generation, producer.name.encode())
     step.write(put_one(Table.METADATA, key, producer.encode()))
 
 
 def write_changed_producers(state: TopicState, step: Step) -> None:
-    """Write the rows of all producers that have changed; the mark follows."""
+    """Write the rows of all changed producers; the mark must follow, so that replay begins behind both."""
     producers = state.producers
     if producers.changed:
         rows = sorted((name.encode(), producers.known[name].encode()) for name in producers.changed)
@@ -143,7 +143,7 @@ def write_changed_producers(state: TopicState, step: Step) -> None:
 
 
 def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
-    """Write, now, whether producers are remembered."""
+    """Write in this step whether producers are remembered."""
     producers = state.producers
     producers.record, producers.record_changed = record, False
     key = system_key(PRODUCERS, state.name, state.living_or_last().generation)

@@ -1,9 +1,10 @@
-"""The topic core: takes what has arrived, decides, and says what to write and whom to answer.
+"""The topic core: decides all requests that have arrived, and returns what to write and which answers to give.
 
-Polls that wait for a message: found by position when one comes, by deadline when none does.
+    step(arrivals, now)    decides everything; nothing has happened yet
+    … the actor writes step.operations …
+    settled(step, now)     they are durable: the watermark moves, and the answers are true
 
-Two heaps over one dictionary. Whoever leaves is taken out of the dictionary at once; what the heaps still
-hold of it is dropped when it comes up, or when it outnumbers the living.
+It has no clock, disk or event loop and never waits, so that a test can drive it, power cuts included.
 """
 
 from __future__ import annotations
@@ -14,26 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import Overloaded, PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
-from plainsong.protocol.topic import asks as pointer_asks
-from plainsong.protocol.topic import asks as producer_asks
 from plainsong.protocol.topic.asks import (
     Cleaned,
+    ClosePointers,
     Create,
     Describe,
+    GetProducer,
+    ListPointers,
+    ListProducers,
     ListReaders,
     Look,
+    OpenProducer,
     PlanCleaning,
     Publish,
     PublishEach,
     PublishStaged,
+    PublishUnder,
     Remove,
+    RemoveProducer,
     RemoveReader,
+    RollBackPointer,
     SetProperties,
     SetReader,
     Slice,
     Span,
     Stats,
     StoreStaged,
+    StoreUnder,
     TopicStats,
     Undelete,
 )
@@ -74,7 +82,7 @@ if TYPE_CHECKING:
 
 
 class TopicCore:
-    """The rules of one topic around its state; tickets are whatever the caller uses to know whom to answer."""
+    """The rules of one topic around its state. A ticket is the caller's own key for a request, returned with its answer."""
 
     def __init__(self, state: TopicState) -> None:
         self.state = state
@@ -110,7 +118,7 @@ class TopicCore:
         return step
 
     def _write_about(self, step: Step, now: Now) -> None:
-        """What is to be said about the topic itself, behind the rows of the step."""
+        """Write the rows about the topic itself that are due, behind the message rows of the step."""
         state = self.state
         if state.metadata is None:
             return
@@ -120,7 +128,7 @@ class TopicCore:
             write_mark(state, step)
 
     def settled(self, step: Step, now: Now) -> Answers:
-        """The step's operations are durable: move the watermark, and answer."""
+        """The step's operations are durable: move the watermark, and return the answers."""
         if step.operations:
             self.state.advance_watermark()
         for producer in step.producers:
@@ -138,10 +146,10 @@ class TopicCore:
         return answers
 
     def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
-        """Nothing comes after this: what is still to be written, and the parked polls, answered empty.
+        """The last step of the core: the rows still to be written, and the parked polls with empty answers.
 
         Args:
-          few_rows: so many since the last mark are replayed by the next load rather than marked now.
+          few_rows: up to so many rows since the last mark are left for the next load to replay.
         """
         state = self.state
         step = Step(state.until)
@@ -153,11 +161,11 @@ class TopicCore:
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
     def leave(self, ticket: Hashable) -> bool:
-        """A caller is gone: forget its parked poll, if it has one."""
+        """A caller is gone: forget its parked poll. Returns whether it had one."""
         return self.parking.leave(ticket)
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due although nothing has arrived."""
+        """When a step is due even if nothing arrives."""
         parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
         return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
 
@@ -183,12 +191,12 @@ class TopicCore:
             return error
 
     def _answer_parked(self) -> Answers:
-        """The topic is not the one they waited on: answer every parked poll."""
+        """Answer every parked poll: the topic they waited for was deleted or created anew."""
         return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
 
 def span_of(state: TopicState, look: Look) -> Span:
-    """What ``look`` may read now. Raises TopicNotFound."""
+    """The span that ``look`` may read now. Raises TopicNotFound."""
     metadata = state.living()
     until = state.until
     if look.end_before is not None:
@@ -215,21 +223,21 @@ def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
     )
 
 
-#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+#: The rule for each kind of ask; it returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     Publish: publish,
     PublishEach: publish_each,
-    pointer_asks.PublishUnder: publish_under,
-    pointer_asks.StoreUnder: store_under,
+    PublishUnder: publish_under,
+    StoreUnder: store_under,
     PublishStaged: publish_staged,
     StoreStaged: store_staged,
-    pointer_asks.RollBackPointer: roll_back,
-    pointer_asks.ClosePointers: close_pointers,
-    pointer_asks.ListPointers: list_pointers,
-    producer_asks.OpenProducer: open_producer,
-    producer_asks.GetProducer: get_producer,
-    producer_asks.ListProducers: list_producers,
-    producer_asks.RemoveProducer: remove_producer,
+    RollBackPointer: roll_back,
+    ClosePointers: close_pointers,
+    ListPointers: list_pointers,
+    OpenProducer: open_producer,
+    GetProducer: get_producer,
+    ListProducers: list_producers,
+    RemoveProducer: remove_producer,
     Describe: describe,
     Create: create,
     SetProperties: set_properties,
@@ -263,7 +271,7 @@ class Parking:
         return len(self._parked)
 
     def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
-        """Keep ``ticket`` waiting until ``deadline_s`` at the latest."""
+        """Park ``ticket`` until ``deadline_s`` at the latest."""
         self._number += 1
         parked = Parked(ticket, look, self._number)
         self._parked[ticket] = parked
@@ -272,13 +280,13 @@ class Parking:
         self._tidy()
 
     def leave(self, ticket: Hashable) -> bool:
-        """Forget ``ticket``; whether it was parked."""
+        """Forget ``ticket``. Returns whether it was parked."""
         left = self._parked.pop(ticket, None) is not None
         self._tidy()
         return left
 
     def take_reached(self, until: bytes) -> list[Parked]:
-        """Take out those that start before the bound ``until``."""
+        """Remove and return the polls that start before the bound ``until``."""
         out = []
         while self._by_since and self._by_since[0][0] < until:
             parked = heappop(self._by_since)[2]
@@ -287,7 +295,7 @@ class Parking:
         return out
 
     def take_overdue(self, now_s: float) -> list[Parked]:
-        """Take out those whose deadline has come."""
+        """Remove and return the polls whose deadline has passed."""
         out = []
         while self._by_deadline and self._by_deadline[0][0] <= now_s:
             parked = heappop(self._by_deadline)[2]
@@ -296,7 +304,7 @@ class Parking:
         return out
 
     def take_all(self) -> list[Parked]:
-        """Take out all."""
+        """Remove and return all polls."""
         out = list(self._parked.values())
         self._parked.clear()
         self._by_since.clear()
@@ -304,7 +312,7 @@ class Parking:
         return out
 
     def next_deadline_s(self) -> float | None:
-        """When somebody's time is over; None when nobody waits."""
+        """The earliest deadline; None when no poll is parked."""
         heap = self._by_deadline
         while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
             heappop(heap)
@@ -317,7 +325,7 @@ class Parking:
         return True
 
     def _tidy(self) -> None:
-        """Drop from the heaps those who are gone, once they outnumber the living."""
+        """Drop from the heaps the polls that are gone, once they outnumber the living ones."""
         if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
             return
         self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
@@ -328,7 +336,7 @@ class Parking:
 
 @dataclass(slots=True)
 class Parked:
-    """One poll that waits."""
+    """One waiting poll."""
 
     ticket: Hashable
     look: Look

@@ -1,14 +1,12 @@
-"""Deduplication: the verdict on a producer's request, what it leaves behind, and when producers are written and forgotten.
-
-The verdict on a request of a producer, and what it leaves behind.
+"""Deduplication: the verdict on a producer's request, and when producers are remembered and forgotten.
 
     all ids above the last one         new
     none                               a duplicate: answered as it was the first time, as far as that is remembered
     some                               those above are new; an atomic request is refused
     remembered with another pointer    refused: the ids are consumed, rolled back or not
 
-The *last one* is what was taken, durable or not: answers are given when the commit is durable, so a copy that comes
-in the same step shares the first one's outcome, and a later one waits for it in the mailbox.
+The *last one* is the highest id accepted, durable or not: answers wait until the commit is durable, so a copy in the
+same step shares the outcome of the first, and a later copy waits for that outcome in the mailbox.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ NEW_IDS = "under another write pointer, also after a rollback, messages need new
 
 
 def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
-    """The verdict on a request that has a producer, where producers are remembered.
+    """The verdict on the request of a producer, in a topic that remembers producers.
 
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
@@ -74,41 +72,41 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
     state.producers.touch(producer, state.time_ms)
     step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
     if dedup.position(ids[0]) is None:
-        # A duplicate by contract, stored or not: ids below the last one count as seen.
+        # A duplicate by contract, stored or not: ids up to the last one count as used.
         step.producer_outcomes["unremembered"] += 1
     return dedup
 
 
 @dataclass(slots=True)
 class DeduplicationVerdict:
-    """What is known about a request of a producer before anything of it happens."""
+    """Which messages of a producer's request are new, decided before anything of it happens."""
 
     name: str
     ids: Sequence[int]
     new: int
-    """Index of the first new id; as many as there are: none is."""
+    """Index of the first new id; the number of ids if none is new."""
     pointer: int
     """The write pointer; 0: none."""
     producer: Producer | None
-    """None: it is not known yet."""
+    """None: the topic does not know it yet."""
 
     @property
     def duplicate(self) -> bool:
-        """Whether nothing of it is new."""
+        """Whether no message of it is new."""
         return self.new == len(self.ids)
 
     @property
     def begin(self) -> bytes | None:
-        """Where the rows of what is not new begin, if that is remembered."""
+        """The position of the first message that was stored before, if it is remembered."""
         return self.position(self.ids[0]) if self.new else None
 
     def stamp(self, rows: int) -> Stamp:
-        """What the first of its ``rows`` rows says."""
+        """The stamp for the first of its ``rows`` rows."""
         epoch = 0 if self.producer is None else self.producer.epoch
         return Stamp(self.name, epoch, self.ids[self.new :], rows)
 
     def position(self, sequence_id: int) -> bytes | None:
-        """Where the row of a stored message is; None: not remembered."""
+        """The position of a message stored before; None: not remembered."""
         for result in () if self.producer is None else self.producer.recent:
             if result.low == sequence_id:
                 return result.first
@@ -121,9 +119,9 @@ class DeduplicationVerdict:
         return None
 
     def ends(self) -> tuple[bytes | None, bytes | None]:
-        """Where the first and the last row of a duplicate are, each None where that is not certain.
+        """The positions of the first and the last row of a duplicate, each None where it is not certain.
 
-        Both are of one remembered request: between those of two there may be messages of others.
+        Both belong to one remembered request: between two requests there may be messages of other clients.
         """
         low, high = self.ids[0], self.ids[-1]
         for result in () if self.producer is None else self.producer.recent:
@@ -133,7 +131,7 @@ class DeduplicationVerdict:
         return None, None
 
     def producer_verdict(self) -> ProducerVerdict:
-        """As headers tell it, once all that was taken is durable."""
+        """The verdict for the answer's headers, true once everything accepted is durable."""
         last = None if self.producer is None else self.producer.pushed
         return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
 
@@ -149,7 +147,7 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
             )
     if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
         return
-    # What is not remembered may have been under a pointer that was rolled back: that is never called a duplicate.
+    # Ids that are not remembered may have been rolled back with their pointer, and must not be called duplicates.
     pending = state.pending.get(dedup.pointer)
     known = pending is not None and pending.has_ids(dedup.name, low, high)
     if (dedup.pointer and not known) or (not dedup.pointer and low <= producer.highest_transactional):
@@ -157,18 +155,18 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
             f"producer {dedup.name!r} has used ids from {low} on, and under which write pointer is not remembered",
             hint="read the topic to see whether they are there; " + NEW_IDS,
         )
-        error.outcome = "unknown"  # they may be what is sent again
+        error.outcome = "unknown"  # they may be the very messages that are sent again
         raise error
 
 
 def ensure_producer(state: TopicState, step: Step, dedup: DeduplicationVerdict) -> None:
-    """Something of the request is going to be stored: its producer is known from now on. Raises TooManyProducers."""
+    """Remember the request's producer, since some of its messages are going to be stored. Raises TooManyProducers."""
     if dedup.producer is None:
         dedup.producer = add_producer(state, step, dedup.name)
 
 
 def without_duplicates(request: PublishRequest, dedup: DeduplicationVerdict) -> PublishRequest:
-    """What of the request is new."""
+    """The request without the messages that were stored before."""
     new = dedup.new
     if not new or not request.messages:
         return request
@@ -182,8 +180,8 @@ def without_duplicates(request: PublishRequest, dedup: DeduplicationVerdict) -> 
 
 
 def record_publish(state: TopicState, step: Step, dedup: DeduplicationVerdict, first: bytes, last: bytes) -> None:
-    """Its rows have their positions, ``first`` to ``last``."""
-    assert dedup.producer is not None  # it was admitted
+    """Remember the request with the positions of its rows, ``first`` to ``last``."""
+    assert dedup.producer is not None  # by ``ensure_producer``
     dedup.producer.record(Result(dedup.ids[dedup.new], dedup.ids[-1], first, last, dedup.pointer))
     state.producers.touch(dedup.producer, state.time_ms)
     state.producers.entries += 1
@@ -196,7 +194,7 @@ def record_publish(state: TopicState, step: Step, dedup: DeduplicationVerdict, f
 
 
 def session_of(state: TopicState, step: Step, request: PublishRequest) -> Producer | None:
-    """The request's producer, after a look at its session. Raises ProducerFenced, ProducerExpired, DamagedRow."""
+    """The request's producer, if its session is the latest. Raises ProducerFenced, ProducerExpired, DamagedRow."""
     name, epoch = request.producer or "", request.producer_epoch
     producer = find_producer(state, step, name)
     if epoch is None:
@@ -204,7 +202,7 @@ def session_of(state: TopicState, step: Step, request: PublishRequest) -> Produc
     if producer is None or epoch > producer.epoch:
         raise ProducerExpired(
             f"topic {state.name} knows no session {epoch} of producer {name!r}",
-            hint="open the producer again; what it sent before is remembered no more",
+            hint="open the producer again; its earlier messages are not remembered",
         )
     if epoch < producer.epoch:
         raise ProducerFenced(
@@ -230,7 +228,7 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
 
 
 def add_producer(state: TopicState, step: Step, name: str) -> Producer:
-    """A producer that is new here. Raises TooManyProducers."""
+    """Add a producer that the topic does not know. Raises TooManyProducers."""
     make_room_for_producer(state, step)
     begin_remembering(state, step)
     producer = Producer(name, active_ms=state.time_ms)
@@ -246,9 +244,9 @@ def add_producer(state: TopicState, step: Step, name: str) -> Producer:
 
 
 def make_room_for_producer(state: TopicState, step: Step) -> None:
-    """See that one more producer may come: the expired go first, then the longest idle, a few at a time.
+    """Forget producers until one more may be added: expired ones first, then the longest idle, a few at a time.
 
-    Raises TooManyProducers: none of them has been idle for long; nothing happened.
+    Raises TooManyProducers: all of them were active recently; nothing happened.
     """
     producers, limits = state.producers, state.limits
     if len(producers.known) < limits.max_producers:
@@ -256,7 +254,7 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
     forget_expired_producers(state, step)
     if len(producers.known) < limits.max_producers:
         return
-    # Each time costs a high-water mark; a topic full of producers that come once should not write one for each.
+    # Each round costs a high-water mark; a topic full of producers that appear once should not write one for each.
     at_most = len(producers.known) - limits.max_producers + 1 + limits.max_producers // 64
     gone = producers.idle(state.time_ms - limits.producer_active_ms, at_most)
     if len(producers.known) - len(gone) >= limits.max_producers:
@@ -269,7 +267,7 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
 
 
 def forget_expired_producers(state: TopicState, step: Step) -> None:
-    """Forget those that have been inactive for as long as they are remembered."""
+    """Forget the producers that have been inactive for longer than their retention."""
     gone = state.producers.expired(state.time_ms)
     if gone:
         forget_producers(state, step, gone)
@@ -277,7 +275,7 @@ def forget_expired_producers(state: TopicState, step: Step) -> None:
 
 
 def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> None:
-    """These are unknown from now on; their sessions are over, their sequence ids may be used again."""
+    """Forget producers: their sessions are over, and their sequence ids may be used again."""
     producers = state.producers
     gone = [producers.pop(name) for name in names]
     epochs = max([producers.epochs, *(producer.epoch for producer in gone if producer is not None)])
@@ -300,15 +298,15 @@ def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> N
 
 
 def follow_policy(state: TopicState, step: Step, now: Now) -> None:
-    """Do what is said now; cheap while that is what was said before."""
+    """Apply the policy that holds now; cheap while it has not changed."""
     metadata, producers = state.metadata, state.producers
     if metadata is None or metadata.deleted_ms is not None:
         return
     own = metadata.properties.deduplication
-    seen = AppliedPolicy(metadata.generation, own, now.deduplication)
-    if seen == producers.applied and not producers.obsolete:
+    policy = AppliedPolicy(metadata.generation, own, now.deduplication)
+    if policy == producers.applied and not producers.obsolete:
         return
-    producers.applied = seen
+    producers.applied = policy
     producers.policy = effective_policy(state.name, own, now.deduplication, default=state.limits.deduplication_default)
     if producers.obsolete:
         delete_producers(state, step, producers.obsolete)
@@ -327,14 +325,14 @@ def _forget_all(state: TopicState, step: Step, record: DeduplicationRecord) -> N
     producers = state.producers
     names = [*producers.known, *producers.damaged]
     epochs = max([record.epochs, *(producer.epoch for producer in producers.known.values())])
-    # First: from here on rows and stamps mean nothing, whatever is left of them.
+    # First: from here on producer rows and stamps are void, also those that a power cut leaves behind.
     write_producers_record(state, step, replace(record, on=False, switched=producers.switched, epochs=epochs))
     delete_producers(state, step, names)
     producers.clear()
 
 
 def begin_remembering(state: TopicState, step: Step) -> None:
-    """A producer comes: from here on stamps count, if they did not."""
+    """A producer is about to be added: from here on stamps count, if they did not before."""
     producers = state.producers
     if producers.record is None or not producers.record.on:
         record = DeduplicationRecord(switched=producers.switched, since=last_position(state), epochs=producers.epochs)
@@ -342,7 +340,7 @@ def begin_remembering(state: TopicState, step: Step) -> None:
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:
-    """A new generation knows no producers; epochs go on, so that no session of an older one fits into it."""
+    """A new generation knows no producers; epochs continue, so that no session of an older generation is valid in it."""
     old = state.producers
     producers = state.producers = ProducerTable(state.limits.producer_retention_ms)
     epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])

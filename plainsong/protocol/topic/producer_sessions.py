@@ -1,4 +1,4 @@
-"""Sessions of producers: opened, shown, listed, removed."""
+"""Requests about producers: open a session, show one, list them, remove one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) -> ProducerView:
-    """A new session of a producer, durable when this is answered. Raises what ``OpenProducer`` says."""
+    """Open a session, durable when this is answered. Raises what ``OpenProducer`` says."""
     del now
     generation = state.living().generation
     producers, limits = state.producers, state.limits
@@ -58,7 +58,8 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     if producer is None:
         producer = add_producer(state, step, ask.name)
     if not producer.epoch:
-        # Its first session of this life, also where it wrote without one: no epoch of an earlier life may fit it.
+        # Its first session since it was added, perhaps after publishes without one: no epoch of an earlier producer of
+        # this name may be valid for it.
         producer.epoch = producers.epochs
     producers.long_retention += (retention_ms is not None) - (producer.retention_ms is not None)
     producer.retention_ms = retention_ms
@@ -71,7 +72,7 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
 
 
 def _discard_staged(state: TopicState, name: str) -> bool:
-    """What the producer staged is never published, and cleaned; whether there was anything."""
+    """Abandon the messages that the producer staged. Returns whether there were any."""
     pointer = state.staged.get(name)
     if pointer is not None:
         abandon_stored(state, state.pending[pointer])
@@ -79,7 +80,7 @@ def _discard_staged(state: TopicState, name: str) -> bool:
 
 
 def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
-    """How long it is to be remembered; None: as long as any. Raises TooManyProducers."""
+    """The producer's own retention; None: the default. Raises TooManyProducers."""
     limits = state.limits
     if ask.retention_ms is None:
         return None if producer is None else producer.retention_ms
@@ -95,7 +96,7 @@ def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProduce
 
 
 def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> ProducerView:
-    """One producer. Raises what ``GetProducer`` says."""
+    """Show one producer. Raises what ``GetProducer`` says."""
     del now
     metadata = state.living() if ask.generation is None else state.living_or_last()
     if ask.generation is not None and ask.generation != metadata.generation:
@@ -109,7 +110,7 @@ def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> P
 
 
 def list_producers(state: TopicState, step: Step, ask: ListProducers, now: Now) -> ProducerPage:
-    """Some of them, by name, and how far they are written. Raises TopicNotFound."""
+    """List some producers by name, with the state of their snapshot. Raises TopicNotFound."""
     del now
     generation = state.living().generation
     forget_expired_producers(state, step)
@@ -161,19 +162,17 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
 
 
 # --- views -----------------------------------------------------------------------------------------
-#
-# Producers as they are shown.
 
 
 def producer_view(state: TopicState, producer: Producer, *, durable: bool = False) -> ProducerView:
-    """A producer of the last generation; ``durable``: it is shown when all that was taken by now is durable."""
+    """A producer of the last generation; ``durable``: everything accepted will be durable when the view is returned."""
     view = old_producer_view(producer, state.producers.record, state.living_or_last().generation)
     last = producer.pushed if durable else producer.persisted
     return replace(view, last_sequence_id=last, expires_ms=state.producers.expires_ms(producer))
 
 
 def old_producer_view(producer: Producer, record: DeduplicationRecord | None, generation: int) -> ProducerView:
-    """A producer of a generation that is gone, as its row says."""
+    """A producer of an earlier generation, from its row."""
     return ProducerView(
         producer.name,
         producer.epoch,

@@ -1,4 +1,4 @@
-"""Publishing to a topic: admission of messages and write pointers, and the rows and receipt of a plain request."""
+"""Publishing to a topic: rows and receipt of a request, and the admission of messages and write pointers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Standing
 
-#: What is said of a producer's request where deduplication is switched off: stored as it came.
+#: The verdict on a producer's request where deduplication is off: stored unchecked.
 NOT_DEDUPLICATED = ProducerVerdict("false", None)
 
 
 def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
-    """Give ids to the messages of one request and add their rows to the step.
+    """Give the messages of one request their ids and add their rows to the step.
 
     Raises:
       TopicNotFound, NoMessages, MessageTooLarge, RequestTooLarge, TransactionRequired, GenerationChanged,
@@ -80,7 +80,7 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
 
 
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
-    """Store what of a producer's request is new."""
+    """Store those messages of a producer's request that are new."""
     dedup = deduplicate(state, step, request)
     if dedup.duplicate:
         return receipt_of(metadata, dedup, *dedup.ends())
@@ -98,7 +98,7 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
 
 
 def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
-    """What a producer is told of its request, whose rows stand at the positions ``first`` to ``last``."""
+    """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
     verdict = dedup.producer_verdict()
     partial = verdict.duplicate == "partial"
     return Receipt(
@@ -115,7 +115,7 @@ def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | N
 
 
 def ends_of(runs: Sequence[Run]) -> tuple[bytes, bytes]:
-    """The first and the last position."""
+    """The first and the last position of some runs."""
     head, last = runs[0], runs[-1]
     return pack_position(head.ts_ms, head.first), pack_position(last.ts_ms, last.first + last.length - 1)
 
@@ -129,7 +129,7 @@ def add_messages(
     pointer: int | None = None,
     row_extras: RowExtras | None = None,
 ) -> None:
-    """Add the rows of a request's messages to the step, under the positions of ``runs``, and count them."""
+    """Add the rows of a request's messages to the step, at the positions of ``runs``, and count them."""
     batch = step.row_batch(state.prefix)
     first, messages = len(batch), request.messages
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
@@ -156,27 +156,27 @@ def count_messages(
 #
 # Each has its own verdict, and all of them cost what one costs.
 
-#: By how much the row of a plain message is counted larger than its payload, at most: flags and the length before it.
+#: The most by which a plain message's row, as counted, exceeds its payload: its position, flags and length.
 _ROW_EXTRA_BYTES = ROW_BYTES + 6
 
 
 def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> Receipt | list[Receipt | PlainsongError]:
-    """Store what may be stored, as one request where that comes to the same.
+    """Store each message that may be stored; as one request where the result is the same.
 
     Raises:
-      PlainsongError: what every one of them is refused with; nothing happened.
+      PlainsongError: the error for every one of them; nothing happened.
     """
     if _may_fill(state, ask):
         return [_publish_one(state, step, message, now) for message in ask.messages]
     try:
         return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)
     except (TooLarge, TopicFull):
-        # Some may still fit. What was refused left nothing behind.
+        # Some may still fit. The refused request has left no trace.
         return [_publish_one(state, step, message, now) for message in ask.messages]
 
 
 def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Whether the first of them may leave no room for the others: rows are larger than the payloads that are admitted."""
+    """Whether the first messages may leave no room for the rest: admission counts payloads, usage counts larger rows."""
     max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
     if max_bytes is None:
         return False
@@ -203,7 +203,7 @@ def check_generation(metadata: Metadata, request: PublishRequest) -> None:
 
 
 def check_messages(state: TopicState, metadata: Metadata, request: PublishRequest, now: Now) -> None:
-    """See that the messages of a request, if it has any, are not too many or too large and that there is room.
+    """Check that the messages of a request are not too many or too large, and that there is room for them.
 
     Raises:
       MessageTooLarge, RequestTooLarge, LowSpace, TopicFull: nothing happened.
@@ -226,16 +226,16 @@ def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
     if size > max_bytes:
         raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
     state.usage.drop_before(state.oldest_ms)
-    held = state.usage.bytes + state.stored_bytes
-    if held + size > max_bytes:
+    used = state.usage.bytes + state.stored_bytes
+    if used + size > max_bytes:
         raise TopicFull(
-            f"topic {state.name} holds {held} of max_bytes {max_bytes}",
+            f"topic {state.name} holds {used} of max_bytes {max_bytes}",
             hint="wait until messages expire, or raise max_bytes",
         )
 
 
 def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
-    """The write pointer, if something may be written under it.
+    """The write pointer, if messages may be written under it.
 
     Raises:
       TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
@@ -273,7 +273,7 @@ def check_pointer(pointer: int) -> None:
 
 
 def too_old(state: TopicState, pointer: int) -> bool:
-    """Whether the pointer has outlived every transaction there may be."""
+    """Whether the pointer is older than the longest lifetime of a transaction."""
     lifetime_ms = state.limits.max_lifetime_ms
     return lifetime_ms > 0 and issued_ms(pointer) + lifetime_ms <= state.time_ms
 
@@ -282,21 +282,21 @@ def too_old(state: TopicState, pointer: int) -> bool:
 #
 # Where another instance decides transactions, a topic must be enlisted for a pointer before it writes under it.
 
-#: What may become of a pointer still: only who decides it can say more.
+#: Standings of a pointer that may still change; only the instance that decides it knows more.
 _OPEN = ("in_progress", "unknown", "deciding")
 
 
 class NotEnlisted(TransactionsUnavailable):
-    """The topic has to be enlisted for the pointer first: nothing happened, and it can be asked again after that."""
+    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated after that."""
 
     title = "The topic is not enlisted for this write pointer"
 
 
 def standing_to_write(state: TopicState, pointer: int) -> Standing:
-    """What became of a pointer under which something is to be written.
+    """The standing of a pointer for a publish or store.
 
     Raises:
-      NotEnlisted, TransactionsUnavailable: nobody here can say; nothing happened.
+      NotEnlisted, TransactionsUnavailable: it is not known here; nothing happened.
     """
     if state.enlistment is None:
         return state.authority.standing(pointer)
@@ -306,7 +306,10 @@ def standing_to_write(state: TopicState, pointer: int) -> Standing:
 
 
 def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
-    """The same for a client's rollback, which what was aborted or is invalid may have at any time."""
+    """The standing of a pointer for a client's rollback, which is always allowed once it is aborted or invalid.
+
+    Raises as ``standing_to_write``.
+    """
     if state.enlistment is None:
         return state.authority.standing(pointer)
     if state.enlistment.holds(pointer):
@@ -318,7 +321,7 @@ def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
 
 
 def _is_known_invalid(state: TopicState, pointer: int) -> bool:
-    """Its time may be over: that is nothing its topics are asked about, so it is heard of in passing."""
+    """Whether the transaction timed out: that ends no enlistment, so the authority's present knowledge is used."""
     try:
         return state.authority.standing(pointer) == "invalid"
     except TransactionsUnavailable:
@@ -332,12 +335,12 @@ def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
 
 
 def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
-    """Close them; what was asked before this in the same step is durable before it is answered."""
+    """Close pointers; earlier requests of the same step are durable before this is answered."""
     del step, now
     close_enlistment(state, ask.pointers)
 
 
 def close_enlistment(state: TopicState, pointers: Iterable[int]) -> None:
-    """Nothing more is written under these, unless the topic is enlisted again."""
+    """End enlistments: nothing more is written under these pointers unless the topic is enlisted again."""
     if state.enlistment is not None:
         state.enlistment.close(pointers)

@@ -1,12 +1,10 @@
-"""One step of a topic: the rows it writes, those about the topic itself last, and whom to answer once they are durable.
-
-One step of a topic: what it wants written, and whom to answer once that is durable.
+"""One step of a topic: the rows to write, and the answers to give once these are durable.
 
     operations   first, in this order, as one commit
     answers      then, and only then
     looks        then too, against the watermark that the commit moved
 
-If the commit fails, none of it is said: the actor falls, and everybody learns that the outcome is unknown.
+If the commit fails, no answer is given: the actor falls, and every open request learns that its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """The outcome of one step, in the order in which it has to happen."""
+    """The result of one step, in the order in which it has to happen."""
 
     __slots__ = (
         "_payloads",
@@ -48,45 +46,45 @@ class Step:
     )
 
     def __init__(self, since: bytes) -> None:
-        #: The bound from which on the messages of this commit are all there is.
+        #: From this bound on, the topic has no messages but those of this commit.
         self.since = since
         self.operations: list[Operation] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.looks: list[tuple[Hashable, Look]] = []
         #: Messages of the commit in wire form, for the scan cache, with their generation's key prefix.
         self.row_batches: list[tuple[bytes, RowBatch]] = []
-        #: The topic was created, deleted or brought back: nothing cached before is true any more.
+        #: The topic was created, deleted or restored: everything cached before is stale.
         self.renewed = False
         #: Write pointers that this commit writes rows under, or about.
         self.pointers: set[int] = set()
-        #: What it rolls back: pointer, first and last position (10 bytes each).
+        #: Ranges that it rolls back: pointer, first and last position (10 bytes each).
         self.rolled_back: list[tuple[int, bytes, bytes]] = []
-        #: Messages that it publishes.
+        #: The number of messages that it publishes.
         self.messages = 0
-        #: Write pointers about which the topic has no row any more.
+        #: Write pointers whose rows about them it removes.
         self.dropped: list[int] = []
-        #: Producers whose messages are among them.
+        #: Producers whose messages it publishes.
         self.producers: list[Producer] = []
-        #: What became of requests of producers and of producers themselves, counted by words of ours: ``duplicate``,
-        #: ``partial``, ``unremembered``, ``expired``, ``evicted``, ``removed``.
+        #: Outcomes of producers' requests and of producers, for metrics: ``duplicate``, ``partial``, ``unremembered``;
+        #: ``expired``, ``evicted``, ``removed``.
         self.producer_outcomes: Counter[str] = Counter()
         self._payloads: list[Put] = []
         self._row_batch: RowBatch | None = None
         self._prefix = b""
 
     def row_batch(self, prefix: bytes) -> RowBatch:
-        """Where message rows of this commit gather; all of one generation."""
+        """The batch to which message rows of one generation are added."""
         if self._row_batch is None or self._prefix != prefix:
             self.flush()
             self._row_batch, self._prefix = RowBatch(), prefix
         return self._row_batch
 
     def add_payloads(self, payloads: Put) -> None:
-        """Rows of the payload table, which stand before the message rows that speak of them."""
+        """Add rows of the payload table; they are written before the message rows that refer to them."""
         self._payloads.append(payloads)
 
     def flush(self) -> None:
-        """Put the gathered rows in their place among the operations."""
+        """Append the gathered rows to the operations."""
         self.operations += self._payloads
         self._payloads.clear()
         if self._row_batch is not None and len(self._row_batch):
