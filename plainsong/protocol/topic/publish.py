@@ -20,13 +20,14 @@ from plainsong.protocol.errors import (
     TransactionRefused,
     TransactionRequired,
     TransactionsUnavailable,
+    TransactionTooLarge,
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
 from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
-from plainsong.protocol.topic.row_batch import check_atomic, own_ttls, row_extras_of, with_stamp
+from plainsong.protocol.topic.row_batch import own_ttls, row_extras_of, with_stamp
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
 
@@ -232,6 +233,20 @@ def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
             f"topic {state.name} holds {used} of max_bytes {max_bytes}",
             hint="wait until messages expire, or raise max_bytes",
         )
+
+
+def check_atomic(state: TopicState, request: PublishRequest) -> None:
+    """Check that an atomic request can be stored as a whole. Raises TransactionTooLarge."""
+    if not request.atomic:
+        return
+    limits, messages = state.limits, request.messages
+    if len(messages) > limits.max_atomic_messages:
+        raise TransactionTooLarge(
+            f"{len(messages)} messages in one batch", hint=f"at most {limits.max_atomic_messages}"
+        )
+    size = sum(map(len, messages))
+    if size > limits.max_atomic_bytes:
+        raise TransactionTooLarge(f"{size} bytes in one batch", hint=f"at most {limits.max_atomic_bytes}")
 
 
 def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
