@@ -1,12 +1,7 @@
-"""What the actor of a topic knows about it: everything but the messages, and how rows behind the high-water mark restore it.
+"""The state of a topic, everything but its messages; its message positions; and how a load restores it.
 
-Where message ids come from: positions that strictly increase, whatever the clock does.
-
-    ts  = the later of the topic's time and the last timestamp given
-    seq = 0 when ts grew, else the last plus one; a full millisecond goes over into the next
-
-Never from the clock alone: after a restart the last position given is recovered from the table and from
-the high-water mark, so that no key is ever written twice.
+``actors/loading.py`` builds it from disk, the rules of this package alone change it, and when a write fails it is
+thrown away: the disk is then read again.
 """
 
 from __future__ import annotations
@@ -47,27 +42,27 @@ if TYPE_CHECKING:
 
 
 class Now(NamedTuple):
-    """The world at one step, read once."""
+    """The time and other facts from outside, read once per step."""
 
     wall_ms: int
     """The machine's clock; may jump."""
     mono_s: float
-    """A clock that only goes forward, for deadlines."""
+    """A monotonic clock, for deadlines."""
     low_space: bool = False
     """The disk is nearly full: publishes are refused."""
     decided: tuple[int, ...] = ()
     """Write pointers that were committed or aborted since the last step."""
     deduplication: NamespacePolicy = INHERITED
-    """What the topic's namespace says about producers."""
+    """The setting of the topic's namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """Bounds of one topic; settings of the same names say what passing them means."""
+    """Bounds of one topic; the settings of the same names explain what happens beyond them."""
 
     max_message_bytes: int = 8 << 20
     message_bound: str = "topic.max_message_bytes"
-    """The setting that decides ``max_message_bytes``: a store may hold less than the one of that name says."""
+    """The setting that decides ``max_message_bytes``: a store may allow less than the setting of that name."""
     max_request_messages: int = 1 << 20
     max_parked_polls: int = 10_000
     checkpoint_rows: int = 10_000
@@ -78,21 +73,21 @@ class TopicLimits:
     max_segments: int = 10_000
     """Segments of one write pointer."""
     max_lifetime_ms: int = 90_000_000
-    """How old a write pointer may be; 0: as old as it likes."""
+    """How old a write pointer may be; 0: of any age."""
     deduplication_default: bool = True
-    """Whether producers are remembered where neither topic nor namespace says."""
+    """Whether producers are remembered where neither topic nor namespace decides."""
     snapshot_entries: int = 1000
-    """Requests of producers after which all that is known of them is written."""
+    """Producers' requests after which a snapshot of the producers is written."""
     snapshot_interval_ms: int = 120_000
-    """How long a change may go unwritten."""
+    """The longest time between a change and the snapshot that has it."""
     producer_retention_ms: int = 7 * 24 * 3600 * 1000
-    """How long an inactive producer is remembered; ``max_retention_ms``: the longest that one may ask for."""
+    """How long an inactive producer is remembered; ``max_retention_ms``: the longest it may ask for."""
     max_retention_ms: int = 180 * 24 * 3600 * 1000
     max_producers: int = 10_000
     max_long_producers: int = 1_000
-    """Those among them that asked for longer than ``producer_retention_ms``."""
+    """Producers among them that asked for longer than ``producer_retention_ms``."""
     producer_active_ms: int = 600_000
-    """How long a producer that did something is not put out for a new one."""
+    """How long after its last activity a producer is not evicted for a new one."""
     max_atomic_messages: int = 1 << 16
     max_atomic_bytes: int = 16 << 20
     """Bounds of one atomic request: messages, and bytes of their payloads."""
@@ -116,7 +111,7 @@ class Run(NamedTuple):
 
 
 class PositionSequence:
-    """The positions of one generation; gives each out once."""
+    """The positions of one generation; it gives each once."""
 
     __slots__ = ("last_sequence_id", "last_ts_ms")
 
@@ -128,7 +123,7 @@ class PositionSequence:
         return f"<PositionSequence {self.last_ts_ms}:{self.last_sequence_id}>"
 
     def advance_past(self, ts_ms: int, sequence_id: int) -> None:
-        """Never give out this position or one before it."""
+        """Give no position up to this one any more."""
         if (ts_ms, sequence_id) > (self.last_ts_ms, self.last_sequence_id):
             self.last_ts_ms, self.last_sequence_id = ts_ms, sequence_id
 
@@ -149,15 +144,15 @@ class PositionSequence:
         return runs
 
 
-# --- state -----------------------------------------------------------------------------------------
+# --- the state -------------------------------------------------------------------------------------
 
-#: Flags of rows that say more of pointers than plain ones do.
+#: Flags of rows that have a pointer or refer to stored messages.
 _UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
 
 
 @dataclass(slots=True)
 class TopicState:
-    """One name's state: of the living generation, or of the last one that lived."""
+    """The state of a topic name: of its living generation, or of the last one."""
 
     name: TopicName
     limits: TopicLimits = field(default_factory=TopicLimits)
@@ -165,39 +160,39 @@ class TopicState:
     sequence: PositionSequence = field(default_factory=PositionSequence)
     usage: Usage = field(default_factory=Usage)
     time_ms: int = 0
-    """The topic's time: the clock, but never going back, so that what has expired stays expired."""
+    """The topic's time: the clock, but never going back, so that expired messages stay expired."""
     watermark: bytes | None = None
-    """The position (10 bytes) up to which everybody may read."""
+    """The position (10 bytes) up to which readers may read."""
     readers: dict[str, Reader] = field(default_factory=dict)
     authority: Authority = field(default_factory=NoAuthority)
-    """Who is asked what became of a write pointer."""
+    """Knows the standing of write pointers."""
     enlistment: Enlistment | None = None
-    """Which pointers may be written under, where their authority is another instance's; None: it says so itself."""
+    """The pointers that may be written under, if another instance decides them; None: the authority is local."""
     pending: dict[int, Pending] = field(default_factory=dict)
-    """Every write pointer that has rows in the last generation and was not seen decided; below 0: what is staged."""
+    """Every undecided write pointer with rows in the last generation; those below 0 have staged messages."""
     staged: dict[str, int] = field(default_factory=dict)
-    """Producer → the pointer it stages under; those that are being removed are not here."""
+    """Producer → the pointer it stages under; without abandoned ones."""
     appended: int = 0
     """Messages ever published in the generation."""
     stored_bytes: int = 0
-    """Bytes of all messages that are stored and not published."""
+    """Bytes of all messages stored and not published."""
     changed: set[int] = field(default_factory=set)
-    """Of ``pending``: whose rows have to be written with the next commit."""
+    """Pointers of ``pending`` whose rows the next commit has to write."""
     forgotten: set[int] = field(default_factory=set)
-    """Write pointers whose rows go with the next commit."""
+    """Write pointers whose rows the next commit removes."""
     rows_since_mark: int = 0
     marked: bool = False
-    """Whether a high-water mark was found: replay begins behind it, not at the first row."""
+    """Whether the load found a high-water mark: replay begins behind it, not at the first row."""
     marked_own_expiry_ms: int = 0
     producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
     torn: list[bytes] = field(default_factory=list)
-    """Keys of message rows of an atomic request that was cut off, last one first: the next step removes them."""
+    """Keys of the message rows of an atomic request that was cut off, last one first: the next step removes them."""
     torn_bytes: int = 0
-    """Of their rows."""
+    """Bytes of these rows."""
     torn_payloads: list[bytes] = field(default_factory=list)
-    """Keys of payload rows that a cut-off commit left: the next step removes them too."""
+    """Keys of payload rows that a cut-off commit left behind: the next step removes them too."""
     replaying: Replay | None = None
-    """What rows behind the mark say about producers, while they are being read."""
+    """During a load: the producers' requests in rows behind the mark."""
 
     def __post_init__(self) -> None:
         self.producers = ProducerTable(self.limits.producer_retention_ms)
@@ -209,7 +204,7 @@ class TopicState:
     # --- loading -------------------------------------------------------------------------------
 
     def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
-        """Take what the metadata table has; returns the message key after which rows are to be replayed."""
+        """Take over the rows of the metadata table. Returns the message key behind which rows are to be replayed."""
         self.metadata = metadata
         self.marked = mark is not None
         mark = mark or HighWater()
@@ -217,9 +212,8 @@ class TopicState:
         self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)
         self.usage = Usage(mark.buckets, mark.last_sequence_ids, mark.last_dropped)
         if not mark.last_sequence_ids and mark.last_dropped is None and self.appended > self.usage.messages:
-            self.usage.last_dropped = (
-                mark.before_buckets
-            )  # written before it was noted where the last expired message was
+            # An older version wrote the mark, without the position of the last expired message.
+            self.usage.last_dropped = mark.before_buckets
         self.time_ms = max(self.time_ms, mark.time_ms)
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         if mark.last_sequence_id < 0:
@@ -235,7 +229,7 @@ class TopicState:
         producers = self.replaying = self.replaying or Replay(self)
         for key, value in rows:
             if len(key) != key_bytes:
-                continue  # no message of ours: `store explain` tells of it
+                continue  # not a message row: `store explain` reports it
             ts_ms = int.from_bytes(key[-10:-2], "big")
             own_s = own_ttl_s(value)
             own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
@@ -251,9 +245,9 @@ class TopicState:
             self.rows_since_mark += 1
 
     def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
-        """Count a row that has a write pointer, or refers to what was staged: how many messages, of how many bytes.
+        """Replay a row that has a write pointer or refers to stored messages. Returns its messages and their bytes.
 
-        Where a commit was cut off before its pointer rows, what they would have said is found again here.
+        If a commit was cut off before its pointer rows, this restores what they would have said.
         """
         try:
             row = decode_row(value)
@@ -275,7 +269,7 @@ class TopicState:
         return messages, size
 
     def loaded(self) -> None:
-        """All rows have been replayed: what is on disk is readable."""
+        """All rows have been replayed: everything on disk may be read."""
         if self.replaying is not None:
             self.replaying.end()
             self.replaying = None
@@ -289,30 +283,30 @@ class TopicState:
         self.advance_watermark()
 
     def _found_staged(self, pending: Pending) -> None:
-        """A pointer somebody staged under: its position was given, and it is whose it was unless it is going."""
+        """Restore a staged pointer: its position was given, and its producer has it unless it is abandoned."""
         self.sequence.advance_past(*position_of_staged(pending.pointer))
         if pending.last_stored is None:
-            pending.orphaned = True  # a commit was cut off in it: there may be rows that nobody was told of
+            pending.orphaned = True  # a commit was cut off: there may be rows that were never acknowledged
         if pending.staged_by is not None and not pending.orphaned:
             self.staged[pending.staged_by] = pending.pointer
 
-    # --- what holds now ------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------
 
     def living(self) -> Metadata:
-        """The topic's metadata. Raises TopicNotFound when it does not exist (any more)."""
+        """The topic's metadata. Raises TopicNotFound when it does not exist or is deleted."""
         if self.metadata is None or self.metadata.deleted_ms is not None:
             raise TopicNotFound(f"topic {self.name} does not exist", hint="create it with PUT, or check the name")
         return self.metadata
 
     def living_or_last(self) -> Metadata:
-        """The metadata of the last generation, alive or not; there must have been one."""
+        """The metadata of the last generation, alive or not. Raises TopicNotFound when there never was one."""
         if self.metadata is None:
             raise TopicNotFound(f"topic {self.name} has never existed")
         return self.metadata
 
     @property
     def prefix(self) -> bytes:
-        """What message keys of the last generation start with."""
+        """The prefix of the message keys of the last generation."""
         return generation_prefix(self.name, self.living_or_last().generation)
 
     @property
@@ -329,13 +323,13 @@ class TopicState:
         return max(0, metadata.floor_ms, self.time_ms - metadata.properties.ttl_ms)
 
     def advance_watermark(self) -> None:
-        """Everything that was given a position is durable."""
+        """Every row that has a position is durable: readers may read up to the last one."""
         last = self.sequence
         if last.last_sequence_id >= 0:
             self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
 
     def mark(self) -> Put:
-        """The high-water mark as it now has to be written."""
+        """The operation that writes the high-water mark of now."""
         self.rows_since_mark = 0
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         last = self.sequence
@@ -361,14 +355,14 @@ class TopicState:
 
 
 class Enlistment(Protocol):
-    """What one owner of a topic is enlisted for; ends with it."""
+    """The write pointers for which one owner of a topic is enlisted; it ends with that ownership."""
 
     def holds(self, pointer: int) -> bool:
         """Whether the topic is enlisted for a pointer."""
         ...
 
     def close(self, pointers: Iterable[int]) -> None:
-        """It is not any more, and what was asked before this does not make it so again."""
+        """End the enlistment for pointers, also where one that began earlier is still under way."""
         ...
 
 
@@ -387,17 +381,17 @@ _BEGINNINGS = (b"\xa1" + STAMP.encode(), b"\xa1" + BATCH.encode())
 
 
 class Replay:
-    """The rows of one load, in key order: ``take`` those with extras, then ``end``."""
+    """Restores producers and finds torn batches during one load: ``take`` rows in key order, then ``end``."""
 
     def __init__(self, state: TopicState) -> None:
         self._state = state
         self._open: _Request | None = None
         record = state.producers.record
-        #: The position up to which no stamp counts; None: none counts at all.
+        #: The position up to which stamps are void; None: all are.
         self._from = record.counts_from() if record is not None and record.on else None
 
     def take(self, key: bytes, value: bytes, size: int) -> None:
-        """A row that has extras, or follows one; ``size`` as usage counts it."""
+        """Take a row with extras; ``size`` as usage counts it."""
         if _begins(value):
             self._begin(key, value, size)
         elif self._open is not None:
@@ -408,7 +402,7 @@ class Replay:
             row = decode_row(value)
             stamp = Stamp.of(row)
         except DamagedRow:
-            return  # it is told of by whoever reads it
+            return  # its readers report it
         batch = row.extras.get(BATCH) if row.payload is not None else None
         atomic = isinstance(batch, int)
         if stamp is None and not atomic:
@@ -428,7 +422,7 @@ class Replay:
                 request.size += size
 
     def end(self) -> None:
-        """The request is over: take in what it says."""
+        """The request has no more rows: apply it."""
         request, self._open = self._open, None
         if request is None:
             return
@@ -443,13 +437,13 @@ class Replay:
             self._apply(request, request.stamp, request.seen)
 
     def _apply(self, request: _Request, stamp: Stamp, seen: int) -> None:
-        """Take in the stamp, of which so many rows are there."""
+        """Remember the request of a stamp, of which ``seen`` rows were found."""
         producers, last = self._state.producers, request.first + seen - 1
         ts_ms = request.first // SEQUENCES_PER_MS
         first_position = _position(request.first)
         if self._from is None or first_position <= self._from or stamp.producer in producers.damaged:
             return
-        # Stored messages that are published before others have a row and no id.
+        # The reference row before the request's own messages has no sequence id.
         stored = len(stamp.ids) - (stamp.rows - seen)
         producers.entries += 1
         producers.replayed_entries += 1
@@ -470,7 +464,7 @@ class Replay:
 
 @dataclass(slots=True)
 class _Request:
-    """The request whose rows are being read."""
+    """The request whose rows are being replayed."""
 
     first: int
     rows: int
@@ -478,14 +472,14 @@ class _Request:
     pointer: int
     atomic: bool
     seen: int = 1
-    """Rows up to the last one found, counted by their positions."""
+    """Rows up to the last one found, by position."""
     keys: list[bytes] = field(default_factory=list)
     size: int = 0
-    """Bytes of the rows behind ``keys``, as usage counts them."""
+    """Bytes of the rows of ``keys``, as usage counts them."""
 
 
 def _begins(value: bytes) -> bool:
-    """Whether a row may begin a request: a look at the first key of its extras."""
+    """Whether a row may begin a request, from the first key of its extras."""
     flags = value[0] if value else 0
     if not flags & HAS_EXTRAS:
         return False
@@ -496,7 +490,7 @@ def _begins(value: bytes) -> bool:
 
 
 def _ordinal(key: bytes) -> int:
-    """The position at the end of a key as one number that grows by one from row to row of a request."""
+    """The position at the end of a key as a number; it grows by one from row to row of a request."""
     return int.from_bytes(key[-10:], "big")
 
 

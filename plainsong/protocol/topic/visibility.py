@@ -1,10 +1,7 @@
-"""From rows to what one reader gets: visible messages in wire form, by the list where rows are alike.
+"""Which rows one reader sees: from rows to visible messages in wire form, list by list where rows are alike.
 
-Where the payload starts in rows with extras, decoded without taking them apart.
-
-Extras are stamps, indexes and attributes, and all but the last are of a few lengths only. So the bytes that begin
-them (their length, the head of the map, its first key) recur from row to row, and what follows from them is
-looked up: where the payload starts, and whether there may be attributes, alone or behind another key.
+``Walk`` in ``reading.py`` decides which rows to read; a delivery decides what becomes of each: visible ones go to
+``_take``, hidden ones are counted, and the reader stops at the first undecided or unreadable one.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _POSITION_BYTES = 10
 
 
 class Delivery:
-    """What one reader gets. Threads may take turns with it, but only one at a time."""
+    """The messages for one reader. Threads may use it in turn, one at a time."""
 
     #: Whether ``attributes`` is filled.
     with_attributes = False
@@ -54,65 +51,65 @@ class Delivery:
         """Read ``span``.
 
         Args:
-          view: what the reader may see; None: everything, undecided and rolled back.
-          with_pointers: ``_take`` is to be decoded each message's write pointer.
-          hidden_limit: messages to count behind one that holds the reader.
+          view: the reader's snapshot; None: it sees everything, undecided and rolled-back messages too.
+          with_pointers: whether ``_take`` gets each message's write pointer.
+          hidden_limit: the most messages to count behind one that holds the reader.
         """
         self.span = span
         self.view = view
         self.with_pointers = with_pointers
-        #: Nothing more is wanted.
+        #: No more rows are wanted.
         self.done = False
         #: The write pointer that holds the reader, and the bound before its first undecided message.
         self.held_by: int | None = None
         self.held_at = b""
-        #: Messages from there on that the reader would get next.
+        #: Messages counted from there on, which the reader would get next.
         self.hidden = 0
-        #: Messages met that have outlived a time to live of their own.
+        #: Messages skipped because their own time to live is over.
         self.expired = 0
-        #: Whether the last message met was passed over by the view.
+        #: Whether the view skipped the last message.
         self.passed = False
-        #: Id → attributes, of messages among the rows at hand that have some.
+        #: Id → attributes, for the messages of the current list that have some.
         self.attributes: dict[bytes, Mapping[str, str]] = {}
         self._hidden_limit = hidden_limit
 
-    # --- what sinks make of it ------------------------------------------------------------------
+    # --- for subclasses to override -------------------------------------------------------------
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
-        """Visible messages in wire form, in topic order; False: nothing more is wanted.
+        """Take visible messages in wire form, in topic order. Returns False when no more are wanted.
 
-        ``pointers`` is there when asked for, ``expiries`` (ms) when one of them has a time to live of its own.
+        ``pointers`` is set if asked for, ``expiries`` (ms) if a message has a time to live of its own.
         """
         raise NotImplementedError
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """A row cannot be read; whether to go on behind it."""
+        """A row cannot be read. Returns whether to continue behind it."""
         raise NotImplementedError
 
     @property
     def held(self) -> Held | None:
-        """What holds the reader, once something does."""
+        """The transaction that holds the reader; None: none does."""
         if self.held_by is None:
             return None
         return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
 
     def _on_message(self, message_id: bytes, row: MessageRow) -> None:
-        """A message is met that is taken apart, visible or not. Raises DamagedRow."""
+        """Called for each message that is decoded row by row, visible or not. Raises DamagedRow."""
         if self.with_attributes and row.extras:
             strings = attributes_in(row.extras)
             if strings:
                 self.attributes[message_id] = strings
 
-    # --- what all of them do --------------------------------------------------------------------
+    # --- holding and delivering -----------------------------------------------------------------
 
     def hold(self, pointer: int, bound: bytes) -> bool:
-        """The reader stops before ``bound``; False when nothing behind it is to be counted."""
+        """Stop the reader before ``bound``. Returns False when no message behind it is to be counted."""
         self.held_by, self.held_at = pointer, bound
         self.done = self._hidden_limit == 0
         return not self.done
 
     def hide(self, count: int) -> bool:
-        """Count messages behind the one that holds; False when there are so many that it does not matter."""
+        """Count hidden messages behind ``held_at``. Returns False at the limit."""
         self.hidden = min(self.hidden + count, self._hidden_limit)
         self.done = self.hidden == self._hidden_limit
         return not self.done
@@ -140,7 +137,7 @@ class Delivery:
 
 
 class VisibleMessages:
-    """Visible messages taken one by one; the last two columns say 0 where there is nothing to say."""
+    """Visible messages collected one by one; a pointer or expiry of 0 means none."""
 
     __slots__ = ("expiries", "items", "pointers")
 
@@ -150,7 +147,7 @@ class VisibleMessages:
         self.expiries: list[int] = []
 
     def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        """One more."""
+        """Add a message."""
         assert row.payload is not None  # rows without are references
         self.items.append(item(message_id, row.payload))
         self.pointers.append(pointer)
@@ -158,7 +155,7 @@ class VisibleMessages:
 
 
 def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
-    """When a message's own time to live ends; 0: it has none."""
+    """The end of a message's own time to live; 0: it has none."""
     return 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
 
 
@@ -166,41 +163,41 @@ def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
 #
 # A reference is replaced by the payload rows it stands for, those of the winning segments only.
 
-#: An item of the reference's position, the payload row's, and the payload with its length before it.
+#: An item: the position of the reference, that of the payload row, and the payload behind its length.
 _STORED_ITEM = ITEM_START + b"%b%b%b"
 
 
 @dataclass(slots=True)
 class Reference:
-    """A message row that stands for stored messages, while their payload rows are read."""
+    """A message row that refers to stored messages, while their payload rows are read."""
 
     position: bytes
     pointer: int
-    """As the row has it: negative when rolled back; 0: it has none, they were staged."""
+    """As in the row: negative when rolled back; 0: none, the messages were staged."""
     ttl_s: int | None
     winners: frozenset[int] | None
     held_at: bytes | None
-    """The bound before which the reader stops, once there is a message it would get; None: it does not stop here."""
+    """The bound before which the reader stops if there is a message it would get; None: it does not stop here."""
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
     row: MessageRow
-    """The one that stands for them."""
+    """The reference row itself."""
 
 
 class StoredDelivery(Delivery):
-    """A delivery that may be at a reference."""
+    """A delivery that reads the payload rows of references."""
 
     def __init__(
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
-        #: Whose payload rows are to be read before anything else.
+        #: The reference whose payload rows are to be read next; None: message rows are.
         self.reference: Reference | None = None
 
     def feed_payloads(self, rows: Rows) -> bool:
-        """Take payload rows of ``reference``, in order; False when enough is known. Raises DamagedRow, as for others."""
-        assert self.reference is not None  # else nobody asked for them
+        """Take payload rows of ``reference``, in order. Returns False when no more are wanted. Raises as ``feed_rows``."""
+        assert self.reference is not None  # while payload rows are read
         if self.attributes:
             self.attributes = {}
         flags = {value[0] if value else -1 for _, value in rows}
@@ -211,7 +208,7 @@ class StoredDelivery(Delivery):
         return self._feed_stored_one_by_one(rows)
 
     def _feed_extras_of_stored(self, rows: Rows) -> bool:
-        """Payload rows with extras, decoded apart by the bytes of these, each decoded once."""
+        """Payload rows with extras; equal extras are decoded once."""
         starts = PayloadStarts()
         known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
         winning, payloads = [], []
@@ -234,7 +231,7 @@ class StoredDelivery(Delivery):
         return self._deliver_stored(winning, payloads)
 
     def _decode_head(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
-        """Whether rows that start so, up to their payload, are part of the topic, and their attributes.
+        """Of rows with these bytes before their payload: whether their segment won, and their attributes.
 
         Raises DamagedRow.
         """
@@ -247,7 +244,7 @@ class StoredDelivery(Delivery):
         return winners is None or row.extras.get(SEGMENT) in winners
 
     def _deliver_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
-        """Payload rows, and of each the payload with its length before it."""
+        """Deliver payload rows, given each one's payload behind its length."""
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
         items = [
@@ -292,7 +289,7 @@ class StoredDelivery(Delivery):
     def _deliver_referenced(
         self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None
     ) -> bool:
-        """Give messages of the reference, of which the first one may hold the reader."""
+        """Deliver messages of the reference; the first of them may hold the reader."""
         assert self.reference is not None  # while payload rows are read
         held_at = self.reference.held_at
         if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
@@ -304,30 +301,30 @@ class StoredDelivery(Delivery):
 #
 # Taken list by list, with one verdict for each pointer in the list: row by row would cost more than reading them.
 
-#: Flags and pointer of a row that has these two and a payload.
+#: Flags and pointer of a row that has nothing else before its payload.
 _HEAD_BYTES = 9
 _POINTER = struct.Struct(">q")
-#: Flags of rows that are taken by the list: those without extras, and all.
+#: Flags of rows that are taken list by list: those without extras, and all.
 _BARE = frozenset({PLAIN, HAS_POINTER})
 _BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
 _UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
-#: Items made of position and the rest of the value: of a plain row, and of a row under a pointer.
-#: Formatting makes one object where adding up makes three.
+#: Items from a position and the rest of the value: of a plain row, and of a row under a pointer.
+#: Formatting makes one object where concatenation makes three.
 _PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
 _POINTER_ITEM = ITEM_START + b"%b" + NO_PAYLOAD_PART + b"%b"
 
 
 class InlineDelivery(StoredDelivery):
-    """A delivery that is fed message rows, references not among them."""
+    """A delivery that takes message rows other than references."""
 
     def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
-        """Rows that have their payload; ``flags`` has at least theirs."""
+        """Take rows that have their payload; ``flags`` contains all their flags, and perhaps more."""
         if self.attributes:
             self.attributes = {}
         if flags == {PLAIN}:
             return self._deliver([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
         if not flags <= _BARE:
-            flags = {value[0] for _, value in rows}  # perhaps it is others that have more
+            flags = {value[0] for _, value in rows}  # perhaps only rows of other lists have more
         if flags <= _BARE:
             return self._feed_pointers(rows, mixed=PLAIN in flags)
         if flags <= _BY_THE_LIST:
@@ -335,7 +332,7 @@ class InlineDelivery(StoredDelivery):
         return self._feed_one_by_one(rows)
 
     def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
-        """Rows of which some have extras, and which need not be taken apart for that."""
+        """Take rows of which some have extras, without decoding these."""
         starts = PayloadStarts()
         if flags.isdisjoint(_UNDER_POINTERS):
             items = [
@@ -355,7 +352,7 @@ class InlineDelivery(StoredDelivery):
         return self._feed_pointers(bare, mixed=True)
 
     def _collect_attributes(self, rows: Rows, starts: PayloadStarts) -> bool:
-        """Note the attributes of those that have some; False when one's cannot be read."""
+        """Collect the attributes of rows that have some. Returns False when one's cannot be read."""
         if not (self.with_attributes and starts.with_attributes):
             return True
         try:
@@ -366,7 +363,7 @@ class InlineDelivery(StoredDelivery):
         return True
 
     def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
-        """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
+        """Take rows that are plain, or have a pointer and nothing else, with one verdict for each pointer among them."""
         values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
         if self.view is None or not values:
             return self._deliver_inline(rows, mixed=mixed)
@@ -452,7 +449,7 @@ class InlineDelivery(StoredDelivery):
 
 
 def _pointers(values: Sequence[bytes]) -> set[int]:
-    """The pointers of rows that have one, all cut out at once; anything, if one of them ends early."""
+    """The pointers of rows that all have one, cut out at once; arbitrary numbers if a row is too short."""
     heads = b"".join([value[1:_HEAD_BYTES] for value in values])
     return set(struct.unpack_from(f">{len(heads) // _POINTER.size}q", heads))
 
@@ -468,29 +465,29 @@ def _pointer(value: bytes) -> int:
 # (their length, the head of the map, its first key) recur from row to row, and what follows from them is looked up:
 # where the payload starts, and whether there may be attributes, alone or behind another key. No row is decoded for it.
 
-#: Where the bytes that begin the extras end, in a row without pointer: flags, length, map, key of one letter.
+#: The end of the first bytes of the extras in a row without a pointer: flags, length, map, key of one letter.
 HEAD_STOP = 8
 _POINTER_BYTES = 8
 _POINTER_STOP = 1 + _POINTER_BYTES
 _LENGTH_BYTES = 4
 _EXTRAS_START = 1 + _LENGTH_BYTES
-#: Where head and first key of the map stand in those bytes, and how a map of one key looks.
+#: The head and first key of the map in those bytes, and the head of a map of one key.
 _MAP = slice(_LENGTH_BYTES, HEAD_STOP - 1)
 _ONE_KEY = 0x81
 _ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
 
 
 class PayloadStarts(dict[bytes, int]):
-    """The bytes that begin a row's extras → where its payload's length starts, in a row without pointer.
+    """The first bytes of a row's extras → where its payload's length starts, in a row without a pointer.
 
-    For rows that have a payload and no time to live of their own. It grows by being asked.
+    For rows that have a payload and no time to live of their own. Entries are computed at the first look-up.
     """
 
     __slots__ = ("with_attributes",)
 
     def __init__(self) -> None:
         super().__init__()
-        #: The beginnings of rows that may have attributes.
+        #: The keys whose rows may have attributes.
         self.with_attributes: set[bytes] = set()
 
     def __missing__(self, head: bytes) -> int:
@@ -501,7 +498,7 @@ class PayloadStarts(dict[bytes, int]):
         return start
 
     def without_extras(self, value: bytes) -> bytes:
-        """The same row without them."""
+        """The value of a row without its extras."""
         flags = value[0]
         if not flags & HAS_EXTRAS:
             return value
@@ -511,7 +508,7 @@ class PayloadStarts(dict[bytes, int]):
         return b"\x01" + value[1:_POINTER_STOP] + value[start:]
 
     def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
-        """The key of each row that has attributes, and these. Raises DamagedRow."""
+        """Key and attributes of each row that has some. Raises DamagedRow."""
         known: dict[bytes, Mapping[str, str]] = {}
         wanted = self.with_attributes
         for key, value in rows:
@@ -530,7 +527,7 @@ class PayloadStarts(dict[bytes, int]):
 
 
 def _attributes(packed: bytes) -> Mapping[str, str]:
-    """Those of packed extras. Raises DamagedRow."""
+    """The attributes in packed extras. Raises DamagedRow."""
     try:
         extras = msgpack.unpackb(packed, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
