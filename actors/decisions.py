@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
     PlainsongError,
     ShuttingDown,
@@ -174,7 +175,7 @@ async def close_pointers(
 
 async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
     """Ask until there is an answer; False: it was refused, or the daemon is leaving."""
-    failures = 0
+    backoff = Backoff(_PAUSES_S)
     while True:
         try:
             await ask(name, wanted)
@@ -186,8 +187,7 @@ async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
             return False
         else:
             return True
-        await trio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-        failures += 1
+        await trio.sleep(backoff.failed())
 
 
 # --- aborting --------------------------------------------------------------------------------------

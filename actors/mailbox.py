@@ -24,44 +24,46 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class Ticket(Generic[A]):
-    """One ask and whoever waits for its answer."""
+class Future(Generic[A]):
+    """The outcome of a request under way, and the task that waits for it: one, since each request has one caller.
 
-    __slots__ = ("_outcome", "_task", "_told", "abandoned", "ask", "taken")
+    Actors settle their tickets with it, and a link the calls of its peer.
+    """
 
-    def __init__(self, ask: Ask[A]) -> None:
-        self.ask = ask
+    __slots__ = ("_on_settled", "_outcome", "_task", "abandoned")
+
+    def __init__(self) -> None:
+        #: Whether its caller was cancelled while it waited.
         self.abandoned = False
-        self.taken = False
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
-        self._told: Callable[[A | PlainsongError], object] | None = None
+        self._on_settled: Callable[[Any], object] | None = None
 
     @property
     def is_settled(self) -> bool:
         """Whether ``wait`` would return at once."""
         return self._outcome is not None
 
-    def settle(self, answer: A | PlainsongError) -> None:
-        """Give the answer, or the error instead of one. Only the first counts."""
+    def settle(self, answer: A | Exception) -> None:
+        """Gives the answer, or the error instead of one. Only the first counts."""
         if self._outcome is not None:
             return
-        self._outcome = outcome.Error(answer) if isinstance(answer, PlainsongError) else outcome.Value(answer)
+        self._outcome = outcome.Error(answer) if isinstance(answer, Exception) else outcome.Value(answer)
         if self._task is not None:
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
-        if self._told is not None:
-            self._told(answer)
+        if self._on_settled is not None:
+            self._on_settled(answer)
 
-    def on_settled(self, told: Callable[[A | PlainsongError], object]) -> None:
-        """Have ``told`` called with the answer instead of waiting for it; it is not settled yet, and nobody waits.
+    def on_settled(self, notify: Callable[[Any], object]) -> None:
+        """Has ``notify`` called with the answer, instead of a task that waits; to be set before it is settled.
 
-        It is called in the middle of somebody else's work: it neither waits nor raises.
+        It is called in the middle of the answering task's work: it neither waits nor raises.
         """
-        self._told = told
+        self._on_settled = notify
 
-    async def wait(self, on_leave: Callable[[Ticket[Any]], object]) -> A:
-        """The answer. When cancelled, ``on_leave`` is told, once, and the ticket is abandoned."""
+    async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
+        """Returns the answer, or raises the error. When the caller is cancelled, ``on_leave`` gets this future, once."""
         if self._outcome is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             return self._outcome.unwrap()
@@ -70,10 +72,23 @@ class Ticket(Generic[A]):
         def abort(_: object) -> trio.lowlevel.Abort:
             self._task = None
             self.abandoned = True
-            on_leave(self)
+            if on_leave is not None:
+                on_leave(self)
             return trio.lowlevel.Abort.SUCCEEDED
 
         return cast("A", await trio.lowlevel.wait_task_rescheduled(abort))
+
+
+class Ticket(Future[A]):
+    """One ask of an actor."""
+
+    __slots__ = ("ask", "taken")
+
+    def __init__(self, ask: Ask[A]) -> None:
+        super().__init__()
+        self.ask = ask
+        #: Whether the actor has received it.
+        self.taken = False
 
 
 class Mailbox:

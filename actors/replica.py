@@ -18,6 +18,7 @@ from actors.actor import service_moved
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
 from actors.transactions import SERVICE_NAME
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
 
@@ -65,7 +66,7 @@ class Replica:
         self._state = ReplicaState()
         self._asking = SingleFlight(self._ask_now)
         self._why = "it has not answered yet"
-        self._failures = 0
+        self._backoff = Backoff(PAUSES_S)
         self._questions: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
@@ -79,7 +80,7 @@ class Replica:
     @property
     def is_reached(self) -> bool:
         """Whether the last question was answered."""
-        return self._failures == 0 and self._state.version != UNKNOWN_VERSION
+        return self._backoff.failures == 0 and self._state.version != UNKNOWN_VERSION
 
     def forget(self) -> None:
         """What is known will be old when it is asked for again."""
@@ -113,19 +114,20 @@ class Replica:
             try:
                 await self._asked(WAIT_MS)
             except PlainsongError as error:
-                self._failed(error)
-                await trio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S)) - 1])
+                await trio.sleep(self._failed(error))
 
-    def _failed(self, error: PlainsongError) -> None:
+    def _failed(self, error: PlainsongError) -> float:
+        """The pause before the next question, in seconds."""
         self._why = error.detail
-        self._failures += 1
-        if self._failures == len(PAUSES_S):  # else it is only moving
+        pause_s = self._backoff.failed()
+        if self._backoff.failures == len(PAUSES_S):  # else it is only moving
             log.warning("transaction service not reached", extra={"why": error.detail})
+        return pause_s
 
     def _take(self, given: ReplicaUpdate) -> None:
-        if self._failures >= len(PAUSES_S):
+        if self._backoff.failures >= len(PAUSES_S):
             log.info("transaction service reached again", extra={"term": given.version.term})
-        self._failures = 0
+        self._backoff.reset()
         if self._state.apply(given):
             told = (each for found in given.pointers.values() for each in found)
             notify_topics(self._pointers, self._pointers.watched() if given.complete else told, self._state.standing)
@@ -140,7 +142,7 @@ class Replica:
 
     async def _ask_now(self) -> None:
         patience_s = trio.current_time() + PATIENCE_S
-        failures = 0
+        backoff = Backoff(PAUSES_S)
         while True:
             try:
                 if await self._asked():
@@ -149,11 +151,10 @@ class Replica:
                 continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
-            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            pause_s = backoff.failed()
             if trio.current_time() + pause_s >= patience_s:
                 raise self._unreached()
             await trio.sleep(pause_s)
-            failures += 1
 
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, as far as is known here. Raises TransactionsUnavailable before the first answer."""
@@ -363,15 +364,14 @@ class RoutedTransactions:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
         """
         patience_s = trio.current_time() + PATIENCE_S
-        failures = 0
+        backoff = Backoff(PAUSES_S)
         while True:
             try:
                 return await (self._peer if self.home is None else self.home).enlist(pointer, name)
             except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
-                pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+                pause_s = backoff.failed()
                 if trio.current_time() + pause_s >= patience_s:
                     if isinstance(error, OutcomeUnknown):
                         raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
                     raise
             await trio.sleep(pause_s)
-            failures += 1

@@ -30,6 +30,7 @@ from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
 from plainsong.protocol.errors import BadRequest, NoOwner, PlainsongError
@@ -156,7 +157,7 @@ class _FrontEndProcess:
 
     async def keep(self) -> None:
         """Keeps a process running until the stop. Raises FrontEndFailed."""
-        failures = 0
+        backoff = Backoff(PAUSES_S)
         while True:
             begun_s = trio.current_time()
             try:
@@ -168,8 +169,9 @@ class _FrontEndProcess:
                 return
             if not self.ready.is_set():
                 raise FrontEndFailed(f"{self._name} ended with status {status} before it accepted connections")
-            failures = 0 if trio.current_time() - begun_s > SETTLED_S else failures + 1
-            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            if trio.current_time() - begun_s > SETTLED_S:
+                backoff.reset()
+            pause_s = backoff.failed()
             log.error("a front end ended", extra={"front_end": self._name, "status": status, "again_in_s": pause_s})
             with trio.move_on_after(pause_s):
                 await self._parts.stop.wait()

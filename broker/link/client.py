@@ -14,6 +14,7 @@ import trio
 from broker.http.sockets import split_bind
 from broker.link.flow import Inflow, LinkBroken, Outflow, PendingCall, Reply
 from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds, Wire
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
@@ -102,7 +103,7 @@ class Link:
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
             if reply is None or isinstance(reply.body, bytes):
-                self._over(number, cancel=waiting.answer is None)
+                self._over(number, cancel=not waiting.is_settled)
 
     async def _answer(
         self,
@@ -129,7 +130,7 @@ class Link:
     async def _send_body(self, number: int, waiting: PendingCall, body: bytes) -> None:
         for start in range(0, len(body), PIECE_BYTES):
             await self._wire.room()
-            if waiting.answer is not None:
+            if waiting.is_settled:
                 return  # refused before it was whole
             last = start + PIECE_BYTES >= len(body)
             place = self._wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], not last)
@@ -156,7 +157,7 @@ class Link:
             waiting.place = self._wire.put(FrameKind.OPEN, number, kind, value)
             await waiting.wait()
         except BaseException:
-            self._over(number, cancel=waiting.answer is None)
+            self._over(number, cancel=not waiting.is_settled)
             raise
         return Channel(inflow, outflow, self, number)
 
@@ -363,7 +364,7 @@ class _Peer:
     def __init__(self) -> None:
         self.link: Link | None = None
         self.dialled: trio.Event | None = None
-        self.failures = 0
+        self.backoff = Backoff(PAUSES_S)
         self.not_before_s = 0.0
         self.why = ""
 
@@ -393,7 +394,7 @@ class Links:
     @property
     def unreachable(self) -> dict[str, str]:
         """Addresses that were asked for and could not be reached the last time → why."""
-        lost = {address: peer for address, peer in self._peers.items() if peer.failures}
+        lost = {address: peer for address, peer in self._peers.items() if peer.backoff.failures}
         return {address: peer.why for address, peer in lost.items() if peer.link is None or not peer.link.is_open}
 
     async def to(self, address: str) -> Link:
@@ -455,7 +456,7 @@ class Links:
         if not self._closed and peer.link is link:
             log.info("a link has ended", extra={"peer": address, "why": why})
         if link.was_heard:
-            peer.failures = 0
+            peer.backoff.reset()
         else:
             self._failed(peer, f"{address} is no peer: {why}")
 
@@ -472,7 +473,6 @@ class Links:
 
     def _failed(self, peer: _Peer, why: str) -> None:
         peer.why = why
-        peer.not_before_s = trio.current_time() + PAUSES_S[min(peer.failures, len(PAUSES_S) - 1)]
-        peer.failures += 1
-        if peer.failures == 1:
+        peer.not_before_s = trio.current_time() + peer.backoff.failed()
+        if peer.backoff.failures == 1:
             log.warning("a peer cannot be reached", extra={"why": why})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.mailbox import Future
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_COSTS
 from plainsong.protocol.errors import MalformedBody, RequestTooLarge
 from plainsong.protocol.link import FrameKind
@@ -41,44 +42,21 @@ class Reply:
     body: bytes | BodyStream = b""
 
 
-class PendingCall:
-    """One call, and the task that waits for its answer."""
+class PendingCall(Future[Any]):
+    """One call of a link, and what has come of its answer."""
 
-    __slots__ = ("answer", "inflow", "outflow", "pieces", "place", "size", "task", "value")
+    __slots__ = ("inflow", "outflow", "pieces", "place", "size", "value")
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
         #: Of its last frame, after which the peer has all it needs to act.
         self.place: float = inf
-        self.task: trio.lowlevel.Task | None = None
-        self.answer: Any = None
-        #: Of an answer that comes in pieces and is had as one.
+        #: Of an answer that comes in pieces and is returned whole.
         self.value: Any = None
         self.pieces: list[bytes] | None = None
         self.inflow: Inflow | None = None
         self.outflow: Outflow | None = None
-
-    def settle(self, answer: Any) -> None:
-        """Gives the answer, or the exception instead of one. Only the first counts."""
-        if self.answer is None:
-            self.answer = answer
-            if self.task is not None:
-                trio.lowlevel.reschedule(self.task)
-                self.task = None
-
-    async def wait(self) -> Any:
-        """The answer; raises what came instead."""
-        if self.answer is None:
-            self.task = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
 
 
 # --- flow ------------------------------------------------------------------------------------------

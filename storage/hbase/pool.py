@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from storage.base import StoreError
 from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
 
@@ -61,7 +62,7 @@ class Pool:
         patience = self.patience(name)
         while True:
             try:
-                return await self._attempt(patience.attempt_s, name, args), patience.failures + 1
+                return await self._attempt(patience.attempt_s, name, args), patience.backoff.failures + 1
             except BROKEN_CONNECTION as error:
                 await patience.after(error)
 
@@ -226,8 +227,7 @@ class RetryDeadline:
     """With one thing that is attempted until it is done, or its time is over."""
 
     def __init__(self, doing: str, *, timeout_s: float, attempt_s: float) -> None:
-        self.failures = 0
-        """Since it began, or went on."""
+        self.backoff = Backoff(_PAUSES_S)
         self._doing = doing
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
@@ -245,13 +245,12 @@ class RetryDeadline:
 
     def went_on(self) -> None:
         """A part of it is done: the next has all the time again."""
-        self.failures = 0
+        self.backoff.reset()
         self._deadline_s = trio.current_time() + self._timeout_s
 
     async def after(self, error: BaseException) -> None:
         """Pause after an attempt that failed. Raises StoreError: there is no time for another one."""
-        pause_s = _PAUSES_S[min(self.failures, len(_PAUSES_S) - 1)]
-        self.failures += 1
+        pause_s = self.backoff.failed()
         if trio.current_time() + pause_s >= self._deadline_s:
             raise StoreError(
                 f"{self._doing} had no answer in {self._timeout_s:g} s: {str(error) or repr(error)}",
