@@ -24,7 +24,7 @@ from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
 from broker.api.cluster import TOPICS_OPEN, topics_open
 from broker.api.routes import ROUTES, hot_handlers, local_handlers
-from broker.api.stream import PublishStream
+from broker.api.stream import LocalStream
 from broker.authority import build_authority
 from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster
@@ -219,7 +219,7 @@ async def serve(
     """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     settings = http_settings(service.config)
     handlers, cluster = hot_handlers(service), service.cluster
-    begin = partial(PublishStream if cluster is None else cluster.begin, service)
+    begin = partial(LocalStream if cluster is None else cluster.begin, service)
     peers = None if cluster is None else cluster.door()
     try:
         if service.config.http.processes > 1:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.mailbox import Ticket
+    from actors.ownership import Instance
     from broker.http.budgets import Holding
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
@@ -65,8 +66,14 @@ class _Taken:
     begun_s: float
 
 
-class PublishStream:
-    """One stream; a ``Conversation``."""
+class LocalStream:
+    """A stream whose topic this instance owns; a ``Conversation``.
+
+    It needs nothing of other instances: ``broker.cluster.remote_stream`` says what is built on it.
+    """
+
+    #: The other instance that owns the topic: none.
+    owner: Instance | None = None
 
     def __init__(
         self,
@@ -100,6 +107,11 @@ class PublishStream:
 
     async def opened(self) -> None:
         """As ``Conversation.opened`` says: nothing to wait for."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes more."""
+        return not self._finished
 
     @property
     def waiting(self) -> bool:
@@ -221,9 +233,10 @@ class PublishStream:
         outcome: Any = taken.put
         if not isinstance(outcome, PlainsongError):
             try:
-                waiting = partial(outcome.wait, _nobody_waits)
                 outcome = await (
-                    within_answer_timeout(self._service, self._name, waiting) if taken.of_producer else waiting()
+                    within_answer_timeout(self._service, self._name, outcome.wait)
+                    if taken.of_producer
+                    else outcome.wait()
                 )
             except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
                 outcome = self._plain(error)
@@ -285,10 +298,6 @@ def encoded_answer(number: int, outcome: Any) -> bytes:
 
 def _is_ready(put: Ticket[Any] | PlainsongError) -> bool:
     return isinstance(put, PlainsongError) or put.is_settled
-
-
-def _nobody_waits(ticket: Ticket[Any]) -> None:
-    """Publishes are not taken back when their stream ends."""
 
 
 # --- upgrading -------------------------------------------------------------------------------------

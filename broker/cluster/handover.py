@@ -168,7 +168,7 @@ class Handover:
         """Have the next owners open topics that we have let go; returns when they have, or after a while."""
         by_owner: dict[Instance, list[TopicName]] = {}
         for name in names:
-            owner = self._owners.elsewhere(name)
+            owner = self._owners.remote_owner(name)
             if owner is not None:
                 by_owner.setdefault(owner, []).append(name)
         async with trio.open_nursery() as nursery:

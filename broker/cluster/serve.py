@@ -160,7 +160,7 @@ class Dispatcher:
 
     async def _answered(self, answering: Awaitable[HttpAnswer], request_id: str, room: AnswerRoom) -> Reply:
         """The whole answer, problems too: the client is to see what it would see here. Raises NoOwner."""
-        self._owners.counted.forwarded("in")
+        self._owners.metrics.forwarded("in")
         self._service.access.begin(request_id)
         try:
             return await encode_admitted(answering, room, only_looks=False)
@@ -173,7 +173,7 @@ class Dispatcher:
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
         namespace, topic, request_id = call.value
-        self._owners.counted.forwarded("in")
+        self._owners.metrics.forwarded("in")
         with self._budget.hold() as held:
             await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, held)
         return Reply()

@@ -159,7 +159,7 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
 
 async def test_a_change_that_came_while_a_link_was_dialled_is_seen_before_its_answer_is_waited_for(frozen):
     owners, name = frozen["a"].cluster.hands._owners, named("ns:t")
-    owner = owners.elsewhere(name)
+    owner = owners.remote_owner(name)
     frozen.move("ns:t", "c")
     with trio.fail_after(5), pytest.raises(LinkBroken):
         await owners.while_owner((name,), owner, trio.Event().wait())

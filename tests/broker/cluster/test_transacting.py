@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 import actors.replica
-import broker.cluster.transactions
+import broker.cluster.owners
 from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
@@ -261,9 +261,9 @@ async def test_tephras_clients_are_answered_at_any_instance(nodes):
 
 
 async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
-    monkeypatch.setattr(broker.cluster.transactions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", 0.1)
     nodes.move(TRANSACTIONS, None)
     await until(lambda: nodes["a"].service.embedded is None)
     answer = await RoutedTephraMethods(nodes["b"].service).answer(encode_call("startShort", 1))
-    with pytest.raises(ApplicationError, match="another instance owns"):
+    with pytest.raises(ApplicationError, match="nobody owns"):
         decode_reply(answer, "startShort", 1)
