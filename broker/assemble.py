@@ -68,7 +68,7 @@ async def build_service(
     await pointers.load(store)
 
     async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
-        return await (directory if cluster is None else cluster.asking).ask(name, ask)
+        return await (directory if cluster is None else cluster.asks).ask(name, ask)
 
     async def tell(namespace: str) -> None:
         if cluster is not None:
@@ -246,8 +246,8 @@ async def serve(
 async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
     config = service.config
-    own, anywhere = service.decider.own, service.decider.anywhere
-    if not config.transactions.thrift or (own is None and anywhere is None):
+    own, routed = service.decider.own, service.decider.routed
+    if not config.transactions.thrift or (own is None and routed is None):
         return []
     serving = partial(
         serve_thrift,

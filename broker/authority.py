@@ -80,7 +80,7 @@ class Authority:
     transactions: Transactions = field(default_factory=SwitchedOff)
     own: TransactionService | None = None
     """The same, where it is this daemon's own service, and nobody else's."""
-    anywhere: RoutedTransactions | None = None
+    routed: RoutedTransactions | None = None
     """The same, where others may have the service: it is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
     """The same, where it is a Tephra."""
@@ -91,12 +91,12 @@ class Authority:
     @property
     def embedded(self) -> TransactionService | None:
         """The service, if it is here now."""
-        return self.own if self.anywhere is None else self.anywhere.home
+        return self.own if self.routed is None else self.routed.home
 
     @property
     def enlistments(self) -> Enlistments | None:
         """What topics have to be enlisted for before they write under a pointer; None: nothing."""
-        return None if self.anywhere is None else Enlistments(self.anywhere.enlist)
+        return None if self.routed is None else Enlistments(self.routed.enlist)
 
     @property
     def invalids(self) -> InvalidList | None:
@@ -111,7 +111,7 @@ class Authority:
     @property
     def has_list(self) -> bool:
         """Whether there is such a list, here or at another instance."""
-        return self.foreign is not None or self.own is not None or self.anywhere is not None
+        return self.foreign is not None or self.own is not None or self.routed is not None
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run it in ``nursery``; returns when it is there, or has not come for a while.
@@ -121,9 +121,9 @@ class Authority:
         loaded = trio.Event()
         if self.own is not None:
             nursery.start_soon(self._run, self.own, loaded)
-        elif self.anywhere is not None:
-            nursery.start_soon(self._run, self.anywhere, loaded)
-            if not self.anywhere.is_alone:
+        elif self.routed is not None:
+            nursery.start_soon(self._run, self.routed, loaded)
+            if not self.routed.is_alone:
                 return
         elif self.foreign is not None:
             nursery.start_soon(self.foreign.run)
@@ -143,7 +143,7 @@ class Authority:
 
     async def aclose(self) -> None:
         """Take no more; returns when what was asked has been served."""
-        own = self.own or self.anywhere
+        own = self.own or self.routed
         if own is not None:
             own.close()
             await self._ended.wait()
@@ -176,8 +176,8 @@ def build_authority(
             TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
         )
         if store.traits.shared:
-            anywhere = RoutedTransactions(build, ownership or Alone(), pointers, peer)
-            return Authority(anywhere, anywhere=anywhere)
+            routed = RoutedTransactions(build, ownership or Alone(), pointers, peer)
+            return Authority(routed, routed=routed)
         service = build()
         return Authority(service, own=service)
     if config.service == "tephra":

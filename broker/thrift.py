@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from broker.http.sockets import listen_on, shown
+from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,
@@ -326,7 +326,7 @@ async def serve_thrift(
                 accepting.start_soon(
                     partial(trio.serve_listeners, server.serve, listeners, handler_nursery=connections)
                 )
-                task_status.started([shown(sock) for sock in sockets])
+                task_status.started([address_of(sock) for sock in sockets])
                 await stop.wait()
                 accepting.cancel_scope.cancel()
             for sock in sockets:

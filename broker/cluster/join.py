@@ -83,7 +83,7 @@ async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
 def start_rebalance(service: Service, membership: Membership, nursery: trio.Nursery) -> Rebalance:
     """What has topics come and go in portions, kept in ``nursery``."""
     assert service.cluster is not None  # there is one wherever there is a membership
-    portions = Rebalance(membership, service.cluster.hands)
+    portions = Rebalance(membership, service.cluster.handover)
     nursery.start_soon(portions.run)
     return portions
 

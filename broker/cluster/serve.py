@@ -25,7 +25,7 @@ from broker.http.wire import answer_to
 from broker.link.client import Links
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted, encode_answer, encode_page
-from broker.link.server import CallHandler, peer_door
+from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.budgets import AnswerRoom, Holding
     from broker.http.messages import Conversation, HotHandlers, HttpAnswer
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from broker.link.server import Call
     from broker.metrics import Metrics
     from broker.service import Service
@@ -63,9 +63,9 @@ class Cluster:
         self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
         self.links = Links(nursery, self._bounds)
         self.owners = Owners(ownership, self.links, metrics)
-        self.asking = RoutedAsks(self.owners, directory)
-        self.hands = Handover(directory, self.owners)
-        directory.pass_on = self.hands.pass_on
+        self.asks = RoutedAsks(self.owners, directory)
+        self.handover = Handover(directory, self.owners)
+        directory.pass_on = self.handover.pass_on
         self.forwarding = Forwarding(
             self.owners,
             ScatterGather(self.owners),
@@ -84,11 +84,11 @@ class Cluster:
     def answer_with(self, service: Service, handlers: HotHandlers) -> None:
         """Answer other instances with this service; ``handlers`` are those that answer here, uncounted."""
         self._dispatcher = Dispatcher(service, self.owners, handlers, ROUTES, self._budget)
-        self._dispatcher.kinds |= self.hands.kinds()
+        self._dispatcher.kinds |= self.handover.kinds()
 
-    def door(self) -> PeerDoor:
+    def door(self) -> PeerHandler:
         """What serves the connections of other instances."""
-        return peer_door(self.dispatcher, self._bounds)
+        return peer_handler(self.dispatcher, self._bounds)
 
     def routes(self) -> tuple[Route, ...]:
         """All routes that are not hot, answered wherever they belong."""

@@ -25,7 +25,7 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.messages import only_plain, status_of
-from broker.http.sockets import bind_together, let_in, shown
+from broker.http.sockets import address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted
 from broker.link.server import serve_link
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.budgets import BodyBudget
     from broker.http.messages import Begin, Conversation, HotHandlers
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from broker.link.server import Answer, Call, ServedChannel
     from broker.service import Service
 
@@ -71,7 +71,7 @@ _SECTIONS = ("http", "log", "shutdown")
 async def serve_front_ends(
     config: Config,
     answering: Answering,
-    peers: PeerDoor | None,
+    peers: PeerHandler | None,
     *,
     stop: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -84,7 +84,7 @@ async def serve_front_ends(
       OSError: the address cannot be listened on.
       FrontEndFailed: one did not come up.
     """
-    together = await trio.to_thread.run_sync(bind_together, config.http.bind, config.http.processes)
+    together = await trio.to_thread.run_sync(bind_shared, config.http.bind, config.http.processes)
     try:
         async with trio.open_nursery() as nursery:
             parts = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
@@ -94,9 +94,9 @@ async def serve_front_ends(
             for each in front_ends:
                 await each.ready.wait()
             if not stop.is_set():
-                let_in(together)
+                start_listening(together)
             parts.begun.set()
-            task_status.started([shown(listener) for listener in together[0]])
+            task_status.started([address_of(listener) for listener in together[0]])
             await stop.wait()
             for listener in (each for row in together for each in row):
                 listener.close()  # nobody new is let in; the front ends close theirs
@@ -128,7 +128,7 @@ class _Shared:
         self,
         settings: dict[str, Any],
         answering: Answering,
-        peers: PeerDoor | None,
+        peers: PeerHandler | None,
         stop: trio.Event,
         nursery: trio.Nursery,
         max_peers: int,
@@ -213,9 +213,9 @@ class _FrontEndProcess:
                     await process.wait()
 
     async def _serve(self, link: trio.SocketStream, process: trio.Process) -> None:
-        quick = QuickPublishes(self._parts.answering.service)
+        inline = PublishBatcher(self._parts.answering.service)
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
-        await serve_link(link, self._dispatch, bounds, quick=quick, peer=self._name)
+        await serve_link(link, self._dispatch, bounds, inline=inline, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
         process.kill()  # frozen or lost: it would keep its connections waiting for ever
 
@@ -258,7 +258,7 @@ class _FrontEndProcess:
 #
 # The owning process's side of its front ends: what they pass on is answered by the very handlers of one process.
 #
-# What there is most of, small plain publishes, is answered in ``quick.py``, unless each is to have a line in the
+# What there is most of, small plain publishes, is answered in ``inline.py``, unless each is to have a line in the
 # log.
 
 
@@ -355,7 +355,7 @@ class Answering:
         self.service.access.answered("publish", str(name), status, seconds)
 
 
-# --- quick -----------------------------------------------------------------------------------------
+# --- inline -----------------------------------------------------------------------------------------
 #
 # Small plain publishes without a task each: those that a front end sends in one go are one ask of each topic.
 #
@@ -377,8 +377,8 @@ class _Run:
     size: int = 0
 
 
-class QuickPublishes:
-    """The ``Quick`` of one link to a front end."""
+class PublishBatcher:
+    """The ``InlineHandler`` of one link to a front end."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -386,7 +386,7 @@ class QuickPublishes:
         self._begun_s = 0.0
 
     def take(self, call: Call, answer: Answer) -> bool:
-        """As ``Quick.take`` says."""
+        """As ``InlineHandler.take`` says."""
         if call.kind != "publish" or self._service.access.enabled:  # a line names its request, and so needs its task
             return False
         namespace, topic, messages, size, _ = call.value

@@ -30,7 +30,7 @@ from broker.http import wire
 from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
 from broker.http.lane import BRIEF_LINGER_S, Lane, LaneParts, Watch
 from broker.http.messages import Conversations, answer_for, new_request_id
-from broker.http.sockets import listen_on, shown
+from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, HotHandlers
 
 if TYPE_CHECKING:
-    PeerDoor: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
+    PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
 
 
 log = logging.getLogger("plainsong.http")
@@ -68,7 +68,7 @@ async def serve_http(
     grace_s: float,
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
-    peers: PeerDoor | None = None,
+    peers: PeerHandler | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
@@ -84,7 +84,7 @@ async def serve_http(
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
-        door = HypercornDoor(app, settings, budget, begin)
+        door = HypercornServer(app, settings, budget, begin)
         # Without its handlers a lane only looks how a connection begins.
         parts = LaneParts(settings, handlers if settings.lane else {}, budget, Watch())
         server = _Server(settings, parts, door, tls, peers)
@@ -100,9 +100,9 @@ class _Server:
         self,
         settings: HttpSettings,
         parts: LaneParts,
-        door: HypercornDoor,
+        door: HypercornServer,
         tls: ssl.SSLContext | None,
-        peers: PeerDoor | None,
+        peers: PeerHandler | None,
     ) -> None:
         self._settings = settings
         self._parts = parts
@@ -123,7 +123,7 @@ class _Server:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept, listener, connections)
-                    task_status.started([shown(listener) for listener in listeners])
+                    task_status.started([address_of(listener) for listener in listeners])
                     await stop.wait()
                     accepting.cancel_scope.cancel()
                 self._stop.set()
@@ -240,10 +240,10 @@ SEND_BYTES = 64 << 10
 KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 
 
-class HandedOver(TCPServer):
+class HypercornConnection(TCPServer):
     """One connection served by hypercorn."""
 
-    def __init__(self, door: HypercornDoor, stream: Any) -> None:
+    def __init__(self, door: HypercornServer, stream: Any) -> None:
         super().__init__(door.app, door.config, door.context, door.state, stream)
         self._send_timeout_s = door.settings.send_timeout_s
         self._header_timeout_s = door.settings.header_timeout_s
@@ -383,7 +383,7 @@ class HandedOver(TCPServer):
         await self.protocol.handle(Closed())
 
 
-class HypercornDoor:
+class HypercornServer:
     """Hypercorn and the application behind it, for as long as the server lives."""
 
     def __init__(
@@ -400,7 +400,7 @@ class HypercornDoor:
         self.context = WorkerContext(None)
         self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set))
         self.state: LifespanState = {}
-        self._connections: set[HandedOver] = set()
+        self._connections: set[HypercornConnection] = set()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -416,7 +416,7 @@ class HypercornDoor:
     async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
-        connection = HandedOver(self, whole)
+        connection = HypercornConnection(self, whole)
         self._connections.add(connection)
         try:
             await connection.run()

@@ -55,16 +55,16 @@ def listen_on(bind: str) -> list[socket.socket]:
     return listeners
 
 
-def shown(listener: socket.socket) -> str:
+def address_of(listener: socket.socket) -> str:
     """Where it listens, as ``host:port``."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bind_together(bind: str, count: int) -> list[list[socket.socket]]:
+def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:
     """For each of ``count`` processes, sockets that are to share every address of ``bind``.
 
-    They hold the address, and do not listen yet: clients are refused until ``let_in``, nobody else gets it meanwhile.
+    They hold the address, and do not listen yet: clients are refused until ``start_listening``, nobody else gets it meanwhile.
 
     Raises:
       ValueError, OSError: as ``listen_on``, also when it is only others that would share the address.
@@ -86,7 +86,7 @@ def bind_together(bind: str, count: int) -> list[list[socket.socket]]:
     return together
 
 
-def let_in(together: list[list[socket.socket]]) -> None:
+def start_listening(together: list[list[socket.socket]]) -> None:
     """Has them listen; the system shares the connections out. Raises OSError."""
     for sock in (each for row in together for each in row):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -52,9 +52,9 @@ class Link:
         return self._wire.is_open and not self._leaving
 
     @property
-    def was_heard(self) -> bool:
+    def is_peer(self) -> bool:
         """Whether the other side has ever said that it is one of a link."""
-        return self._wire.met
+        return self._wire.is_peer
 
     @property
     def under_way(self) -> int:
@@ -266,9 +266,9 @@ class Link:
         finally:
             self._wire.cut()
 
-    async def prove(self, within_s: float) -> None:
+    async def probe(self, within_s: float) -> None:
         """Ends it, as ``cut`` does, unless the peer is heard within so many seconds: a ping may be unanswered already."""
-        await self._wire.prove(within_s)
+        await self._wire.probe(within_s)
 
     def cut(self) -> None:
         """Ends it now: whoever waits learns LinkBroken."""
@@ -428,7 +428,7 @@ class Links:
 
     async def _parting(self, link: Link) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.prove, self._bounds.parting_s)
+            nursery.start_soon(link.probe, self._bounds.parting_s)
             await link.aclose()
             nursery.cancel_scope.cancel()
 
@@ -455,7 +455,7 @@ class Links:
         why = await link.run()
         if not self._closed and peer.link is link:
             log.info("a link has ended", extra={"peer": address, "why": why})
-        if link.was_heard:
+        if link.is_peer:
             peer.backoff.reset()
         else:
             self._failed(peer, f"{address} is no peer: {why}")

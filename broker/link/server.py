@@ -18,10 +18,10 @@ from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, O
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from plainsong.protocol.link import Vocabulary
 
-__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
+__all__ = ["Answer", "Call", "Dispatch", "InlineHandler", "ServedChannel", "serve_link"]
 log = logging.getLogger("plainsong.peering")
 
 
@@ -42,7 +42,7 @@ Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
 """Answers one call. It may raise ``PlainsongError``; anything else is a bug, logged here and told as one."""
 
 
-class Quick(Protocol):
+class InlineHandler(Protocol):
     """Answers some calls without a task of their own."""
 
     def take(self, call: Call, answer: Answer) -> bool:
@@ -59,7 +59,7 @@ async def serve_link(
     *,
     already_read: bytes = b"",
     stop: trio.Event | None = None,
-    quick: Quick | None = None,
+    inline: InlineHandler | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
 ) -> None:
@@ -68,10 +68,10 @@ async def serve_link(
     Args:
       already_read: what was read of the connection, its preface first.
       stop: once set, the peer is told to call no more; the link ends when all it called for is answered.
-      quick: gets calls whose body is short first.
+      inline: gets calls whose body is short first.
     """
     async with trio.open_nursery() as nursery:
-        side = _Served(Wire(stream, bounds, vocabulary, peer), dispatch, quick, nursery)
+        side = _Served(Wire(stream, bounds, vocabulary, peer), dispatch, inline, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
         why = await side.wire.run(side, already_read)
@@ -117,12 +117,12 @@ class Answer:
 
 
 class _Served:
-    def __init__(self, wire: Wire, dispatch: Dispatch, quick: Quick | None, nursery: trio.Nursery) -> None:
+    def __init__(self, wire: Wire, dispatch: Dispatch, inline: InlineHandler | None, nursery: trio.Nursery) -> None:
         self.wire = wire
         self.calls: dict[int, _UnderWay] = {}
         self._bytes = 0
         self._dispatch = dispatch
-        self._quick = quick
+        self._inline = inline
         self._nursery = nursery
 
     async def leave_at(self, stop: trio.Event) -> None:
@@ -164,8 +164,8 @@ class _Served:
 
     def taken(self) -> None:
         """As ``Side.taken`` says."""
-        if self._quick is not None:
-            self._quick.taken()
+        if self._inline is not None:
+            self._inline.taken()
 
     def _called(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
         if type(kind) is not str or type(body) is not bytes:
@@ -174,7 +174,7 @@ class _Served:
             return
         call = Call(kind, value, body, _deadline(left_s))
         under_way = self.calls[number] = _UnderWay(call, 0)
-        if self._quick is not None and not self.wire.is_full and self._quick.take(call, Answer(self, number)):
+        if self._inline is not None and not self.wire.is_full and self._inline.take(call, Answer(self, number)):
             return
         self._bytes += len(body)
         under_way.size = len(body)
@@ -323,18 +323,18 @@ class ServedChannel:
 # The peer door: a connection on the ordinary port that begins as a link does is served as one.
 
 
-def peer_door(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerDoor:
+def peer_handler(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerHandler:
     """What ``serve_http`` gives such connections to: each is a link that ``dispatch`` answers."""
 
     async def serve(stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer = shown_peer(stream.socket)
+        peer = peer_address(stream.socket)
         await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer)
 
     return serve
 
 
-def shown_peer(sock: trio.socket.SocketType) -> str:
+def peer_address(sock: trio.socket.SocketType) -> str:
     """Who is at the other end, as ``host:port``; empty when it has gone already."""
     try:
         host, port = sock.getpeername()[:2]

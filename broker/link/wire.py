@@ -92,8 +92,8 @@ class Wire:
         self.written = 0
         self.is_open = True
         #: Whether the other side has said its preface.
-        self.met = False
-        self._pulse = Pulse(lambda: self.put(FrameKind.PING, 0))
+        self.is_peer = False
+        self._heartbeat = Heartbeat(lambda: self.put(FrameKind.PING, 0))
         self._why = "the link was cut"
         self._meeting = trio.Event()
         self._stream = stream
@@ -232,7 +232,7 @@ class Wire:
                         side.take(frame)
                 side.taken()
                 data = await self._receive()
-                self._pulse.received = True
+                self._heartbeat.received = True
                 if not data:
                     return "the connection ended within a frame" if reader.begun_bytes else ""
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -262,7 +262,7 @@ class Wire:
                 data += more
         if not data.startswith(PREFACE):
             raise MalformedBody("it did not begin as a link does", hint=f"it began with {data[:20]!r}")
-        self.met = True
+        self.is_peer = True
         self._meeting.set()
         return data[len(PREFACE) :]
 
@@ -272,11 +272,11 @@ class Wire:
         if silence_s == inf:
             return
         await self._meeting.wait()  # until then it is ``dial_s`` that counts
-        raise _Broken(await self._pulse.silent(silence_s))
+        raise _Broken(await self._heartbeat.silent(silence_s))
 
-    async def prove(self, within_s: float) -> None:
+    async def probe(self, within_s: float) -> None:
         """Ends the link, as ``cut`` does, unless the other side is heard within so many seconds of a ping."""
-        why = await self._pulse.proven(within_s)
+        why = await self._heartbeat.proven(within_s)
         if why:
             self._why = why
             self._cancel.cancel()
@@ -298,11 +298,11 @@ def _first(group: BaseExceptionGroup[_Broken]) -> BaseException:
 # Whether the other side of a link is there: it is asked when nothing has come for a while, and when it is in doubt.
 
 
-#: What of the time to prove itself a side has in any case: an answer may be here that nobody has read yet.
+#: What of the time to probe itself a side has in any case: an answer may be here that nobody has read yet.
 _AT_LEAST = 0.1
 
 
-class Pulse:
+class Heartbeat:
     """What is known of one other side. Whoever reads sets ``received`` whenever anything came."""
 
     def __init__(self, ping: Callable[[], object]) -> None:

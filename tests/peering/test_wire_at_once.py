@@ -48,7 +48,7 @@ async def met(ends, nursery) -> Wire:
     theirs.send(PREFACE)
     nursery.start_soon(wire.run, Silent())
     await trio.testing.wait_all_tasks_blocked()
-    assert wire.met
+    assert wire.is_peer
     assert received(theirs) == PREFACE
     return wire
 
