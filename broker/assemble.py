@@ -220,7 +220,7 @@ async def serve(
     settings = http_settings(service.config)
     handlers, cluster = hot_handlers(service), service.cluster
     begin = partial(LocalStream if cluster is None else cluster.begin, service)
-    peers = None if cluster is None else cluster.door()
+    peers = None if cluster is None else cluster.peer_handler()
     try:
         if service.config.http.processes > 1:
             routes = ROUTES if cluster is None else cluster.routes()

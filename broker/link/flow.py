@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.mailbox import Future
+from actors.future import Future
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_COSTS
 from plainsong.protocol.errors import MalformedBody, RequestTooLarge
 from plainsong.protocol.link import FrameKind
