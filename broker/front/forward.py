@@ -65,7 +65,7 @@ class FrontForwarding:
 
     def counted(self, route: str, status: int, seconds: float) -> None:
         """Has the owning process count what was answered here."""
-        self._link.tell("counted", [route, status, seconds])
+        self._link.notify("counted", [route, status, seconds])
 
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
         try:

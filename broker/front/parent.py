@@ -401,10 +401,10 @@ class PublishBatcher:
         run.answers.append(answer)
         run.size += size
         if len(run.payloads) >= MAX_RUN:
-            self.taken()
+            self.flush()
         return True
 
-    def taken(self) -> None:
+    def flush(self) -> None:
         """Puts what was gathered into the mailboxes of its topics."""
         if not self._runs:
             return

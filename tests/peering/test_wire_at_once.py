@@ -19,10 +19,10 @@ from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
 class Silent:
     """A side that nothing is expected of."""
 
-    def take(self, frame: list[object]) -> None:
+    def on_frame(self, frame: list[object]) -> None:
         raise AssertionError(frame)
 
-    def taken(self) -> None:
+    def flush(self) -> None:
         pass
 
 

@@ -201,8 +201,7 @@ async def decided(node, pointer, verb, state):
 
 
 async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
-    for module in (actors.replica, actors.replica):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.2)
     pointer = await begin(nodes["b"])
     nodes["a"].kill()
     await nodes["a"].ended.wait()
