@@ -69,7 +69,7 @@ def _run(config: Config, logs: Logs) -> None:
             "thrift": running.thrift,
             "cluster": running.cluster,
         }
-        logs.say(banner(running), "serving", **facts)
+        logs.announce(banner(running), "serving", **facts)
 
     async def daemon() -> None:
         await run_daemon(config, announce=announce)
