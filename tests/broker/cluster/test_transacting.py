@@ -122,7 +122,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
         async with trio.open_nursery() as nursery:
             for node in nodes.values():
                 nursery.start_soon(begins, node)
-            await until(lambda: nodes["b"].service.decider.anywhere.home is not None)
+            await until(lambda: nodes["b"].service.decider.routed.home is not None)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert begun == []
             nodes["b"].store.reachable.set()
