@@ -69,8 +69,8 @@ def add_gauges(
             "Requests of producers that were read again when the open topics were loaded.",
             lambda: sum(book.replayed_entries for book in _books(directory)),
         ),
-        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
-        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.held_bytes),
+        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.reserved_bytes),
+        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.reserved_bytes),
         (
             "plainsong_answers_refused_total",
             "Answers refused since the start, as too many waited for their readers.",

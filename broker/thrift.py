@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from actors.transactions import TransactionService
-    from broker.http.budgets import BodyBudget, Holding
+    from broker.http.budgets import BodyBudget, Reservation
     from plainsong.protocol.tephra.rpc import Call
     from plainsong.protocol.transactions.transaction import Transaction
 
@@ -247,10 +247,10 @@ class ThriftConnection:
     async def run(self) -> None:
         """Returns when the connection is over, whichever side ended it."""
         try:
-            with self._budget.hold() as holding:
-                while not self._stopping and (message := await self._next(holding)) is not None:
+            with self._budget.reserve() as reservation:
+                while not self._stopping and (message := await self._next(reservation)) is not None:
                     answer = framed(await self._methods.answer(message))
-                    holding.release()
+                    reservation.release()
                     with trio.fail_after(SEND_TIMEOUT_S):
                         await self._stream.send_all(answer)
         except (ThriftFrameTooLarge, MalformedThrift) as error:
@@ -260,26 +260,26 @@ class ThriftConnection:
         except (trio.BrokenResourceError, trio.TooSlowError):
             pass  # the client left, or reads and sends too slowly to be served
 
-    async def _next(self, holding: Holding) -> bytes | None:
+    async def _next(self, reservation: Reservation) -> bytes | None:
         """The next whole message; None: the client has left, or the server stops."""
         message = self._frames.take()
         if message is not None:
             return message
         if not self._frames.missing_bytes:
             with trio.CancelScope() as self._idle:
-                if not await self._receive(holding):
+                if not await self._receive(reservation):
                     return None
             if self._idle.cancelled_caught:
                 return None
         with trio.fail_after(FRAME_TIMEOUT_S):
             while (message := self._frames.take()) is None:
-                if not await self._receive(holding):
+                if not await self._receive(reservation):
                     return None
         return message
 
-    async def _receive(self, holding: Holding) -> bool:
+    async def _receive(self, reservation: Reservation) -> bool:
         data = await self._stream.receive_some(_RECEIVE_BYTES)
-        holding.grow(len(data))
+        reservation.grow(len(data))
         self._frames.feed(data)
         return bool(data)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from actors.mailbox import Ticket
     from actors.ownership import Instance
-    from broker.http.budgets import Holding
+    from broker.http.budgets import Reservation
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
     from plainsong.protocol.effects import Ask
@@ -81,7 +81,7 @@ class LocalStream:
         namespace: str,
         topic: str,
         request_id: str,
-        held: Holding,
+        held: Reservation,
         bounds: StreamBounds = StreamBounds(),
     ) -> None:
         self._service = service
@@ -159,10 +159,10 @@ class LocalStream:
         refusal = await self._enlisted(part)
         if self._finished:
             return
-        held_bytes = self._held.held_bytes
+        reserved_bytes = self._held.reserved_bytes
         put = refusal or self._put(part, size)
         if isinstance(put, PlainsongError):
-            self._held.shrink(self._held.held_bytes - held_bytes)
+            self._held.shrink(self._held.reserved_bytes - reserved_bytes)
             size = 0
         of_producer = isinstance(part, codec.Whole) and part.request.producer is not None
         self._taken.append(_Taken(numbers, len(payloads), size, put, of_producer, perf_counter()))
@@ -172,7 +172,7 @@ class LocalStream:
     async def _room(self, requests: int, size: int) -> None:
         bounds = self._bounds
         while not self._finished and self._taken:
-            if self._requests + requests <= bounds.requests and self._held.held_bytes + size <= bounds.bytes:
+            if self._requests + requests <= bounds.requests and self._held.reserved_bytes + size <= bounds.bytes:
                 return
             self._settled = trio.Event()
             await self._settled.wait()

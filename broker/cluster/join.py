@@ -157,7 +157,7 @@ async def _why_not(name: str, address: str, dial: Callable[[str], Awaitable[trio
         except PlainsongError:
             return ""  # an instance of an older version, which does not know the call
         return "" if found == name else f"the instance {str(found)[:100]!r} is there"
-    return "nobody answers"
+    return "it does not answer"
 
 
 async def _ask_name(stream: trio.abc.Stream, address: str) -> object:

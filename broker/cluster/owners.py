@@ -120,7 +120,7 @@ class Owners:
                     return await local(waited_ms)
                 owner = self.remote_owner(name)
                 if owner is None:
-                    raise NoOwner(f"nobody owns {name} just now")
+                    raise NoOwner(f"no instance owns {name} just now")
                 return await self._forward(name, owner, remote, waited_ms, repeatable=repeatable)
             except NoOwner as error:
                 refusal = error

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from actors.ownership import Instance
     from broker.cluster.owners import Owners
-    from broker.http.budgets import Holding
+    from broker.http.budgets import Reservation
     from broker.http.messages import Conversation
     from broker.link.client import Channel
     from broker.link.server import ServedChannel
@@ -47,13 +47,13 @@ class RoutedStream:
     """A client's stream to a topic of any instance; a ``Conversation``."""
 
     def __init__(
-        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, held: Holding
+        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, reservation: Reservation
     ) -> None:
         self._service = service
         self._owners = owners
         self._name = topic_name(namespace, topic)
         self._request_id = request_id
-        self._held = held
+        self._reservation = reservation
         #: The one that takes requests is the last, the one that answers is the first.
         self._parts: deque[LocalStream | RemoteStream] = deque()
         self._finished = False
@@ -117,7 +117,7 @@ class RoutedStream:
             if is_mine:
                 break
         # Without an owner, the topic's directory refuses request by request.
-        return self._appended(LocalStream(self._service, *self._name, self._request_id, self._held))
+        return self._appended(LocalStream(self._service, *self._name, self._request_id, self._reservation))
 
     def _appended(self, part: LocalStream | RemoteStream) -> LocalStream | RemoteStream | None:
         if self._finished:
@@ -137,7 +137,7 @@ class RoutedStream:
             channel.close()
             return None
         self._owners.metrics.forwarded("out")
-        return RemoteStream(channel, owner, self._held)
+        return RemoteStream(channel, owner, self._reservation)
 
     async def _drained(self, part: LocalStream | RemoteStream) -> None:
         part.finish()
@@ -175,7 +175,7 @@ class RoutedStream:
         self.finish()
         while self._parts:
             self._parts.popleft().close()
-        self._held.release()
+        self._reservation.release()
         if self._first_owner is not None:
             seconds = perf_counter() - self._begun_s
             self._service.access.begin(self._request_id)
@@ -206,10 +206,12 @@ class RemoteStream:
     Messages travel as they are. Their numbers are kept, to answer them if the owner is lost.
     """
 
-    def __init__(self, channel: Channel, owner: Instance, held: Holding, bounds: StreamBounds | None = None) -> None:
+    def __init__(
+        self, channel: Channel, owner: Instance, reservation: Reservation, bounds: StreamBounds | None = None
+    ) -> None:
         self.owner: Instance | None = owner
         self._channel = channel
-        self._held = held
+        self._reservation = reservation
         self._bounds = bounds or StreamBounds()
         self._reader = codec.RequestReader()
         self._sent: deque[_Sent] = deque()
@@ -272,7 +274,7 @@ class RemoteStream:
         """Why requests of this size are not sent; then all before them are answered, so answers keep their order."""
         while self._broken is None:
             try:
-                self._held.grow(size)
+                self._reservation.grow(size)
             except Overloaded as error:
                 if not self._sent:
                     return error
@@ -284,7 +286,7 @@ class RemoteStream:
     async def _room(self, requests: int, size: int) -> None:
         bounds = self._bounds
         while not self._finished and self._sent:
-            if self._requests + requests <= bounds.requests and self._held.held_bytes + size <= bounds.bytes:
+            if self._requests + requests <= bounds.requests and self._reservation.reserved_bytes + size <= bounds.bytes:
                 return
             await self._changed.wait()
 
@@ -334,7 +336,7 @@ class RemoteStream:
             requests -= some
             if not oldest.numbers:
                 self._sent.popleft()
-                self._held.shrink(oldest.size)
+                self._reservation.shrink(oldest.size)
         self._wake()
 
     def _refused(self, error: PlainsongError) -> bytes:
@@ -370,7 +372,7 @@ async def serve_stream(
     namespace: str,
     topic: str,
     request_id: str,
-    held: Holding,
+    reservation: Reservation,
 ) -> None:
     """Publishes what comes over a channel from another instance, and answers it.
 
@@ -383,7 +385,7 @@ async def serve_stream(
     name = topic_name(namespace, topic)
     if not owners.ownership.is_mine(name):
         raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
-    stream = RoutedStream(service, owners, namespace, topic, request_id, held)
+    stream = RoutedStream(service, owners, namespace, topic, request_id, reservation)
     try:
         await converse(stream, channel)
     finally:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from broker.api.route import Route
     from broker.config import Config
-    from broker.http.budgets import AnswerRoom, Holding
+    from broker.http.budgets import AnswerRoom, Reservation
     from broker.http.messages import Conversation, HotHandlers, HttpAnswer
     from broker.http.server import PeerHandler
     from broker.link.server import Call
@@ -91,9 +91,11 @@ class Cluster:
         """All routes that are not hot, each answered at its owner."""
         return self.forwarding.routes(ROUTES)
 
-    def begin(self, service: Service, namespace: str, topic: str, request_id: str, held: Holding) -> Conversation:
+    def begin(
+        self, service: Service, namespace: str, topic: str, request_id: str, reservation: Reservation
+    ) -> Conversation:
         """A client's stream to a topic of any instance. Raises InvalidName."""
-        return RoutedStream(service, self.owners, namespace, topic, request_id, held)
+        return RoutedStream(service, self.owners, namespace, topic, request_id, reservation)
 
 
 # --- dispatch --------------------------------------------------------------------------------------
@@ -171,8 +173,8 @@ class Dispatcher:
         assert call.channel is not None  # streams are conversations
         namespace, topic, request_id = call.value
         self._owners.metrics.forwarded("in")
-        with self._budget.hold() as held:
-            await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, held)
+        with self._budget.reserve() as reservation:
+            await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, reservation)
         return Reply()
 
     # --- calls of the daemons themselves -------------------------------------------------------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from broker.api.publish import Given
     from broker.api.route import Route
-    from broker.http.budgets import Holding
+    from broker.http.budgets import Reservation
     from broker.http.messages import Conversation, HotHandlers, HotRequest, HttpAnswer, ViewRequest
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
@@ -56,10 +56,10 @@ class FrontForwarding:
         """The other routes."""
         return tuple(replace(route, view=partial(self._view, route.name)) for route in ROUTES)
 
-    def begin(self, namespace: str, topic: str, request_id: str, held: Holding) -> Conversation:
+    def begin(self, namespace: str, topic: str, request_id: str, reservation: Reservation) -> Conversation:
         """A client's stream. Raises InvalidName."""
         open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id])
-        return FrontStream(open_channel, _OWNER, namespace, topic, held)
+        return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
     def count(self, route: str, status: int, seconds: float) -> None:
         """Has the owning process count an answer of this one."""
@@ -140,19 +140,21 @@ class FrontStream:
       owner: stands for that process.
     """
 
-    def __init__(self, open_channel: OpenChannel, owner: Instance, namespace: str, topic: str, held: Holding) -> None:
+    def __init__(
+        self, open_channel: OpenChannel, owner: Instance, namespace: str, topic: str, reservation: Reservation
+    ) -> None:
         topic_name(namespace, topic)
         self.headers: Sequence[tuple[str, str]] = ()
         self._open_channel = open_channel
         self._owner = owner
-        self._held = held
+        self._reservation = reservation
         self._remote: RemoteStream | None = None
 
     async def opened(self) -> None:
         """See ``Conversation``. The owning process first sends the headers."""
         try:
             channel = await self._open_channel()
-            self._remote = RemoteStream(channel, self._owner, self._held)
+            self._remote = RemoteStream(channel, self._owner, self._reservation)
             headers = await channel.receive()
         except LinkBroken as broken:
             raise ShuttingDown("the daemon is not there any more") from broken
@@ -191,4 +193,4 @@ class FrontStream:
         """See ``Conversation``."""
         if self._remote is not None:
             self._remote.close()
-        self._held.release()
+        self._reservation.release()

@@ -307,8 +307,8 @@ class Answering:
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
         namespace, topic, request_id = call.value
-        with self._budget.hold() as held:
-            await serve_conversation(self._begin(namespace, topic, request_id, held), call.channel)
+        with self._budget.reserve() as reservation:
+            await serve_conversation(self._begin(namespace, topic, request_id, reservation), call.channel)
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:

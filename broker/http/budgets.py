@@ -89,26 +89,26 @@ _GZIP_WINDOW = 31
 class BodyBudget:
     """The memory of all request bodies under way; and beside it the budget of the answers."""
 
-    __slots__ = ("answers", "held_bytes", "max_bytes")
+    __slots__ = ("answers", "max_bytes", "reserved_bytes")
 
     def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
+        self.reserved_bytes = 0
         self.answers = answers or AnswerBudget()
 
-    def hold(self) -> Holding:
+    def reserve(self) -> Reservation:
         """A share for one request's bytes, empty at first."""
-        return Holding(self)
+        return Reservation(self)
 
 
-class Holding:
+class Reservation:
     """One request's share of the budget; released at the end of the ``with`` block."""
 
-    __slots__ = ("_budget", "held_bytes")
+    __slots__ = ("_budget", "reserved_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self.held_bytes = 0
+        self.reserved_bytes = 0
 
     def grow(self, more_bytes: int) -> None:
         """Takes ``more_bytes`` of the budget.
@@ -117,24 +117,24 @@ class Holding:
           Overloaded: the budget is used up; nothing was taken.
         """
         budget = self._budget
-        if budget.held_bytes + more_bytes > budget.max_bytes:
+        if budget.reserved_bytes + more_bytes > budget.max_bytes:
             raise Overloaded(
-                f"bodies of {budget.held_bytes} bytes are under way, of {budget.max_bytes} that may be",
+                f"bodies of {budget.reserved_bytes} bytes are under way, of {budget.max_bytes} that may be",
                 hint="retry a little later, or raise http.max_inflight_bytes",
             )
-        budget.held_bytes += more_bytes
-        self.held_bytes += more_bytes
+        budget.reserved_bytes += more_bytes
+        self.reserved_bytes += more_bytes
 
     def shrink(self, fewer_bytes: int) -> None:
         """Gives back ``fewer_bytes``."""
-        fewer_bytes = min(fewer_bytes, self.held_bytes)
-        self._budget.held_bytes -= fewer_bytes
-        self.held_bytes -= fewer_bytes
+        fewer_bytes = min(fewer_bytes, self.reserved_bytes)
+        self._budget.reserved_bytes -= fewer_bytes
+        self.reserved_bytes -= fewer_bytes
 
     def release(self) -> None:
         """Gives everything back. Idempotent."""
-        self._budget.held_bytes -= self.held_bytes
-        self.held_bytes = 0
+        self._budget.reserved_bytes -= self.reserved_bytes
+        self.reserved_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +170,7 @@ def needs_decoding(headers: Mapping[str, str]) -> bool:
     return headers.get("content-encoding", "identity") not in ("", "identity")
 
 
-async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: int, held: Holding) -> bytes:
+async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: int, reservation: Reservation) -> bytes:
     """``body`` without its content coding.
 
     Raises:
@@ -185,12 +185,12 @@ async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: 
     if coding not in ("gzip", "x-gzip"):
         raise UnsupportedMediaType(f"the content encoding {coding!r} is not read here", hint="send gzip or identity")
     if len(body) <= INLINE_BYTES:
-        return _gunzipped(body, max_body_bytes, held)
+        return _gunzipped(body, max_body_bytes, reservation)
     # The thread shares only integers with the event loop, and a late reading of the budget is harmless.
-    return await trio.to_thread.run_sync(_gunzipped, body, max_body_bytes, held)
+    return await trio.to_thread.run_sync(_gunzipped, body, max_body_bytes, reservation)
 
 
-def _gunzipped(body: bytes, max_body_bytes: int, held: Holding) -> bytes:
+def _gunzipped(body: bytes, max_body_bytes: int, reservation: Reservation) -> bytes:
     unpacked = bytearray()
     rest = body
     try:
@@ -201,7 +201,7 @@ def _gunzipped(body: bytes, max_body_bytes: int, held: Holding) -> bytes:
                 rest = unpacker.unconsumed_tail
                 if len(unpacked) + len(part) > max_body_bytes:
                     raise too_large(max_body_bytes)
-                held.grow(len(part))
+                reservation.grow(len(part))
                 unpacked += part
                 if not part and not rest and not unpacker.eof:
                     raise MalformedBody(f"the gzip body breaks off after {len(body)} bytes")
@@ -229,12 +229,12 @@ PATIENCE_S = 2.0
 class AnswerBudget:
     """The memory of all answers until their readers have taken them."""
 
-    __slots__ = ("_large", "_small", "held_bytes", "max_bytes", "patience_s", "refused")
+    __slots__ = ("_large", "_small", "max_bytes", "patience_s", "refused", "reserved_bytes")
 
     def __init__(self, max_bytes: int = 1 << 62, patience_s: float = PATIENCE_S) -> None:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
-        self.held_bytes = 0
+        self.reserved_bytes = 0
         #: Requests that were refused for lack of room.
         self.refused = 0
         self._small: deque[_Waiting] = deque()
@@ -246,9 +246,9 @@ class AnswerBudget:
 
     def share_of(self, least: int, most: int) -> int:
         """What a page may take now, from ``least`` to ``most`` bytes; 0: not even ``least`` is left."""
-        if not self.held_bytes:
+        if not self.reserved_bytes:
             return max(least, min(most, self.max_bytes))  # one answer is always possible, whatever its size
-        left = self.max_bytes - self.held_bytes
+        left = self.max_bytes - self.reserved_bytes
         beyond_last_part = left - self.max_bytes // LAST_PART
         if least <= beyond_last_part:
             return min(most, max(least, beyond_last_part // SHARE))
@@ -257,7 +257,7 @@ class AnswerBudget:
     def take_now(self, least: int, most: int) -> int:
         """Takes and returns what ``share_of`` allows; nothing while larger requests wait before it."""
         taken = 0 if self._large and least > SMALL_BYTES else self.share_of(least, most)
-        self.held_bytes += taken
+        self.reserved_bytes += taken
         return taken
 
     async def take(self, least: int, most: int) -> int:
@@ -286,16 +286,16 @@ class AnswerBudget:
         """The refusal of a request for which there is no room; counted."""
         self.refused += 1
         return Overloaded(
-            f"answers of {self.held_bytes} bytes wait for their readers, of {self.max_bytes} that may",
+            f"answers of {self.reserved_bytes} bytes wait for their readers, of {self.max_bytes} that may",
             hint="retry a little later, or raise http.max_answer_bytes",
         )
 
     def give_back(self, fewer_bytes: int) -> None:
         """Gives back what was taken, and grants it to the requests that wait, in their order."""
-        self.held_bytes -= fewer_bytes
+        self.reserved_bytes -= fewer_bytes
         for queue in (self._small, self._large):
             while queue and (taken := self.share_of(queue[0].least, queue[0].most)):
-                self.held_bytes += taken
+                self.reserved_bytes += taken
                 waiting = queue.popleft()
                 waiting.taken = taken
                 waiting.granted.set()
@@ -316,38 +316,38 @@ class _Waiting:
 class AnswerRoom:
     """One answer's share of the budget; released when the answer has left."""
 
-    __slots__ = ("_budget", "held_bytes")
+    __slots__ = ("_budget", "reserved_bytes")
 
     def __init__(self, budget: AnswerBudget) -> None:
         self._budget = budget
-        self.held_bytes = 0
+        self.reserved_bytes = 0
 
     def has(self, size: int) -> bool:
         """Changes the share to ``size`` bytes, more or fewer than before. False: there is no room, nothing changed."""
-        more = size - self.held_bytes
+        more = size - self.reserved_bytes
         budget = self._budget
         if more <= 0:
-            self.held_bytes = size
+            self.reserved_bytes = size
             if more:
                 budget.give_back(-more)
             return True
-        others = budget.held_bytes - self.held_bytes
+        others = budget.reserved_bytes - self.reserved_bytes
         bound = budget.max_bytes if size <= SMALL_BYTES else budget.max_bytes - budget.max_bytes // LAST_PART
         if others and others + size > bound:
             return False
-        budget.held_bytes += more
-        self.held_bytes = size
+        budget.reserved_bytes += more
+        self.reserved_bytes = size
         return True
 
     def must_have(self, size: int) -> None:
         """Changes the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
-        self._budget.give_back(self.held_bytes - size)
-        self.held_bytes = size
+        self._budget.give_back(self.reserved_bytes - size)
+        self.reserved_bytes = size
 
     def takes_now(self, most: int) -> bool:
         """Changes the share to ``most`` bytes if half of the budget stays free. False: nothing changed."""
         budget = self._budget
-        return 2 * (budget.held_bytes + most) <= budget.max_bytes and self.has(most)
+        return 2 * (budget.reserved_bytes + most) <= budget.max_bytes and self.has(most)
 
     async def take(self, least: int, most: int) -> int:
         """Changes the share to between ``least`` and ``most`` bytes, as soon as there is room; returns how many.
@@ -356,8 +356,8 @@ class AnswerRoom:
           Overloaded: there was no room in time; the share is empty.
         """
         self.release()
-        self.held_bytes = await self._budget.take(least, most)
-        return self.held_bytes
+        self.reserved_bytes = await self._budget.take(least, most)
+        return self.reserved_bytes
 
     def refusal(self) -> Overloaded:
         """See ``AnswerBudget.refusal``."""
@@ -365,6 +365,6 @@ class AnswerRoom:
 
     def release(self) -> None:
         """Gives everything back. Idempotent."""
-        if self.held_bytes:
-            held, self.held_bytes = self.held_bytes, 0
-            self._budget.give_back(held)
+        if self.reserved_bytes:
+            reserved, self.reserved_bytes = self.reserved_bytes, 0
+            self._budget.give_back(reserved)

@@ -16,7 +16,7 @@ from hypercorn.events import Closed, Updated
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
-from broker.http.budgets import BodyBudget, Holding, body_deadline, too_large, too_slow
+from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
 from broker.http.messages import answer_for, new_request_id, sane_request_id
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
@@ -51,7 +51,7 @@ class Passage:
         #: The client's own if it is sane, else a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: The body's share of the budget, until the application has answered.
-        self.held: Holding = budget.hold()
+        self.reservation: Reservation = budget.reserve()
         #: The answer's share of the budget, until it has left.
         self.room: AnswerRoom = budget.answers.room()
         self.received_bytes = 0
@@ -82,7 +82,7 @@ class Gate:
             return
         passage = Passage(scope, self._budget)
         try:
-            with passage.held:
+            with passage.reservation:
                 await self._pass(passage, scope, receive, send)
         finally:
             passage.room.release()
@@ -155,7 +155,7 @@ class Gate:
         if int(length) > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
         try:
-            passage.held.grow(int(length))
+            passage.reservation.grow(int(length))
         except PlainsongError as error:
             return error
         return None
@@ -167,7 +167,7 @@ class Gate:
         if passage.received_bytes > self._settings.max_body_bytes:
             passage.refusal = too_large(self._settings.max_body_bytes)
         try:
-            passage.held.grow(max(0, passage.received_bytes - passage.held.held_bytes))
+            passage.reservation.grow(max(0, passage.received_bytes - passage.reservation.reserved_bytes))
         except PlainsongError as error:
             passage.refusal = error
 

@@ -55,7 +55,7 @@ class StreamSocket:
         #: The pieces of a message that is not whole yet, which count against the budget, and when it began.
         self._pieces: list[bytes] = []
         self._length = 0
-        self._held = shared.budget.hold()
+        self._reservation = shared.budget.reserve()
         self._since_s = 0.0
         self._heard_s = trio.current_time()
         self._pinged = False
@@ -95,7 +95,7 @@ class StreamSocket:
             if path is None:
                 raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
             begin, budget = self._shared.begin, self._shared.budget
-            conversation = begin(path[1], path[2], request_id, budget.hold())
+            conversation = begin(path[1], path[2], request_id, budget.reserve())
             await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
@@ -158,7 +158,7 @@ class StreamSocket:
                 ending = CloseReason.INVALID_FRAME_PAYLOAD_DATA, fault.detail
             finally:
                 self._taking = False
-                self._held.shrink(sum(map(len, messages)))
+                self._reservation.shrink(sum(map(len, messages)))
         if ending is not None:
             self._end(*ending)
 
@@ -192,7 +192,7 @@ class StreamSocket:
         if self._length > max_bytes:
             return CloseReason.MESSAGE_TOO_BIG, f"a message may have {max_bytes} bytes"
         try:
-            self._held.grow(len(piece))
+            self._reservation.grow(len(piece))
         except PlainsongError as error:
             return CloseReason.TRY_AGAIN_LATER, error.detail
         self._pieces.append(piece)
@@ -224,7 +224,7 @@ class StreamSocket:
         finally:
             self._closed = True
             self._conversation.close()
-            self._held.release()
+            self._reservation.release()
 
     async def _send_data(self, data: bytes) -> None:
         if not self._closed:

@@ -68,5 +68,5 @@ async def test_whoever_is_no_instance_and_whoever_is_silent_is_told(caplog):
     async def dial(address):
         return ours
 
-    assert await verify_advertised_address("a", "far:7420", dial, within_s=0.05) == "nobody answers"
+    assert await verify_advertised_address("a", "far:7420", dial, within_s=0.05) == "it does not answer"
     await theirs.aclose()
