@@ -266,7 +266,6 @@ class Readings(Collector):
         self._readings: list[tuple[str, str, Callable[[], float | None]]] = []
 
     def add(self, name: str, text: str, read: Callable[[], float | None]) -> None:
-        """See ``Metrics.reads``."""
         self._readings.append((name, text, read))
 
     def describe(self) -> Iterator[Metric]:
@@ -302,7 +301,6 @@ class Decisions:
         self._metrics = metrics
 
     def decided(self, state: State, count: int) -> None:
-        """See ``TransactionObserver``."""
         self._metrics.transactions_decided(state, count)
 
     def conflicted(self) -> None:
@@ -310,16 +308,13 @@ class Decisions:
         self._metrics.transaction_conflicted()
 
     def timed_out(self, count: int) -> None:
-        """See ``TransactionObserver``."""
         self._metrics.transactions_timed_out(count)
 
     def fell(self, error: BaseException) -> None:
-        """See ``TransactionObserver``."""
         del error
         self._metrics.transactions_fell()
 
     def loaded(self, load_s: float) -> None:
-        """See ``TransactionObserver``."""
         del load_s
 
 

@@ -194,15 +194,12 @@ class Handover:
         return True
 
     def open_topics(self) -> Collection[TopicName]:
-        """See ``HandoverSteps``."""
         return [entry.name for entry in self._directory]
 
     async def given_away(self) -> None:
-        """See ``HandoverSteps``."""
         await self._directory.handed()
 
     async def taken_over(self, slices: int) -> None:
-        """See ``HandoverSteps``."""
         ownership = self._owners.ownership
         async with trio.open_nursery() as nursery:
             for instance in ownership.instances:

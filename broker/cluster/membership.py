@@ -82,7 +82,6 @@ class Membership:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """See ``Ownership.instances``."""
         return self._view.instances
 
     @property
@@ -101,12 +100,10 @@ class Membership:
         return self._zookeeper.connected
 
     def owner(self, name: TopicName) -> Instance | None:
-        """See ``Ownership.owner``."""
         owner = self._view.assignment.owner(name)
         return None if owner is None or name in self._lost else self._view.instance(owner.name)
 
     def is_mine(self, name: TopicName) -> bool:
-        """See ``Ownership.is_mine``."""
         owner = self._view.assignment.owner(name)
         return (
             owner is not None
@@ -117,7 +114,6 @@ class Membership:
         )
 
     def slices_of(self, instance: str) -> int:
-        """See ``Ownership.slices_of``."""
         return self._view.slices_of(instance)
 
     @property
@@ -144,7 +140,6 @@ class Membership:
         self._on_event()
 
     def on_change(self, told: Callable[[], None]) -> None:
-        """See ``Ownership.on_change``."""
         self._view.listeners.append(told)
 
     # --- life -------------------------------------------------------------------------------------
@@ -309,7 +304,6 @@ class ClusterView:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """See ``Ownership.instances``."""
         return [self._by_name[each.name] for each in self.assignment.members if each.slices or not each.leaving]
 
     def instance(self, name: str) -> Instance:
@@ -317,7 +311,6 @@ class ClusterView:
         return self._by_name[name]
 
     def slices_of(self, instance: str) -> int:
-        """See ``Ownership.slices_of``."""
         return next((each.slices for each in self.assignment.members if each.name == instance), 0)
 
     def update(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:

@@ -194,7 +194,6 @@ class _BoundToOwner:
         self._owners, self._names, self._owner = owners, tuple(names), owner
 
     def on_view_change(self) -> None:
-        """See ``ViewListener``."""
         if any(self._owners.remote_owner(name) != self._owner for name in self._names):
             self.scope.cancel()
 

@@ -71,7 +71,6 @@ class RoutedStream:
 
     @property
     def answered(self) -> int:
-        """See ``Conversation``."""
         return self._answered_before + (self._parts[0].answered if self._parts else 0)
 
     async def opened(self) -> None:
@@ -79,11 +78,9 @@ class RoutedStream:
 
     @property
     def waiting(self) -> bool:
-        """See ``Conversation``."""
         return any(part.waiting for part in self._parts)
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """See ``Conversation``."""
         self._taking = True
         try:
             part = await self._part()
@@ -149,7 +146,6 @@ class RoutedStream:
         self._changed = trio.Event()
 
     async def answers(self) -> bytes | None:
-        """See ``Conversation``."""
         while True:
             while not self._parts:
                 if self._finished:
@@ -164,14 +160,12 @@ class RoutedStream:
             self._wake()
 
     def finish(self) -> None:
-        """See ``Conversation``."""
         self._finished = True
         for part in self._parts:
             part.finish()
         self._wake()
 
     def close(self) -> None:
-        """See ``Conversation``."""
         self.finish()
         while self._parts:
             self._parts.popleft().close()
@@ -229,13 +223,11 @@ class RemoteStream:
 
     @property
     def waiting(self) -> bool:
-        """See ``Conversation``."""
         return bool(self._sent)
 
     # --- in ------------------------------------------------------------------------------------
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """See ``Conversation``."""
         joined: list[bytes] = []
         numbers: list[int] = []
         for message in messages:
@@ -291,21 +283,18 @@ class RemoteStream:
             await self._changed.wait()
 
     def finish(self) -> None:
-        """See ``Conversation``."""
         if not self._finished:
             self._finished = True
             self._channel.finish()
             self._wake()
 
     def close(self) -> None:
-        """See ``Conversation``."""
         self.finish()
         self._channel.close()
 
     # --- out -----------------------------------------------------------------------------------
 
     async def answers(self) -> bytes | None:
-        """See ``Conversation``."""
         while True:
             while not self._sent:
                 if self._finished or self._broken is not None:

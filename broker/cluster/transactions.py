@@ -53,12 +53,10 @@ class LinkedPeer:
         self._owners = owners
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """See ``Peer.sync``."""
         reply = await self._call("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
         return ReplicaUpdate.unpack(await collect(reply.body))
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """See ``Peer.enlist``."""
         return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
     async def _call(self, kind: str, value: Any, within_s: float) -> Reply:

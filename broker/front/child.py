@@ -48,7 +48,6 @@ class _Accounting:
         return self
 
     def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
-        """See ``Metrics.requested``."""
         del requests
         self.forwarding.count(route, status, seconds)
 

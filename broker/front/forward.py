@@ -169,28 +169,22 @@ class FrontStream:
 
     @property
     def waiting(self) -> bool:
-        """See ``Conversation``."""
         return self._stream.waiting
 
     @property
     def answered(self) -> int:
-        """See ``Conversation``."""
         return self._stream.answered
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """See ``Conversation``."""
         await self._stream.take(messages)
 
     async def answers(self) -> bytes | None:
-        """See ``Conversation``."""
         return await self._stream.answers()
 
     def finish(self) -> None:
-        """See ``Conversation``."""
         self._stream.finish()
 
     def close(self) -> None:
-        """See ``Conversation``."""
         if self._remote is not None:
             self._remote.close()
         self._reservation.release()

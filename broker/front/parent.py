@@ -379,7 +379,6 @@ class PublishBatcher:
         self._begun_s = 0.0
 
     def take(self, call: Call, answer: Answer) -> bool:
-        """See ``InlineHandler``."""
         if call.kind != "publish" or self._service.access.enabled:  # a log line names its request by the task's context
             return False
         namespace, topic, messages, size, _ = call.value
@@ -398,7 +397,6 @@ class PublishBatcher:
         return True
 
     def flush(self) -> None:
-        """See ``InlineHandler``."""
         if not self._runs:
             return
         runs, self._runs = self._runs, {}

@@ -360,7 +360,6 @@ class AnswerRoom:
         return self.reserved_bytes
 
     def refusal(self) -> Overloaded:
-        """See ``AnswerBudget.refusal``."""
         return self._budget.refusal()
 
     def release(self) -> None:

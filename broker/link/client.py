@@ -322,7 +322,6 @@ class Channel:
         self._outflow.end()
 
     async def aclose(self) -> None:
-        """See ``close``."""
         self.close()
 
     def close(self) -> None:

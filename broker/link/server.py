@@ -133,7 +133,6 @@ class _ServingSide:
     # --- frames of the peer --------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any]) -> None:
-        """See ``FrameHandler``."""
         kind, number = frame[0], frame[1]
         if kind == FrameKind.CALL:
             self._on_call(number, *frame[2:])
@@ -163,7 +162,6 @@ class _ServingSide:
         raise MalformedBody(f"a frame of kind {kind}, which only callers get")
 
     def flush(self) -> None:
-        """See ``FrameHandler``."""
         if self._inline is not None:
             self._inline.flush()
 
