@@ -112,7 +112,7 @@ class Owners:
         """
         begun_s = trio.current_time()
         attempts = self.attempts()
-        refusal = NoOwner()
+        refusal: NoOwner | None = None
         async for _ in attempts:
             waited_ms = round((trio.current_time() - begun_s) * 1000)
             try:
@@ -127,7 +127,7 @@ class Owners:
             if attempts.until_s is None:  # the owner may have been silent for long before it was lost
                 attempts.until_s = max(begun_s + patience_s(), trio.current_time() + PATIENCE_S)
         self.metrics.no_owner_found()
-        raise refusal
+        raise refusal or NoOwner()
 
     async def _forward(
         self,

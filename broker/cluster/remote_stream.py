@@ -83,7 +83,7 @@ class RoutedStream:
     async def take(self, messages: Sequence[bytes]) -> None:
         self._taking = True
         try:
-            part = await self._part()
+            part = self._current_part() or await self._next_part()
             if part is not None:
                 await part.take(messages)
         finally:
@@ -95,18 +95,25 @@ class RoutedStream:
         if last is not None and not self._taking and last.owner != self._owners.remote_owner(self._name):
             last.finish()
 
-    async def _part(self) -> LocalStream | RemoteStream | None:
+    def _current_part(self) -> LocalStream | RemoteStream | None:
+        """The last part, if the topic is still where it leads."""
+        last, owner = self._parts[-1] if self._parts else None, self._owners.remote_owner(self._name)
+        if last is None or not last.is_usable or last.owner != owner:
+            return None
+        return last if owner is not None or self._owners.ownership.is_mine(self._name) else None
+
+    async def _next_part(self) -> LocalStream | RemoteStream | None:
         """The part that takes requests now; None: the stream has finished."""
         attempts = self._owners.attempts(trio.current_time() + PATIENCE_S)
         async for _ in attempts:
             if self._finished:
                 return None
+            current = self._current_part()
+            if current is not None:
+                return current
             is_mine, owner = self._owners.ownership.is_mine(self._name), self._owners.remote_owner(self._name)
-            last = self._parts[-1] if self._parts else None
-            if last is not None and last.is_usable and last.owner == owner and (is_mine or owner is not None):
-                return last
-            if last is not None:
-                await self._drained(last)
+            if self._parts:
+                await self._drained(self._parts[-1])
                 attempts.until_s = trio.current_time() + PATIENCE_S
             part = None if owner is None else await self._open_remote(owner)
             if part is not None:
