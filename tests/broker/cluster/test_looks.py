@@ -10,7 +10,7 @@ import trio
 from broker.config.sections import Ensemble
 from plainsong.protocol.cluster import SLICES
 from tests.broker.cluster.test_membership import TOPICS, member, owned, running, until
-from tests.broker.cluster.test_portions import two
+from tests.broker.cluster.test_rebalance import two
 
 paths = count()
 

@@ -1,4 +1,4 @@
-"""Instances come and go in portions: what is not in a step stays where it is, and no step is made before the one before."""
+"""Instances come and go in steps: what is not in a step stays where it is, and each step waits for the one before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ paths = count()
 @pytest.fixture
 def ensemble(zookeeper):
     """A path that nobody used before."""
-    return Ensemble(zookeeper.address, f"/of-portions/{next(paths)}")
+    return Ensemble(zookeeper.address, f"/rebalance/{next(paths)}")
 
 
 class Instance:

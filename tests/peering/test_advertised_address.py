@@ -1,4 +1,4 @@
-"""An instance looks for itself at its own address: found, nobody there, somebody else there, or no instance at all."""
+"""An instance verifies its advertised address: it is there, nothing is, another instance is, or another program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 import trio.testing
-from test_peer_door import serving
+from test_peer_handler import serving
 
 from broker.cluster.join import WHO, verify_advertised_address, who_handler
 from plainsong.protocol.errors import BadRequest

@@ -1,4 +1,4 @@
-"""What changes hands is opened at its next owner by whoever lets it go, and nothing is claimed that is another's."""
+"""Topics that change hands are opened by their next owner before a request needs them, and no other is claimed."""
 
 from __future__ import annotations
 
