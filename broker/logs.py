@@ -228,7 +228,7 @@ class Logs:
 
     def __init__(self, config: LogConfig, stream: TextIO | None) -> None:
         self._json = config.format == "json"
-        self._stream = stream  # kept, since a stream that nobody holds closes its descriptor
+        self._stream = stream  # kept, since a stream closes its descriptor when it is collected
         self._handler = _Handler(JsonLines() if self._json else TextLines(), _descriptor(stream), config.queue_lines)
         root = logging.getLogger()
         self._restore = [(root, root.level)]

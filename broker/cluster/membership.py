@@ -139,8 +139,8 @@ class Membership:
             self._lost.popitem(last=False)
         self._on_event()
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        self._view.listeners.append(told)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._view.listeners.append(listener)
 
     # --- life -------------------------------------------------------------------------------------
 

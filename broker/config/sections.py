@@ -111,7 +111,7 @@ class StorageConfig:
     )
     write_buffer_bytes: int = size(
         8 * MIB,
-        "What LevelDB gathers in memory before it writes a sorted table; up to two of these are held.",
+        "What LevelDB gathers in memory before it writes a sorted table; up to two of these at once.",
         small="many small tables, and more work merging them",
         large="more memory, and a longer start after a crash",
         low=64 * KIB,
@@ -136,7 +136,7 @@ class TopicConfig:
         604_800,
         "The time to live of a topic created without one; 7 days by default.",
         small="messages expire before slow consumers read them",
-        large="the disk fills with messages that are read no more",
+        large="the disk fills with messages that no consumer reads any more",
         low=1,
         high=_CENTURY_S,
     )
@@ -274,14 +274,14 @@ class HttpConfig:
     )
     max_connections: int = count(
         10_000,
-        "Connections held at once; a further one is answered 503 overloaded and closed.",
+        "Connections open at once; a further one is answered 503 overloaded and closed.",
         small="clients are refused while the daemon is idle",
         large="the limit on open files is reached first, or memory runs out",
         high=1_000_000,
     )
     max_inflight_bytes: int = size(
         256 * MIB,
-        "Bodies held in memory at once, over all connections, compressed and not; beyond it the answer is 503 overloaded.",
+        "Memory of request bodies over all connections, compressed and not; beyond it the answer is 503 overloaded.",
         small="parallel large publishes are refused",
         large="the daemon's memory grows by as much under load",
         low=KIB,
@@ -289,7 +289,7 @@ class HttpConfig:
     )
     max_answer_bytes: int = size(
         256 * MIB,
-        "Answers held in memory at once until their readers have taken them; pages get shorter as it is used up, "
+        "Memory of answers until their readers have taken them; pages get shorter as it is used up, "
         "beyond it the answer is 503 overloaded.",
         small="readers that are far behind get short pages, and make many requests",
         large="the daemon's memory grows by as much under readers that do not read",
@@ -308,7 +308,7 @@ class HttpConfig:
         10.0,
         "How long the head of a request may take from its first byte to its last.",
         small="clients on slow lines are cut off",
-        large="clients that send nothing more hold their connections",
+        large="clients that stall keep their connections",
         low=0.1,
         high=3_600.0,
     )
@@ -316,7 +316,7 @@ class HttpConfig:
         30.0,
         "How long the body of a request may take from the end of its head; each 16 KiB received add a second.",
         small="large bodies over slow lines are cut off",
-        large="clients that stall hold memory against http.max_inflight_bytes",
+        large="bodies of clients that stall count against http.max_inflight_bytes",
         low=0.1,
         high=86_400.0,
     )
@@ -335,7 +335,7 @@ class HttpConfig:
         1 * KIB,
         "Answers of at least this many bytes are compressed when the client accepts gzip.",
         small="time is spent on answers that do not shrink",
-        large="answers that would shrink travel whole",
+        large="answers that would shrink are sent uncompressed",
         low=0,
         high=1 * GIB,
     )

@@ -93,8 +93,8 @@ class FrontEnd:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
         handlers = forwarding.handlers()
-        told = cast("Service", _Accounting(forwarding, AccessLog(enabled=config.log.access)))
-        application = build_application(told, forwarding.routes(), handlers, settings)
+        accounting = cast("Service", _Accounting(forwarding, AccessLog(enabled=config.log.access)))
+        application = build_application(accounting, forwarding.routes(), handlers, settings)
         try:
             if not (await self._link.call("ready", None)).value:
                 return
