@@ -1,7 +1,7 @@
 """Runs the rings of tests side by side, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
 
-Most rings wait: for processes to start, for time-outs, for disks. A few compute. Several at once therefore take hardly
-longer than the longest. A ring is never divided, so whatever its tests share for a session starts once.
+A ring waits much of its time: for processes to start, for time-outs, for disks. So one more than there are cores run at
+once, the longest first. A ring is never divided: what its tests share for a session starts once.
 
 What follows ``--`` goes to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """
@@ -27,8 +27,10 @@ from xml.etree import ElementTree
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OUTPUT = ROOT / "build/tests"
-#: More at once would want more memory than a small machine has: a ring may run two or three JVMs.
-MOST_AT_ONCE = 6
+#: More at once want more memory than most machines have: a ring runs up to four JVMs.
+MOST_LANES = 6
+#: How much of the cores they fill: at the end the last ring is alone.
+FILLED = 0.85
 #: How long an interrupted ring may take to end the processes that it has started.
 GRACE_S = 20.0
 #: How often it says what still runs.
@@ -37,34 +39,35 @@ SAY_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A folder or file of tests, and what it took when it was last measured alone on two quiet cores."""
+    """A folder or file of tests, and what it took when it was last measured."""
 
     name: str
     seconds: int
-    cores: float
-    """Of processor time, on average: what decides what may run beside it."""
+    """From start to end, beside others."""
+    cpu_s: int
+    """Of processor time."""
 
 
 #: Inner rings first: what they find explains what the outer ones would show.
 RINGS = (
-    Ring("test_house.py", 15, 1.0),
-    Ring("protocol", 60, 1.0),
-    Ring("actors", 60, 1.0),
-    Ring("storage", 60, 1.0),
-    Ring("peering", 60, 1.0),
-    Ring("broker", 60, 1.0),
-    Ring("client", 60, 1.0),
-    Ring("cli", 60, 1.0),
-    Ring("sql", 60, 1.0),
-    Ring("daemon", 60, 1.0),
-    Ring("hbase", 60, 1.0),
-    Ring("cluster", 60, 1.0),
-    Ring("spark", 60, 1.0),
-    Ring("pipeline", 60, 1.0),
-    Ring("examples", 60, 1.0),
-    Ring("bench", 60, 1.0),
-    Ring("test_docs.py", 5, 1.0),
-    Ring("test_venv.py", 5, 1.0),
+    Ring("test_house.py", 15, 10),
+    Ring("protocol", 80, 70),
+    Ring("actors", 90, 70),
+    Ring("storage", 60, 40),
+    Ring("peering", 30, 20),
+    Ring("broker", 250, 220),
+    Ring("client", 100, 60),
+    Ring("cli", 120, 80),
+    Ring("sql", 150, 90),
+    Ring("daemon", 260, 210),
+    Ring("hbase", 330, 350),
+    Ring("cluster", 200, 150),
+    Ring("spark", 280, 290),
+    Ring("pipeline", 260, 260),
+    Ring("examples", 60, 40),
+    Ring("bench", 150, 120),
+    Ring("test_docs.py", 5, 3),
+    Ring("test_venv.py", 3, 2),
 )
 
 
@@ -73,7 +76,7 @@ def all_rings() -> list[Ring]:
     known = [ring for ring in RINGS if (TESTS / ring.name).exists()]
     names = {ring.name for ring in known}
     found = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
-    return known + [Ring(name, 30, 1.0) for name in found if name not in names]
+    return known + [Ring(name, 30, 30) for name in found if name not in names]
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class Run:
     process: subprocess.Popen[bytes]
     begun_s: float
     seconds: float = 0.0
-    cores: float = 0.0
+    cpu_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
 
@@ -94,13 +97,13 @@ class Run:
 
     @property
     def summary(self) -> str:
-        return f"{self.ring.name:<14} {self.seconds:4.0f} s   {self.cores:4.2f} cores   {counts_of(self.counts)}"
+        return f"{self.ring.name:<14} {self.seconds:4.0f} s   {self.cpu_s:4.0f} s of a core   {counts_of(self.counts)}"
 
     def finish(self, code: int, cpu_s: float) -> None:
         """Note how it ended, and read its JUnit file."""
         self.process.returncode = code
         self.seconds = time.monotonic() - self.begun_s
-        self.cores = cpu_s / self.seconds
+        self.cpu_s = cpu_s
         with suppress(OSError, ElementTree.ParseError):
             for case in ElementTree.parse(self.output.with_suffix(".xml")).iter("testcase"):
                 outcome = outcome_of(case)
@@ -125,11 +128,11 @@ def counts_of(counts: Counter[str]) -> str:
 
 
 class Runner:
-    """Starts rings as long as there are cores for them, the longest first, and waits for them."""
+    """Starts rings as long as a lane is free, the longest first, and waits for them."""
 
-    def __init__(self, rings: Sequence[Ring], cores: float, options: Sequence[str]) -> None:
+    def __init__(self, rings: Sequence[Ring], lanes: int, options: Sequence[str]) -> None:
         self._waiting = sorted(rings, key=lambda ring: -ring.seconds)
-        self._cores, self._options = cores, options
+        self._lanes, self._options = lanes, options
         self._running: dict[int, Run] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="plainsong-"))
         self._said_s = time.monotonic()
@@ -139,7 +142,8 @@ class Runner:
         """Until all have ended. Whatever interrupts it ends those that run."""
         try:
             while self._waiting or self._running:
-                self._start_some()
+                while self._waiting and len(self._running) < self._lanes:
+                    self._start(self._waiting.pop(0))
                 if not self._reap():
                     self._say_what_runs()
                     time.sleep(0.1)
@@ -149,13 +153,6 @@ class Runner:
             raise
         with suppress(OSError):  # a ring that failed has left its files there
             self._scratch.rmdir()
-
-    def _start_some(self) -> None:
-        for ring in list(self._waiting):
-            busy = sum(run.ring.cores for run in self._running.values())
-            if not self._running or (len(self._running) < MOST_AT_ONCE and busy + ring.cores <= self._cores):
-                self._waiting.remove(ring)
-                self._start(ring)
 
     def _start(self, ring: Ring) -> None:
         output = OUTPUT / f"{ring.name}.txt"
@@ -224,10 +221,11 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-def estimate_s(rings: Sequence[Ring], cores: float) -> float:
-    """No less than the longest, and than what the cores need; packing wastes some."""
-    work_s = sum(ring.seconds * ring.cores for ring in rings)
-    return max(*(ring.seconds for ring in rings), 1.15 * work_s / cores, 1.0)
+def estimate_s(rings: Sequence[Ring], lanes: int, cores: int) -> float:
+    """The longest ring bounds it, and what the cores can do."""
+    work_s = sum(ring.cpu_s for ring in rings)
+    waits_s = sum(ring.seconds for ring in rings) / lanes
+    return max(*(ring.seconds for ring in rings), work_s / cores / FILLED, waits_s, 1)
 
 
 def judge(runs: Sequence[Run], rings: Sequence[Ring]) -> int:
@@ -249,19 +247,22 @@ def _interrupt(number: int, _: object) -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     known = {ring.name: ring for ring in all_rings()}
-    available = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    lanes = min(cores + 1, MOST_LANES)
     parser = argparse.ArgumentParser(prog="python -m tests.rings", description=__doc__)
     parser.add_argument("ring", nargs="*", help=", ".join(known))
-    parser.add_argument("--cores", type=float, default=available, help=f"how many to fill (default: {available})")
+    parser.add_argument("--lanes", type=int, default=lanes, help=f"how many rings run at once (default: {lanes})")
     given = parser.parse_args(arguments[:at])
     if unknown := set(given.ring) - known.keys():
         parser.error(f"no such ring: {', '.join(sorted(unknown))}")
     rings = [ring for name, ring in known.items() if not given.ring or name in given.ring]
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    say(f"{len(rings)} rings of tests side by side: {', '.join(ring.name for ring in rings)}")
-    about = minutes(estimate_s(rings, given.cores))
-    say(f"about {about} on {given.cores:g} quiet cores; each ring's output: {OUTPUT.relative_to(ROOT)}/RING.txt\n")
-    begun_s, runner = time.monotonic(), Runner(rings, given.cores, arguments[at + 1 :])
+    say(f"{len(rings)} rings of tests, {given.lanes} at once: {', '.join(ring.name for ring in rings)}")
+    about = minutes(estimate_s(rings, given.lanes, cores))
+    say(
+        f"about {about} if this machine is quiet ({cores} cores); each ring's output: {OUTPUT.relative_to(ROOT)}/RING.txt\n"
+    )
+    begun_s, runner = time.monotonic(), Runner(rings, given.lanes, arguments[at + 1 :])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # SIGINT, too: a shell starts what runs in its background with it ignored, which rings would inherit.
         signal.signal(number, _interrupt)
