@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "etc/hbase/small"
 #: A busy machine took half a minute.
 PATIENCE_S = 120.0
-#: What warms up sooner is not what a deployment runs, but all that a test needs.
-QUICK_JVM = "-XX:TieredStopAtLevel=1"
+#: What warms up sooner, and trusts the jars, is not what a deployment runs, but all that a test needs.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 def why_not() -> str | None:
