@@ -19,7 +19,7 @@ import trio
 
 from plainsong.cli.verb import Exit
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import Daemon, DaemonEnded, PATIENCE_S, PLAINSONG, ROOT, clean_environ, eventually, free_port
+from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
