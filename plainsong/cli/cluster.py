@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json, harmless, note
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
-from plainsong.core import cluster_calls
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
     says how many it has, of 64.
     """
     with where.client() as client:
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))
     if as_json:
         echo_json(found)
         return
@@ -107,7 +107,7 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
     stays drained, also when it comes back, until undrain.
     """
     with where.client() as client:
-        run_call(client, cluster_calls.drain_instance(instance, drained=True))
+        run_call(client, calls.drain_instance(instance, drained=True))
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
@@ -122,7 +122,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
     """How many topics it still has; None when it is gone, or when drains mean nothing. Raises CommandFailed."""
     until_s, told = time.monotonic() + within_s, -1
     while True:
-        found = run_call(client, cluster_calls.show_cluster())
+        found = run_call(client, calls.show_cluster())
         here = next((each for each in found["instances"] if each["name"] == instance), None)
         if here is None:
             return None
@@ -153,7 +153,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
 def undrain(instance: str, as_json: bool, where: Where) -> None:
     """Let INSTANCE have its share of the topics again."""
     with where.client() as client:
-        run_call(client, cluster_calls.drain_instance(instance, drained=False))
+        run_call(client, calls.drain_instance(instance, drained=False))
     _say({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
 
 
@@ -168,8 +168,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
     While that is drained, the topic is where its name says.
     """
     with where.client() as client:
-        run_call(client, cluster_calls.pin_topic(client.namespace, topic, instance))
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, calls.pin_topic(client.namespace, topic, instance))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
     owner, text = found["owner"], f"{found['name']} is at {instance}"
     if owner != instance:
         text = f"{found['name']} is pinned to {instance}, and at {owner or 'nobody'} just now: is {instance} drained?"
@@ -183,8 +183,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
 def unpin(topic: str, as_json: bool, where: Where) -> None:
     """Let TOPIC be where its name says."""
     with where.client() as client:
-        run_call(client, cluster_calls.unpin_topic(client.namespace, topic))
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, calls.unpin_topic(client.namespace, topic))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
     owner = found["owner"]
     _say(
         {"topic": found["name"], "instance": owner},

@@ -23,9 +23,7 @@ from plainsong.protocol.errors import PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from plainsong.core.effects import Steps
-    from plainsong.core.operations import Operations
-    from plainsong.positions import Position
+    from plainsong.positions import Daemon, Position
 
 FOREVER = "forever"
 READER = "reader:"
@@ -191,11 +189,9 @@ class Untouched:
     def __init__(self, position: Position) -> None:
         self._position = position
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """As the position itself."""
-        return self._position.load(operations, topics)
+        return self._position.load(daemon, topics)
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Nothing is saved."""
-        del operations, positions
-        yield from ()

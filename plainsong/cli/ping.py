@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong.calls import Failure, Request, Send
 from plainsong.cli.output import echo_json, show_seconds
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import where_options
-from plainsong.core.effects import Failure, Request, Send
 
 if TYPE_CHECKING:
+    from plainsong._sync._backend import Pool
     from plainsong.cli.where import Where
-    from plainsong.transport.blocking import Wire
 
 TIMEOUT_S = 5.0
 
@@ -55,8 +55,8 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
     Args:
       count: pings to each.
     """
+    from plainsong._sync._backend import Pool
     from plainsong.settings import Settings  # here, so that help needs no HTTP
-    from plainsong.transport.blocking import Wire
 
     settings = Settings.checked(
         where.urls,
@@ -68,14 +68,14 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
         retry=False,
         max_connections=1,
     )
-    wire = Wire(settings)
+    wire = Pool(settings)
     try:
         return [_one(wire, url, count) for url in settings.urls]
     finally:
         wire.close()
 
 
-def _one(wire: Wire, url: str, count: int) -> ProbeResult:
+def _one(wire: Pool, url: str, count: int) -> ProbeResult:
     found = ProbeResult(url)
     version = _get(wire, url, "/version", found)
     if version is None:
@@ -106,7 +106,7 @@ def _unreached(cluster: Any) -> list[str]:
     return [f"{each.get('name')} at {each.get('address')}" for each in instances if each.get("topicsOpen") is None]
 
 
-def _get(wire: Wire, url: str, path: str, found: ProbeResult) -> Any:
+def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
     """The answer as JSON, or as text; None when there is none, and ``found`` says why."""
     answer = wire.carry(Send(url, Request("GET", path), TIMEOUT_S, TIMEOUT_S))
     if isinstance(answer, Failure):

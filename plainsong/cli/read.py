@@ -25,8 +25,8 @@ from plainsong.cli.output import echo_json, note
 from plainsong.cli.printing import Printer, harmless_bytes, payload_json, printing_options
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.positions import NEWEST
 from plainsong.protocol.ids import after, before
-from plainsong.starts import NEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from plainsong import Client, Page, Seen
     from plainsong.cli.printing import Shape
     from plainsong.cli.where import Where
+    from plainsong.positions import Start
     from plainsong.protocol.requests import Isolation
-    from plainsong.starts import Start
 
 #: Fetched at once when all of a topic is read: what is held in memory.
 PAGE_MESSAGES = 10_000

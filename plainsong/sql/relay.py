@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from plainsong.core.producing import calls
-from plainsong.core.producing.session import opened
+from plainsong import calls
+from plainsong._sync.delivery import opened
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
@@ -344,9 +344,8 @@ class RelayLane:
             request.attributes = [
                 json.loads(each.attributes) if each.attributes else NO_ATTRIBUTES for each in messages
             ]
-        operations = self._client._operations
-        call = calls.publish(operations.namespace, self._topic, request)
-        self._client._shell.run(operations.call(call))
+        channel = self._client._channel
+        channel.call(calls.publish_in_session(channel.namespace, self._topic, request))
 
 
 class RelayLanes:
@@ -362,9 +361,9 @@ class RelayLanes:
 
     def open(self, topic: str, producer: str) -> RelayLane:
         """Open a session: from now on nothing that an older one has sent can arrive."""
-        operations = self._client._operations
-        limit_s = operations.settings.deadline_s
-        known, _ = self._client._shell.run(opened(operations, topic, producer, limit_s=limit_s))
+        channel = self._client._channel
+        limit_s = channel.settings.deadline_s
+        known, _ = opened(channel, topic, producer, limit_s=limit_s)
         while len(self._open) >= MAX_LANES:
             del self._open[next(iter(self._open))]
         lane = RelayLane(self._client, topic, producer, Opened(known.epoch, known.generation, known.last_sequence_id))
@@ -373,11 +372,9 @@ class RelayLanes:
 
     def last_known(self, topic: str, producer: str, generation: int) -> int | None:
         """The last sequence id in a generation of the topic; None: the daemon does not know it any more."""
-        operations = self._client._operations
+        channel = self._client._channel
         try:
-            known = self._client._shell.run(
-                operations.call(calls.ask(operations.namespace, topic, producer, generation))
-            )
+            known = channel.call(calls.ask_producer(channel.namespace, topic, producer, generation))
         except (ProducerNotFound, Gone, GenerationChanged):
             return None
         return known.last_sequence_id

@@ -158,7 +158,7 @@ def verify(
 
 
 def _bound(place: str | bytes | int) -> bytes:
-    from plainsong.starts import as_bound
+    from plainsong.positions import as_bound
 
     assert not isinstance(place, str), place
     return as_bound(place)

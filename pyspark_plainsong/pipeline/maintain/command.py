@@ -19,7 +19,7 @@ from pyspark_plainsong.pipeline.maintain.plan import look_at, store_kind
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.transactions.values import Pruning
+    from plainsong.transactions import Pruning
     from pyspark_plainsong.pipeline.maintain.plan import Look
 
 #: Stores that belong to one daemon's process: nobody else may open them, and their daemon cleans by itself.

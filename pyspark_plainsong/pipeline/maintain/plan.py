@@ -9,9 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from plainsong.core.attempts import Call
-from plainsong.core.calls import topic_path
-from plainsong.core.effects import Request
+from plainsong.calls import Call, Request, topic_path
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged, MalformedBody
 from plainsong.protocol.ids import FIRST_BOUND, pack_position, parse_id, unpack_position
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from plainsong import Client
-    from plainsong.core.effects import Answer
+    from plainsong.calls import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def check_unchanged(client: Client, limits: Limits) -> None:
 
 
 def _run(client: Client, call: Call[A]) -> A:
-    return client._shell.run(client._operations.call(call))
+    return client._channel.call(call)
 
 
 def _json(answer: Answer) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _source(
 
 def _key(place: str | bytes | int | None) -> str:
     """A place as a key; empty for none."""
-    from plainsong.starts import as_bound
+    from plainsong.positions import as_bound
 
     return "" if place is None or isinstance(place, str) else as_bound(place).hex()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plainsong.core import calls
+from plainsong import calls
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.ids import parse_id, unpack_id
 
@@ -164,7 +164,7 @@ def facts_of(client: Client, topic: str) -> TopicFacts:
     """Ask the daemon. Raises TopicNotFound."""
     properties, stats = client.properties(topic), client.stats(topic)
     call = calls.topic_offsets(client.namespace, topic, {"maxMessages": 1})
-    earliest = client._shell.run(client._operations.call(call))["earliest"]
+    earliest = client._channel.call(call)["earliest"]
     earliest_ms = unpack_id(parse_id(earliest)).publish_ts_ms
     return TopicFacts(
         f"{client.namespace}:{topic}",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from plainsong.sync.transactions import Transactions
-    from plainsong.transactions.values import TransactionStatus
+    from plainsong._sync.transactions import Transactions
+    from plainsong.transactions import TransactionStatus
     from pyspark_plainsong.pipeline.archive.manifest import Manifest
     from pyspark_plainsong.pipeline.report.facts import Grid
 
