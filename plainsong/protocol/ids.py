@@ -42,12 +42,10 @@ class MessageId(NamedTuple):
 
 
 def pack_id(publish_ts_ms: int, sequence_id: int, write_ts_ms: int = 0, payload_sequence_id: int = 0) -> bytes:
-    """The 20 bytes of an id."""
     return _ID.pack(publish_ts_ms, sequence_id, write_ts_ms, payload_sequence_id)
 
 
 def unpack_id(message_id: bytes) -> MessageId:
-    """The four numbers of an id of 20 bytes."""
     return MessageId._make(_ID.unpack(message_id))
 
 

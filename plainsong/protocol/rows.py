@@ -137,7 +137,6 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
 
 
 def encode_row(row: MessageRow) -> bytes:
-    """The value of a row."""
     flags = 0
     parts = [b""]
     if row.pointer is not None:

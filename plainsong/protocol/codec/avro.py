@@ -109,7 +109,6 @@ def avro_block(page: Page) -> bytes:
 
 
 def written(schema: Schema, record: Any) -> bytes:
-    """A record as raw Avro."""
     out = BytesIO()
     schemaless_writer(out, schema, record)
     return out.getvalue()
@@ -122,7 +121,6 @@ class AvroCodec:
     bounded = False
 
     def decode_publish(self, body: bytes) -> PublishRequest:
-        """The body of publish and store."""
         cursor = Cursor(body)
         pointer = cursor.or_null(cursor.long)
         messages = cursor.payloads()
@@ -130,14 +128,12 @@ class AvroCodec:
         return PublishRequest(messages, pointer)
 
     def decode_poll(self, body: bytes) -> PollRequest:
-        """The body of poll."""
         cursor = Cursor(body)
         request = read_poll(cursor)
         cursor.finish()
         return request
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: the answer to a publish."""
         cursor = Cursor(body)
         response = read_publish_response(cursor)
         cursor.finish()
@@ -146,7 +142,6 @@ class AvroCodec:
     decode_publish_response = decode_rollback
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         return read_receipt(body)
 
     def decode_page(self, body: bytes) -> list[Message]:
@@ -165,7 +160,6 @@ class AvroCodec:
         return written(CONSUME_REQUEST, poll_fields(request))
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         return written(PUBLISH_RESPONSE, response_fields(response))
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
@@ -178,7 +172,6 @@ class AvroCodec:
 
 
 def read_poll(cursor: Cursor) -> PollRequest:
-    """The fields of version 1."""
     start_from: bytes | int | None = None
     branch = cursor.branch(3)
     if branch == 0:
@@ -189,13 +182,11 @@ def read_poll(cursor: Cursor) -> PollRequest:
 
 
 def read_publish_response(cursor: Cursor) -> PublishResponse:
-    """The fields of version 1."""
     pointer = cursor.or_null(cursor.long)
     return PublishResponse(pointer, cursor.long(), cursor.int32(), cursor.long(), cursor.int32())
 
 
 def read_receipt(body: bytes) -> Receipt:
-    """A whole receipt."""
     cursor = Cursor(body)
     first_id, last_id = cursor.null_or(cursor.octets), cursor.null_or(cursor.octets)
     duplicate, deduplicated = cursor.boolean(), cursor.boolean()
@@ -208,7 +199,6 @@ def read_receipt(body: bytes) -> Receipt:
 
 
 def write_receipt(receipt: Receipt) -> bytes:
-    """A whole receipt."""
     first, last, sequence_id = receipt.first_id, receipt.last_id, receipt.last_sequence_id
     straddled = receipt.stored is not None or receipt.dropped is not None
     natural = receipt.generation >= 0 and (sequence_id is None or sequence_id >= 0)
@@ -232,12 +222,10 @@ def write_receipt(receipt: Receipt) -> bytes:
 
 
 def publish_fields(request: PublishRequest) -> dict[str, Any]:
-    """The record of version 1."""
     return {"transactionWritePointer": request.write_pointer, "messages": request.messages}
 
 
 def poll_fields(request: PollRequest) -> dict[str, Any]:
-    """The record of version 1."""
     return {
         "startFrom": request.start_from,
         "inclusive": request.inclusive,
@@ -247,7 +235,6 @@ def poll_fields(request: PollRequest) -> dict[str, Any]:
 
 
 def response_fields(response: PublishResponse) -> dict[str, Any]:
-    """The record of version 1."""
     return {
         "transactionWritePointer": response.write_pointer,
         "startTimestamp": response.start_timestamp_ms,
@@ -291,7 +278,6 @@ class Avro2Codec:
         return request
 
     def decode_poll(self, body: bytes) -> PollRequest:
-        """The body of poll."""
         cursor = Cursor(body)
         request = read_poll(cursor)
         request.end_before = cursor.null_or(cursor.octets)
@@ -312,11 +298,9 @@ class Avro2Codec:
     decode_publish_response = decode_rollback
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         return read_receipt(body)
 
     def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll."""
         cursor = Cursor(body, room=NO_BOUND)
         octets, strings = cursor.octets, cursor.strings
         found = cursor.array(lambda: Message(octets(), octets(), strings()))
@@ -324,7 +308,6 @@ class Avro2Codec:
         return found
 
     def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store."""
         record = publish_fields(request)
         record |= {
             "ttlSeconds": request.ttl_s,
@@ -342,7 +325,6 @@ class Avro2Codec:
         return written(PUBLISH_REQUEST_2, record)
 
     def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll."""
         record = poll_fields(request)
         record |= {
             "endBefore": request.end_before,
@@ -353,11 +335,9 @@ class Avro2Codec:
         return written(CONSUME_REQUEST_2, record)
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         return written(PUBLISH_RESPONSE_2, response_fields(response) | {"duplicate": response.duplicate})
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without a write pointer."""
         return write_receipt(receipt)
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:

@@ -72,7 +72,6 @@ class Cursor:
         return number
 
     def boolean(self) -> bool:
-        """One byte, 0 or 1."""
         byte = self.data[self.at : self.at + 1]
         if byte not in (b"\x00", b"\x01"):
             raise malformed("no boolean" if byte else "the body ends before a boolean", self.at)
@@ -146,7 +145,6 @@ class Cursor:
             self.end_block(stop)
 
     def strings(self) -> dict[str, str]:
-        """A map of strings."""
         return dict(self.array(lambda: (self.string(), self.string())))
 
     def payloads(self) -> list[bytes]:

@@ -205,7 +205,6 @@ class JsonCodec:
         return rollback_of_all(values.fields_of(given, _RESPONSE).get("write_pointer"))
 
     def decode_publish_response(self, body: bytes) -> PublishResponse:
-        """The answer to a publish with a write pointer."""
         return self._response(values.parse_object(body))
 
     def _response(self, given: dict[str, Any]) -> PublishResponse:
@@ -214,13 +213,11 @@ class JsonCodec:
         return PublishResponse(**found)
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         given = values.parse_object(body)
         _require(given, ("firstId", "lastId", "generation"))
         return Receipt(**values.fields_of(given, _RECEIPT))
 
     def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll."""
         given = values.parse_json(body)
         if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
             raise MalformedBody("the answer is no list of messages")
@@ -247,7 +244,6 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         out = {key: getattr(response, name) for key, (name, _) in _RESPONSE.items()}
         if options.longs_as_strings and response.write_pointer is not None:
             out["transactionWritePointer"] = str(response.write_pointer)

@@ -105,7 +105,6 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
 
 
 def encode_frames(page: Page, options: FramesOptions) -> bytes:
-    """A whole answer."""
     out: list[bytes] = []
     if options.pointers or (options.attributes and page.attributes):
         _add_rich(out, page, options)

@@ -44,11 +44,9 @@ class ThriftReader:
         return None if kind == STOP else (kind, self._number(_I16))
 
     def i32(self) -> int:
-        """A signed number of 32 bits."""
         return self._number(_I32)
 
     def i64(self) -> int:
-        """A signed number of 64 bits."""
         return self._number(_I64)
 
     def octets(self) -> bytes:
@@ -58,7 +56,6 @@ class ThriftReader:
         return self.data[start : self.at]
 
     def text(self) -> str:
-        """A string of UTF-8."""
         at = self.at
         try:
             return self.octets().decode()

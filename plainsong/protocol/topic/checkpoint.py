@@ -151,7 +151,6 @@ def write_producers_record(state: TopicState, step: Step, record: DeduplicationR
 
 
 def delete_producers(state: TopicState, step: Step, names: Iterable[str]) -> None:
-    """Remove producers' rows."""
     prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
     keys = sorted(prefix + name.encode() for name in names)
     if keys:

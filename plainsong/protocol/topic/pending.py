@@ -167,7 +167,6 @@ class Pending:
         return max(0, appended - self.runs[0].before) if self.runs else 0
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"s": self.since_ms, "u": self.used_ms}
         if self.runs:
             self.packed += [_RUN.pack(*run) for run in self.runs[len(self.packed) :]]
@@ -204,7 +203,6 @@ class Pending:
 
     @classmethod
     def decode(cls, pointer: int, value: bytes) -> Pending:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "pointer")
         try:
             return _decoded(pointer, record)

@@ -102,7 +102,6 @@ class Producer:
         self.recent = (*self.recent[1 - MAX_RESULTS :], result)
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
         if self.highest_transactional >= 0:
             record["u"] = self.highest_transactional
@@ -114,7 +113,6 @@ class Producer:
 
     @classmethod
     def decode(cls, name: str, value: bytes) -> Producer:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "producer")
         try:
             highest = checked_number(record["h"], -1, MAX_SEQUENCE_ID)
@@ -157,7 +155,6 @@ class DeduplicationRecord:
         return max(self.since or b"", self.forgotten or b"")
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"o": self.on, "s": self.switched, "x": self.epochs}
         if self.since is not None:
             record["f"] = self.since
@@ -167,7 +164,6 @@ class DeduplicationRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> DeduplicationRecord:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "producers")
         try:
             return cls(
@@ -260,7 +256,6 @@ class ProducerTable:
         self.changed.add(producer.name)
 
     def pop(self, name: str) -> Producer | None:
-        """Remove and return a producer."""
         self.damaged.discard(name)
         self.changed.discard(name)
         producer = self.known.pop(name, None)

@@ -207,7 +207,6 @@ class RowExtras:
     shared: Mapping[str, str] = field(default_factory=dict)
 
     def attributes_of(self, index: int) -> Mapping[str, str]:
-        """The attributes of a message."""
         return self.shared if self.attributes is None else self.attributes[index]
 
     def attributes_from(self, first: int, count: int) -> dict[int, Mapping[str, str]]:
@@ -217,7 +216,6 @@ class RowExtras:
         return {index: each for index, each in enumerate(self.attributes, first) if each}
 
     def extras_of(self, index: int) -> dict[str, object]:
-        """The extras of a message's row."""
         at = index + self.begin
         extras: dict[str, object] = dict(self.first) if at == 0 else {INDEX: at} if self.indexed else {}
         extras |= self.every

@@ -147,7 +147,6 @@ class VisibleMessages:
         self.expiries: list[int] = []
 
     def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        """Add a message."""
         assert row.payload is not None  # rows without are references
         self.items.append(item(message_id, row.payload))
         self.pointers.append(pointer)

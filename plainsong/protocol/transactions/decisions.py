@@ -233,7 +233,6 @@ def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> b
 
 
 def nothing(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:
-    """Change nothing."""
     del ledger, step, ask, now
 
 

@@ -369,7 +369,6 @@ class ManagerStep:
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to write."""
         return bool(self._rows or self._removed)
 
     def operations(self, head: Head) -> list[Operation]:
@@ -381,7 +380,6 @@ class ManagerStep:
         return first + self._rows + last
 
     def write_record(self, record: Record) -> None:
-        """Write a transaction's row."""
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
     def write_changes(self, changes: ChangeSet) -> None:
@@ -400,15 +398,12 @@ class ManagerStep:
         record.topics = set()
 
     def write_pass(self, last_pass: LastPass) -> None:
-        """Write the row of the last complete pass."""
         self._put(PASS, None, last_pass.encode())
 
     def drop(self, kind: bytes, transaction_ids: Iterable[int]) -> None:
-        """Remove rows of one kind."""
         self.remove(service_key(kind, each) for each in transaction_ids)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove rows."""
         self._removed.extend(keys)
 
     def decide(self, record: Record, change: Change) -> None:

@@ -70,11 +70,9 @@ class Record:
 
     @property
     def write_pointer(self) -> int:
-        """The newest."""
         return self.checkpoints[-1] if self.checkpoints else self.transaction_id
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {
             "y": int(self.type),
             "n": self.client_id,
@@ -97,7 +95,6 @@ class Record:
 
     @classmethod
     def decode(cls, transaction_id: int, value: bytes) -> Record:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "transaction")
         try:
             return _decoded(transaction_id, record)
@@ -207,13 +204,11 @@ class Head:
     """Change sets of commits up to this pointer were forgotten for lack of room."""
 
     def encode(self) -> bytes:
-        """The row's value."""
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
         return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "head")
         try:
             return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
@@ -237,7 +232,6 @@ class ChangeSet:
         return sum(map(len, self.keys)) + 64 * len(self.keys) + 128
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"k": list(self.keys), "n": self.client_id}
         if self.commit_pointer is not None:
             record["c"] = self.commit_pointer
@@ -245,7 +239,6 @@ class ChangeSet:
 
     @classmethod
     def decode(cls, transaction_id: int, value: bytes) -> ChangeSet:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "change set")
         try:
             keys, client_id, commit_pointer = record["k"], record["n"], record.get("c")
@@ -267,12 +260,10 @@ class LastPass:
     bound: int
 
     def encode(self) -> bytes:
-        """The row's value."""
         return pack_record({"m": self.begun_ms, "b": self.bound})
 
     @classmethod
     def decode(cls, value: bytes) -> LastPass:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "pass")
         try:
             return cls(number(record["m"]), number(record["b"]))

@@ -226,7 +226,6 @@ class ManagerCore:
         ]
 
     def figures(self) -> ServiceFigures:
-        """Numbers for metrics."""
         ledger = self.ledger
         oldest = next(iter(ledger.open.values()), None)
         return ServiceFigures(

@@ -87,7 +87,6 @@ class PointerChanges:
 
     @property
     def version(self) -> ReplicaVersion:
-        """The present version."""
         return ReplicaVersion(self._term, self._count)
 
     def record(self, pointers: Iterable[int]) -> None:
@@ -182,7 +181,6 @@ class ReplicaState:
             self._visible.apply(changes, given.read_pointer)
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer."""
         known = self._standings.get(pointer)
         if known is None or known == "forgotten":
             return "committed" if 0 < self._first <= pointer <= self._forgotten else "unknown"

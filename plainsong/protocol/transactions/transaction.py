@@ -83,7 +83,6 @@ class NoAuthority:
     """The authority without a transaction service: pointers are the clients' own business."""
 
     def standing(self, pointer: int) -> Standing:
-        """Always unknown."""
         del pointer
         return "unknown"
 

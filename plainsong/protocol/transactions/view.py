@@ -153,11 +153,9 @@ class Visible:
         return self._read_pointer
 
     def is_in_progress(self, pointer: int) -> bool:
-        """Whether a pointer is in progress."""
         return pointer in self._in_progress
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether a pointer is on the invalid list."""
         return pointer in self._invalids
 
     def in_progress(self) -> list[int]:
