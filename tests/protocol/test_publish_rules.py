@@ -1,4 +1,4 @@
-"""What a topic refuses to take, and that nothing of it happens then."""
+"""Publishes that a topic refuses, and that nothing of them happens."""
 
 from __future__ import annotations
 

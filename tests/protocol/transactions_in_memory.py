@@ -1,4 +1,4 @@
-"""The transaction manager on a dict of rows: asked one thing at a time, its power cut after any row."""
+"""The transaction manager on a dict of rows: one request at a time, with power cuts after any row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plainsong.protocol.transactions.transaction import TransactionType
 START_MS = 1_700_000_000_000
 
 
-class AtWork:
+class TransactionsInMemory:
     """A manager, its disk and its clocks."""
 
     def __init__(self, **settings):

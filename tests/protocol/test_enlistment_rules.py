@@ -1,9 +1,9 @@
-"""Topics are enlisted before they write: kept by the service from then on, and closed before a commit."""
+"""Topics enlist before they write under a transaction; the service remembers them, and a commit closes them first."""
 
 from __future__ import annotations
 
 import pytest
-from deciding_at_work import AtWork
+from transactions_in_memory import TransactionsInMemory
 
 from plainsong.protocol.errors import Overloaded, TransactionNotInProgress
 from plainsong.protocol.names import TopicName
@@ -23,7 +23,7 @@ def enlist(at, pointer, name=TOPIC):
 
 
 def test_enlisted_topics_are_there_after_a_crash_and_gone_with_the_decision():
-    at = AtWork()
+    at = TransactionsInMemory()
     first, second = at.new(), at.new()
     assert enlist(at, first)
     assert enlist(at, first, OTHER)
@@ -39,7 +39,7 @@ def test_enlisted_topics_are_there_after_a_crash_and_gone_with_the_decision():
 
 
 def test_a_checkpoint_is_enlisted_with_its_transaction():
-    at = AtWork()
+    at = TransactionsInMemory()
     transaction_id = at.new()
     pointer = at.checkpoint(transaction_id).write_pointer
     assert enlist(at, pointer)
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_enlisted_with_its_transaction():
 
 
 def test_a_commit_of_what_was_enlisted_in_the_same_step_waits_for_its_topics():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     granted, answer = at.ask_all(asks.Enlist(pointer, TOPIC), asks.Commit(pointer))
     assert granted is True
@@ -56,14 +56,14 @@ def test_a_commit_of_what_was_enlisted_in_the_same_step_waits_for_its_topics():
 
 
 def test_an_abort_of_what_was_enlisted_in_the_same_step_goes_to_its_topics_first():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     _, answer = at.ask_all(asks.Enlist(pointer, TOPIC), asks.Abort(pointer, has_rows=False))
     assert isinstance(answer, asks.RollFirst)
 
 
 def test_nobody_is_enlisted_behind_the_end_in_the_same_step():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     decision, refused = at.ask_all(asks.Commit(pointer), asks.Enlist(pointer, TOPIC))
     assert decision.state == "committed"
@@ -73,7 +73,7 @@ def test_nobody_is_enlisted_behind_the_end_in_the_same_step():
 
 @pytest.mark.parametrize("how", ["frozen", "aborting", "committed", "aborted", "invalid", "forgotten"])
 def test_nobody_is_enlisted_for_what_is_decided_or_being_decided(how):
-    at = AtWork(max_outcomes=0) if how == "forgotten" else AtWork()
+    at = TransactionsInMemory(max_outcomes=0) if how == "forgotten" else TransactionsInMemory()
     pointer = at.new()
     if how == "frozen":
         assert at.core.freeze(pointer)
@@ -91,13 +91,13 @@ def test_nobody_is_enlisted_for_what_is_decided_or_being_decided(how):
 
 
 def test_what_was_not_issued_here_is_nobodys_to_decide():
-    at = AtWork()
+    at = TransactionsInMemory()
     assert enlist(at, 5) is False
     assert rows(at) == []
 
 
 def test_a_freezing_that_was_given_up_does_not_count_for_the_next():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     first = at.core.freeze(pointer)
     assert at.core.freeze(pointer) == first
@@ -111,7 +111,7 @@ def test_a_freezing_that_was_given_up_does_not_count_for_the_next():
 
 
 def test_an_invalid_one_keeps_its_topics_until_it_leaves_the_list():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)
     at.invalidate(pointer)
@@ -123,7 +123,7 @@ def test_an_invalid_one_keeps_its_topics_until_it_leaves_the_list():
 
 
 def test_a_complete_pass_takes_the_topics_of_what_it_prunes():
-    at = AtWork(max_lifetime_ms=1000)
+    at = TransactionsInMemory(max_lifetime_ms=1000)
     pointer = at.new()
     enlist(at, pointer)
     at.invalidate(pointer)
@@ -133,7 +133,7 @@ def test_a_complete_pass_takes_the_topics_of_what_it_prunes():
 
 
 def test_rows_of_topics_that_a_crash_left_behind_go_with_the_next_commit():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)
     at.core.freeze(pointer)
@@ -145,7 +145,7 @@ def test_rows_of_topics_that_a_crash_left_behind_go_with_the_next_commit():
 
 
 def test_a_store_of_one_instance_drops_what_was_enlisted_in_another_store():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)
     at.load()
@@ -155,7 +155,7 @@ def test_a_store_of_one_instance_drops_what_was_enlisted_in_another_store():
 
 
 def test_a_transaction_writes_to_a_bounded_number_of_topics():
-    at = AtWork(max_topics=1)
+    at = TransactionsInMemory(max_topics=1)
     pointer = at.new()
     enlist(at, pointer)
     with pytest.raises(Overloaded):

@@ -1,4 +1,4 @@
-"""Which encoding a ``Content-Type`` chooses, and what a wrong one is told."""
+"""The codec that a ``Content-Type`` selects, and the errors for unsupported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics change hands in portions: a step moves only its slices, from or to one instance, and all agree on it."""
+"""Handover steps: a step moves only its slices, from or to one instance, and all instances agree on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a topic from the store of dicts by the real walk: page after page, stored messages and all."""
+"""Reads a topic from a store of dicts by the real walk: page after page, with stored messages."""
 
 from __future__ import annotations
 

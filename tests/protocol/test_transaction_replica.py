@@ -1,12 +1,12 @@
-"""A mirror of the service says what the service says, however late, twice or out of order it is told."""
+"""A replica knows what the service knows, however late, twice or out of order its updates arrive."""
 
 from __future__ import annotations
 
 import msgpack
 import pytest
-from deciding_at_work import AtWork
 from hypothesis import given
 from hypothesis import strategies as st
+from transactions_in_memory import TransactionsInMemory
 
 from plainsong.protocol.errors import MalformedTransaction, PlainsongError
 from plainsong.protocol.transactions import asks
@@ -22,7 +22,7 @@ from plainsong.protocol.transactions.replica import (
 STEPS = st.lists(st.tuples(st.sampled_from("bbckaitu"), st.integers(0, 5)), max_size=30)
 
 
-class Told(AtWork):
+class ServiceWithChanges(TransactionsInMemory):
     """A service that counts its changes."""
 
     def __init__(self, term=1, max_changes=8, **settings):
@@ -37,8 +37,8 @@ class Told(AtWork):
             self.changes.record(changed)
         return answers
 
-    def sync(self, mirror):
-        return ReplicaUpdate.unpack(replica_update(self.core, self.changes, mirror.version).packed())
+    def sync(self, replica):
+        return ReplicaUpdate.unpack(replica_update(self.core, self.changes, replica.version).packed())
 
     def take(self, step):
         what, which = step
@@ -65,71 +65,71 @@ class Told(AtWork):
             self.begun.append(answer.transaction.write_pointer)
 
 
-def same(at, mirror):
+def same(at, replica):
     for pointer in (*at.begun, at.ledger.head.last + 1, 5):
-        assert mirror.standing(pointer) == at.core.standing(pointer)
-        assert mirror.view().verdict(pointer) == at.core.view().verdict(pointer)
+        assert replica.standing(pointer) == at.core.standing(pointer)
+        assert replica.view().verdict(pointer) == at.core.view().verdict(pointer)
 
 
 @given(STEPS, st.data())
-def test_a_mirror_says_what_the_service_says(steps, data):
-    at, mirror = Told(max_outcomes=3, max_changes=data.draw(st.integers(1, 8))), ReplicaState()
+def test_a_replica_knows_what_the_service_knows(steps, data):
+    at, replica = ServiceWithChanges(max_outcomes=3, max_changes=data.draw(st.integers(1, 8))), ReplicaState()
     late = []
     for step in steps:
         at.take(step)
         if data.draw(st.booleans()):
-            late.append(at.sync(mirror))
+            late.append(at.sync(replica))
         if late and data.draw(st.booleans()):
-            mirror.apply(late[data.draw(st.integers(0, len(late) - 1))])
+            replica.apply(late[data.draw(st.integers(0, len(late) - 1))])
         if data.draw(st.booleans()):
-            assert mirror.apply(at.sync(mirror))
-            same(at, mirror)
-    for given_late in late:
-        mirror.apply(given_late)
-    mirror.apply(at.sync(mirror))
-    same(at, mirror)
+            assert replica.apply(at.sync(replica))
+            same(at, replica)
+    for late_update in late:
+        replica.apply(late_update)
+    replica.apply(at.sync(replica))
+    same(at, replica)
 
 
-def test_a_mirror_that_is_not_too_far_behind_is_told_only_what_changed():
-    at, mirror = Told(), ReplicaState()
+def test_a_replica_that_is_not_too_far_behind_gets_only_what_changed():
+    at, replica = ServiceWithChanges(), ReplicaState()
     pointers = [at.new() for _ in range(3)]
-    assert at.sync(mirror).complete
-    mirror.apply(at.sync(mirror))
+    assert at.sync(replica).complete
+    replica.apply(at.sync(replica))
     at.commit(pointers[1])
-    told = at.sync(mirror)
-    assert not told.complete
-    assert {state: found for state, found in told.pointers.items() if found} == {"committed": (pointers[1],)}
+    update = at.sync(replica)
+    assert not update.complete
+    assert {state: found for state, found in update.pointers.items() if found} == {"committed": (pointers[1],)}
     for _ in range(9):
         at.new()
-    assert at.sync(mirror).complete
+    assert at.sync(replica).complete
 
 
-def test_a_mirror_takes_everything_from_the_next_owner_and_nothing_from_the_one_before():
-    at, mirror = Told(term=1), ReplicaState()
+def test_a_replica_takes_everything_from_the_next_owner_and_nothing_from_the_one_before():
+    at, replica = ServiceWithChanges(term=1), ReplicaState()
     pointer = at.new()
-    mirror.apply(at.sync(mirror))
+    replica.apply(at.sync(replica))
     old = at.sync(ReplicaState())
     at.changes = PointerChanges(2)
-    told = at.sync(mirror)
-    assert told.complete
-    assert mirror.apply(told)
-    assert mirror.version == ReplicaVersion(2, 0)
-    assert not mirror.apply(old)
+    update = at.sync(replica)
+    assert update.complete
+    assert replica.apply(update)
+    assert replica.version == ReplicaVersion(2, 0)
+    assert not replica.apply(old)
     at.commit(pointer)
-    mirror.apply(at.sync(mirror))
-    assert mirror.standing(pointer) == "committed"
+    replica.apply(at.sync(replica))
+    assert replica.standing(pointer) == "committed"
 
 
 def test_a_view_stays_the_same_object_until_something_changes():
-    at, mirror = Told(), ReplicaState()
+    at, replica = ServiceWithChanges(), ReplicaState()
     at.new()
-    mirror.apply(at.sync(mirror))
-    view = mirror.view()
-    mirror.apply(at.sync(mirror))
-    assert mirror.view() is view
+    replica.apply(at.sync(replica))
+    view = replica.view()
+    replica.apply(at.sync(replica))
+    assert replica.view() is view
     at.new()
-    mirror.apply(at.sync(mirror))
-    assert mirror.view() is not view
+    replica.apply(at.sync(replica))
+    assert replica.view() is not view
 
 
 @pytest.mark.parametrize("packed", [None, [], [1] * 7, [1, 2, True, 4, 5, 6, [[1]]], ["x", 2, True, 4, 5, 6, [[]] * 6]])
@@ -138,5 +138,5 @@ def test_what_is_no_state_is_refused(packed):
         ReplicaUpdate.unpack(msgpack.packb(packed))
 
 
-def test_a_mirror_that_knows_nothing_says_so():
+def test_a_replica_that_knows_nothing_says_so():
     assert ReplicaState().version == UNKNOWN_VERSION
