@@ -71,7 +71,7 @@ class ThriftReader:
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != I64 and count:
-            raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are due, at byte {at}")
+            raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are expected, at byte {at}")
         start = self._take(count, 8)
         return unpack_from(f">{count}q", self.data, start)
 
@@ -80,9 +80,9 @@ class ThriftReader:
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != STRING and count:
-            raise MalformedThrift(f"a set of type {kind}, where byte strings are due, at byte {at}")
+            raise MalformedThrift(f"a set of type {kind}, where byte strings are expected, at byte {at}")
         if count > MAX_BINARIES:
-            raise MalformedThrift(f"{count} byte strings, of {MAX_BINARIES} that are read, at byte {at}")
+            raise MalformedThrift(f"{count} byte strings, more than {MAX_BINARIES}, at byte {at}")
         self.at = self._take(count, 4)
         return tuple(self.octets() for _ in range(count))
 
@@ -126,7 +126,7 @@ class ThriftReader:
     def _use_room(self, count: int) -> None:
         self._room -= count
         if self._room < 0:
-            raise MalformedThrift(f"more values than are read, at byte {self.at}")
+            raise MalformedThrift(f"more values than are accepted, at byte {self.at}")
 
     def _byte(self) -> int:
         return self.data[self._take(1, 1)]
@@ -140,7 +140,7 @@ class ThriftReader:
         start = self.at
         left = len(self.data) - start
         if not 0 <= count * size <= left:
-            raise MalformedThrift(f"{count * size} bytes are due at byte {start}, where {left} are left")
+            raise MalformedThrift(f"{count * size} bytes are expected at byte {start}, where {left} are left")
         self.at = start + count * size
         return start
 
@@ -202,5 +202,5 @@ class ThriftFrames:
     def _size(self) -> int:
         size: int = unpack_from(">i", self._buffer)[0]
         if not 0 < size <= self._max_bytes:
-            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are taken")
+            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are accepted")
         return size

@@ -176,7 +176,7 @@ class TopicCore:
         elif len(self.parking) >= self.state.limits.max_parked_polls:
             answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
         else:
-            assert look.deadline_s is not None  # said by _may_park
+            assert look.deadline_s is not None  # checked by _may_park
             self.parking.park(ticket, look, look.deadline_s)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a topic remembers of its producers: whether it does, one producer's record and row, and the table of all."""
+"""The producers that a topic remembers: one producer and its row, the table of all, and whether they are remembered."""
 
 from __future__ import annotations
 

@@ -283,7 +283,8 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
         close_enlistment(state, (ask.pointer,))
     elif standing_to_roll_back(state, ask.pointer) in ("deciding", "committed"):
         raise TransactionNotInProgress(
-            f"write pointer {ask.pointer} is committed, or about to be", hint="what was committed cannot be rolled back"
+            f"write pointer {ask.pointer} is committed, or about to be",
+            hint="a committed transaction cannot be rolled back",
         )
     if ask.within is None:
         _roll_back_all(state, step, ask)

@@ -341,7 +341,7 @@ class InlineDelivery(StoredDelivery):
                 for key, value in rows
             ]
             if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._collect_attributes(rows, starts):
-                return self._feed_one_by_one(rows)  # which says what is wrong
+                return self._feed_one_by_one(rows)  # which reports the damage
             return self._deliver(items, [0] * len(rows) if self.with_pointers else None)
         bare = [(key, starts.without_extras(value)) for key, value in rows]
         if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
@@ -369,7 +369,7 @@ class InlineDelivery(StoredDelivery):
         # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
         low, high = min(values), max(values)
         if min(len(low), len(high)) < _HEAD_BYTES:
-            return self._feed_one_by_one(rows)  # which says what is wrong
+            return self._feed_one_by_one(rows)  # which reports the damage
         if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
             return self._deliver_inline(rows, mixed=mixed)
         heads = {value[:_HEAD_BYTES] for value in values}

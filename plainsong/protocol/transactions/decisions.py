@@ -72,7 +72,7 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
     if len(record.checkpoints) >= ledger.settings.max_checkpoints:
         raise Overloaded(
             f"transaction {record.transaction_id} has {len(record.checkpoints)} checkpoints",
-            hint="commit it, and go on in another one",
+            hint="commit it, and continue in another one",
         )
     snapshot = ask.transaction or _snapshot_of(ledger, record)
     pointer = ledger.next_pointer(now.wall_ms)
@@ -127,7 +127,7 @@ def not_in_progress(record: Record) -> TransactionNotInProgress:
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",
-            hint=f"it had until {record.expires_ms} (ms since 1970); abort it, and run it again",
+            hint=f"its time-out was at {record.expires_ms} (ms since 1970); abort it, and run it again",
         )
     return TransactionNotInProgress(f"transaction {record.transaction_id} was {record.state} before")
 
@@ -142,7 +142,7 @@ def _snapshot_of(ledger: Ledger, record: Record) -> Transaction:
     if ledger.head.forgotten >= began:
         raise InvalidParameter(
             f"too many transactions have been decided since {began} began to reconstruct its snapshot",
-            hint="send its snapshot along",
+            hint="send its snapshot with the request",
         )
     then_open = {pointer for pointer in ledger.in_progress if pointer < began}
     first_short = min((each for each in ledger.shorts if each < began), default=NO_TRANSACTION)
@@ -172,7 +172,9 @@ def _as_short(record: Record) -> int:
 def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
     if ask.type is TransactionType.LONG:
         if ask.timeout_s is not None:
-            raise InvalidParameter("a long transaction takes no time-out", hint="transactions.long_timeout_s is its")
+            raise InvalidParameter(
+                "a long transaction takes no time-out", hint="its time-out is transactions.long_timeout_s"
+            )
         timeout_ms = settings.long_timeout_ms
     elif ask.timeout_s is None:
         timeout_ms = settings.timeout_ms
@@ -180,7 +182,8 @@ def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
         timeout_ms = ask.timeout_s * 1000
         if not 0 < timeout_ms <= settings.max_timeout_ms:
             raise InvalidParameter(
-                f"a time-out of {ask.timeout_s} s", hint=f"from 1 to {settings.max_timeout_ms // 1000} seconds"
+                f"the time-out {ask.timeout_s} s is not allowed",
+                hint=f"use 1 to {settings.max_timeout_ms // 1000} seconds",
             )
     return min(timeout_ms, settings.max_lifetime_ms or timeout_ms)
 

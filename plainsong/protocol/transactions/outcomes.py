@@ -109,7 +109,7 @@ def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow)
 def kept_because(settings: TransactionSettings) -> str | None:
     """Why pointers are not pruned automatically; None: they are."""
     if not settings.max_lifetime_ms:
-        return "transactions.max_lifetime_s is 0: somebody may still write under the oldest pointer"
+        return "transactions.max_lifetime_s is 0: a client may still write under the oldest pointer"
     if not settings.prune:
         return "transactions.prune is off, or other stores may rely on the list (transactions.thrift)"
     return None

@@ -1,4 +1,4 @@
-"""What a transactional reader sees, by the pointer of each row: its snapshot, or the service's durable state.
+"""The view of a transactional reader, a verdict on each row by its pointer: from a snapshot or the durable state.
 
 no pointer      delivered
 negative        skipped: rolled back
