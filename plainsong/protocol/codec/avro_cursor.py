@@ -258,7 +258,7 @@ def _unsigned(number: int) -> bytes:
 
 
 def read_run(cursor: Cursor) -> range | None:
-    """The array of longs at the cursor, if its numbers are consecutive and in one block; else None, and nothing is read.
+    """The array of longs at the cursor, if its numbers are consecutive and in one block; else None, with nothing read.
 
     Raises MalformedBody as ``array`` would.
     """

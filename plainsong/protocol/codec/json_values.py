@@ -25,7 +25,6 @@ from plainsong.protocol.ids import MAX_TIMESTAMP_MS, parse_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-if TYPE_CHECKING:
     Kind = Callable[[Any, str], Any]
 
 

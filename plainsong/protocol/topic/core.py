@@ -77,12 +77,11 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.topic.state import Now, TopicState
 
-if TYPE_CHECKING:
     Answers = list[tuple[Hashable, object | PlainsongError]]
 
 
 class TopicCore:
-    """The rules of one topic around its state. A ticket is the caller's own key for a request, returned with its answer."""
+    """The rules of one topic around its state. A ticket is the caller's key for a request, and for its answer."""
 
     def __init__(self, state: TopicState) -> None:
         self.state = state

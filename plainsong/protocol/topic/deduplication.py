@@ -340,7 +340,7 @@ def begin_remembering(state: TopicState, step: Step) -> None:
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:
-    """A new generation knows no producers; epochs continue, so that no session of an older generation is valid in it."""
+    """A new generation knows no producers; epochs continue, so that no older generation's session is valid in it."""
     old = state.producers
     producers = state.producers = ProducerTable(state.limits.producer_retention_ms)
     epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])

@@ -286,7 +286,7 @@ class ProducerTable:
         return gone
 
     def idle(self, before_ms: int, at_most: int) -> list[str]:
-        """Names of the longest inactive producers without activity since ``before_ms`` and with the default retention."""
+        """Names of the longest inactive producers, of those idle since ``before_ms`` with the default retention."""
         gone: list[str] = []
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:

@@ -177,7 +177,7 @@ def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> R
 
 
 def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Whether the first messages may leave no room for the rest: admission counts payloads, usage counts larger rows."""
+    """Whether the first may leave no room for the rest: admission counts payloads, usage counts larger rows."""
     max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
     if max_bytes is None:
         return False
@@ -302,7 +302,7 @@ _OPEN = ("in_progress", "unknown", "deciding")
 
 
 class NotEnlisted(TransactionsUnavailable):
-    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated after that."""
+    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated then."""
 
     title = "The topic is not enlisted for this write pointer"
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-if TYPE_CHECKING:
     Rows = Sequence[tuple[bytes, bytes]]
 
 

@@ -146,7 +146,7 @@ def values_of(
 def own_ttls(
     count: int, request_ttl_s: int | None, message_ttls_s: Sequence[int | None] | None
 ) -> Sequence[int | None] | None:
-    """Each message's own time to live in seconds, the shorter of the request's and its own; None: no message has one."""
+    """Each message's time to live in seconds, the shorter of the request's and its own; None: no message has one."""
     if message_ttls_s is None:
         return None if request_ttl_s is None else [request_ttl_s] * count
     if request_ttl_s is None:

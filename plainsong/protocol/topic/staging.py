@@ -286,7 +286,7 @@ def _deduplicate(
 
 
 def _check_continuation(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
-    """Raise AlreadyPublished when a segment continues that has nothing staged: its earlier messages would be missing."""
+    """Raise AlreadyPublished when a segment continues that has nothing staged: its first messages would be missing."""
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
         raise AlreadyPublished(

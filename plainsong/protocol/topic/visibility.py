@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-if TYPE_CHECKING:
     Rows = Sequence[tuple[bytes, bytes]]
 _POSITION_BYTES = 10
 
@@ -195,7 +194,7 @@ class StoredDelivery(Delivery):
         self.reference: Reference | None = None
 
     def feed_payloads(self, rows: Rows) -> bool:
-        """Take payload rows of ``reference``, in order. Returns False when no more are wanted. Raises as ``feed_rows``."""
+        """Take payload rows of ``reference``, in order. Returns and raises as ``feed_rows``."""
         assert self.reference is not None  # while payload rows are read
         if self.attributes:
             self.attributes = {}
@@ -362,7 +361,7 @@ class InlineDelivery(StoredDelivery):
         return True
 
     def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
-        """Take rows that are plain, or have a pointer and nothing else, with one verdict for each pointer among them."""
+        """Take rows that are plain or have a pointer and nothing else, with one verdict for each pointer."""
         values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
         if self.view is None or not values:
             return self._deliver_inline(rows, mixed=mixed)

@@ -1,4 +1,4 @@
-"""The requests to the transaction service, each with the type of its answer: from routes, Thrift, links, the janitor."""
+"""The requests to the transaction service, each with the type of its answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Begun:
     expires_ms: int
     """When it becomes invalid unless it is decided before; milliseconds since 1970."""
     service: int = 0
-    """The first pointer that this service ever issued: it identifies the service, since others may issue the same ids."""
+    """The first pointer that this service ever issued: it identifies the service, as others may issue the same ids."""
 
 
 @dataclass(slots=True)

@@ -204,7 +204,7 @@ class ManagerCore:
         return frozenset() if record is None else frozenset(record.topics)
 
     def drop_enlistments(self) -> None:
-        """Topics need not be enlisted in this store: enlistments copied from another are removed with the first commit."""
+        """Topics need not be enlisted in this store: those copied from another go with the first commit."""
         for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
             self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
             record.topics = set()
