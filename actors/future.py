@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import outcome
 import trio
@@ -62,4 +62,5 @@ class Future(Generic[A]):
                 on_leave(self)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        return cast("A", await trio.lowlevel.wait_task_rescheduled(abort))
+        answer: A = await trio.lowlevel.wait_task_rescheduled(abort)
+        return answer
