@@ -49,7 +49,7 @@ class Future(Generic[A]):
         self._on_settled = notify
 
     async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
-        """Returns the answer, or raises the error. When the caller is cancelled, ``on_leave`` gets this future, once."""
+        """Returns the answer, or raises the error. A caller that is cancelled calls ``on_leave`` with this future."""
         if self._outcome is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             return self._outcome.unwrap()
