@@ -54,6 +54,9 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
+        "maintain": Listed(
+            "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
+        ),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Instances of one service: who is there, who owns what."),
         "ping": Listed("plainsong.cli.ping:ping", "Ask daemons whether they are there and ready."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Examine disk, clock, limits and daemon."),

@@ -17,7 +17,7 @@ from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.verification import Findings, Verification
 from pyspark_plainsong.pipeline.archive.writing import Log
 from pyspark_plainsong.pipeline.files import open_files
-from pyspark_plainsong.pipeline.progress import watch_all
+from pyspark_plainsong.pipeline.streams import watch_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ class Appending:
         self._written: list[Manifest] = []
         self._told = 0
         self._looks = 0
-        self._expected = expected(run, subject) if run.progress.is_heard else None
+        self._expected = expected(run, subject) if run.progress.is_visible else None
 
     def done(self, manifest: Manifest) -> None:
         """A batch was written."""
@@ -114,7 +114,7 @@ class Appending:
             self._run.metrics.write()
         if self._written:
             last = self._written[-1]
-            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_heard else None
+            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_visible else None
             rows = sum(each.stats.count for each in self._written)
             of = None if following else self._expected
             self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)

@@ -19,7 +19,7 @@ from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep
 from pyspark_plainsong.pipeline.audit.manifest import first_look
 from pyspark_plainsong.pipeline.files import LocalFiles
-from pyspark_plainsong.pipeline.progress import watch
+from pyspark_plainsong.pipeline.streams import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Beside a daemon that cleans by itself the job says what waits, shows the plan when asked, and touches nothing."""
+"""Beside a daemon that cleans by itself ``maintain`` says what waits, shows the plan when asked, and touches nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
+from broker.command.maintain import command, plan
 from plainsong import Client
 from plainsong.cli.verb import CommandFailed, Exit
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound
-from pyspark_plainsong.pipeline.maintain import command, plan
-from pyspark_plainsong.pipeline.maintain import plan as looking
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
 
@@ -34,7 +33,11 @@ def url(daemon) -> str:
 
 
 def maintained(daemon, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [str(PLAINSONG), "pipeline", "run", "maintain", "--url", url(daemon), "-n", "shop", *words]
+    line = [str(PLAINSONG), "maintain", "--url", url(daemon), "-n", "shop", *words]
+    return ended(line, code)
+
+
+def ended(line: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=60, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -57,7 +60,7 @@ def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, cli
     assert "nothing was done" in done.stdout.splitlines()[-1]
     assert "janitor" in done.stdout
     assert "exit_code" in metrics.read_text()
-    assert plan.waiting(client, "short").expired == 3
+    assert plan.uncleaned(client, "short").expired == 3
 
 
 def test_the_plan_is_shown_part_by_part_and_for_programs_in_whole_keys(daemon, client):
@@ -83,14 +86,16 @@ def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monke
     client.create_topic("changing")
     limits = plan.limits_of(client, "changing")
 
+    uncleaned = plan.uncleaned
+
     def made_anew(client, topic):
         client.delete_topic(topic)
         client.create_topic(topic)
-        return plan.waiting(client, topic)
+        return uncleaned(client, topic)
 
-    monkeypatch.setattr(looking, "waiting", made_anew)
+    monkeypatch.setattr(plan, "uncleaned", made_anew)
     with pytest.raises(GenerationChanged):
-        looking.look_at(client, "changing", 2)
+        plan.plan_topic(client, "changing", 2)
     client.delete_topic("changing")
     with pytest.raises(TopicNotFound):
         plan.check_unchanged(client, limits)
@@ -101,3 +106,12 @@ def test_a_store_that_it_does_not_know_ends_it_before_anything_is_asked(daemon, 
     done = CliRunner().invoke(command.maintain, ["--url", url(daemon), "-n", "shop"])
     assert isinstance(done.exception, CommandFailed)
     assert (done.exception.code, "'elsewhere'" in done.exception.message) == (Exit.USAGE, True)
+
+
+def test_it_is_reached_as_a_job_of_the_pipeline_too(daemon, client):
+    client.create_topic("reached", if_not_exists=True)
+    words = ["--url", url(daemon), "-n", "shop", "--conf", "spark.executor.memory=1g", "reached"]
+    job = ended([str(PLAINSONG), "pipeline", "run", "--master", "local[2]", "--json", "maintain", *words])
+    assert [json.loads(line)["event"] for line in job.stdout.splitlines()] == [
+        *("progress", "topic", "pruning", "standalone", "end")
+    ]

@@ -1,4 +1,4 @@
-"""What a run of a job leaves for Prometheus: a text file, whole at every moment, for a node exporter to collect."""
+"""Metrics of a job as a Prometheus text file, which a node exporter collects; whoever reads it finds it whole."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PREFIX = "plainsong_pipeline_"
 
 
-class Known(NamedTuple):
-    """A metric that a job may touch."""
+class JobMetric(NamedTuple):
+    """A metric that jobs may change."""
 
     kind: type[Counter] | type[Gauge]
     says: str
@@ -27,29 +27,29 @@ class Known(NamedTuple):
 
 
 #: By name without the prefix. docs/pipeline.md describes each.
-METRICS: dict[str, Known] = {
-    "rows_total": Known(Counter, "Messages and rows handled by this run.", ("topic",)),
-    "bytes_total": Known(Counter, "Bytes of payloads handled by this run.", ("topic",)),
-    "batches_total": Known(Counter, "Batches, chunks or key ranges finished by this run.", ("topic",)),
-    "dead_letters_total": Known(
+METRICS: dict[str, JobMetric] = {
+    "rows_total": JobMetric(Counter, "Messages and rows handled by this run.", ("topic",)),
+    "bytes_total": JobMetric(Counter, "Bytes of payloads handled by this run.", ("topic",)),
+    "batches_total": JobMetric(Counter, "Batches, chunks or key ranges finished by this run.", ("topic",)),
+    "dead_letters_total": JobMetric(
         Counter, "Messages that this run could not read, and kept as dead letters.", ("topic",)
     ),
-    "lag_seconds": Known(Gauge, "Age of the oldest message that waits for the job.", ("topic",)),
-    "ttl_used_ratio": Known(Gauge, "That age, as a part of the topic's time to live.", ("topic",)),
-    "warnings_total": Known(Counter, "Warnings of this run, by what they warn of.", ("warning",)),
-    "last_start_time_seconds": Known(Gauge, "When the last run began, since 1970."),
-    "last_success_time_seconds": Known(Gauge, "When a run last ended well, since 1970."),
-    "run_seconds": Known(Gauge, "How long the last run took, or has taken so far."),
-    "exit_code": Known(Gauge, "Exit code of the last run; -1 while it runs."),
+    "lag_seconds": JobMetric(Gauge, "Age of the oldest message that waits for the job.", ("topic",)),
+    "ttl_used_ratio": JobMetric(Gauge, "That age, as a part of the topic's time to live.", ("topic",)),
+    "warnings_total": JobMetric(Counter, "Warnings of this run, by what they warn of.", ("warning",)),
+    "last_start_time_seconds": JobMetric(Gauge, "When the last run began, since 1970."),
+    "last_success_time_seconds": JobMetric(Gauge, "When a run last ended well, since 1970."),
+    "run_seconds": JobMetric(Gauge, "How long the last run took, or has taken so far."),
+    "exit_code": JobMetric(Gauge, "Exit code of the last run; -1 while it runs."),
 }
 
 
-class Metrics:
+class JobMetrics:
     """The metrics of one run.
 
     Args:
-      job: its name, the label ``job`` of all of them.
-      file: what to write; None: nothing is written.
+      job: the job's name; every metric has it as its label ``job``.
+      file: the file to write; None writes nothing.
     """
 
     def __init__(self, job: str, file: Path | None = None) -> None:
@@ -64,28 +64,28 @@ class Metrics:
         self.set("exit_code", -1)
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Raise a counter of ``METRICS``. Raises KeyError: there is none of that name."""
+        """Increase a counter of ``METRICS``. Raises KeyError: ``METRICS`` has no such name."""
         child = self._child(name, labels)
         assert isinstance(child, Counter), name
         child.inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge of ``METRICS``. Raises KeyError: there is none of that name."""
+        """Set a gauge of ``METRICS``. Raises KeyError: ``METRICS`` has no such name."""
         child = self._child(name, labels)
         assert isinstance(child, Gauge), name
         child.set(value)
 
     def text(self) -> str:
-        """All of them in Prometheus text."""
+        """All metrics as Prometheus text."""
         self.set("run_seconds", time.time() - self._began_s)
         return generate_latest(self._registry).decode()
 
     def write(self) -> None:
-        """Replace the file, if one is wanted. Raises OSError: it is as it was."""
+        """Replace the file. Raises OSError: the file is as it was."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it, since a rename is atomic within a file system only; the collector reads *.prom alone.
+        # In the same folder, since a rename is atomic only within a file system. The collector reads *.prom alone.
         beside = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
         try:
             beside.write_text(self.text(), encoding="utf-8")
@@ -94,7 +94,7 @@ class Metrics:
             beside.unlink(missing_ok=True)
 
     def end(self, code: int) -> None:
-        """Say how the run ended, and write. Raises OSError."""
+        """Record the exit code and write the file. Raises OSError."""
         self.set("exit_code", code)
         if code == 0:
             self.set("last_success_time_seconds", time.time())
@@ -109,7 +109,7 @@ class Metrics:
         return metric.labels(job=self._job, **labels)
 
     def _keep_last_success(self) -> None:
-        """What an alert looks at must outlive runs that fail."""
+        # Alerts look at the last success: a run that fails must not take it out of the file.
         if self._file is None:
             return
         with suppress(OSError, ValueError):

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.janitor import Janitor, JanitorSettings
+from broker.command.maintain.plan import KeyRange, Limits, cut, plan, time_bounds
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.ids import pack_id, pack_position
 from plainsong.protocol.keys import generation_prefix, parse_message_key
 from plainsong.protocol.names import TopicName
-from pyspark_plainsong.pipeline.maintain.plan import KeyRange, Limits, cut, plan, time_bounds
 from storage.base import read_rows
 from tests.broker.broker_in_process import START_MS, TOPICS, in_process
 
