@@ -1,7 +1,4 @@
-"""Requests to the daemon by name, and its answers as plain data: topics, positions, frames, staging, producers.
-
-The daemon's answers as this package reads them: plain data.
-"""
+"""Requests to the daemon by name, and its answers as plain data: topics, positions, frames, staging, producers."""
 
 from __future__ import annotations
 
@@ -109,9 +106,6 @@ class ProducerState(NamedTuple):
 
 
 # --- calls -----------------------------------------------------------------------------------------
-#
-# What this package asks the daemon for, by name: topics, positions, frames, staging, producers.
-
 
 AVRO_2 = "avro/binary; version=2"
 Isolation = Literal["committed", "uncommitted"]

@@ -1,7 +1,4 @@
-"""Columns: those of a topic read as a table, and those that a DataFrame is written from.
-
-The columns of a topic read as a table, and which of them a query asks for.
-"""
+"""The columns of a topic that is read as a table, and the columns that a DataFrame is written from."""
 
 from __future__ import annotations
 
@@ -88,10 +85,7 @@ def _same(asked: DataType, kind: DataType) -> bool:
     return asked.simpleString() == kind.simpleString()
 
 
-# --- write columns ---------------------------------------------------------------------------------
-#
-# The columns a DataFrame is written from: what they must be, and the messages of an Arrow batch in chunks.
-
+# --- writing ---------------------------------------------------------------------------------------
 
 #: A chunk ends before its payloads are more, unless a single one is: far below what a daemon takes in one body.
 MAX_CHUNK_BYTES = 4 << 20

@@ -1,6 +1,6 @@
-"""Follows topics for a stream: waits for new messages and decides how far the next micro-batch goes in each topic, within a trigger's bounds.
+"""Follows topics for a stream: waits for new messages, and decides how far the next micro-batch goes in each topic.
 
-Following topics: waiting for news of them, going forward within bounds, and noticing what was lost on the way.
+It stays within the trigger's bounds, shares them between the topics, and notices messages that were lost on the way.
 """
 
 from __future__ import annotations
@@ -156,9 +156,6 @@ class Following:
 
 
 # --- measuring -------------------------------------------------------------------------------------
-#
-# How far the next micro-batch goes in each topic: what is there, within the bounds of a trigger, fair between
-# topics.
 
 
 class Wanted(NamedTuple):
@@ -269,11 +266,6 @@ def _in_turn(topics: Mapping[str, int], turn: int) -> list[str]:
     names = sorted(topics)
     first = turn % len(names) if names else 0
     return names[first:] + names[:first]
-
-
-# --- shares ----------------------------------------------------------------------------------------
-#
-# Dividing what one micro-batch may have fairly between topics.
 
 
 def fair_shares(room: int, wanted: Mapping[str, int], turn: int) -> dict[str, int]:

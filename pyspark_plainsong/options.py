@@ -1,6 +1,6 @@
 """Options of reading and writing, each parsed once or refused by name; docs/spark.md lists them.
 
-Options as Spark hands them over, lower-cased names and text, taken for what they mean or refused by name.
+Spark hands them over as text, with lower-cased names.
 """
 
 from __future__ import annotations
@@ -156,10 +156,7 @@ class OptionText:
         return max(0, math.ceil(moment.timestamp() * 1000))
 
 
-# --- bounds ----------------------------------------------------------------------------------------
-#
-# Where reading starts and ends, as options say it: for all topics, or for each of some.
-
+# --- where reading starts and ends -----------------------------------------------------------------
 
 #: An id, exactly so: 20 bytes. A time: milliseconds.
 Bound = Literal["earliest", "latest"] | bytes | int
@@ -239,9 +236,6 @@ def _bound(name: str, given: Any) -> Bound:
 
 
 # --- options ---------------------------------------------------------------------------------------
-#
-# The options of reading and of writing, parsed once into what they mean; docs/spark.md lists them.
-
 
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
 _READ = (

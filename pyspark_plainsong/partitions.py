@@ -1,9 +1,7 @@
-"""Ranges of topics: measured, and cut into the partitions that tasks read.
+"""Measures ranges of topics, and cuts them into the partitions that tasks read.
 
-Measuring a range of any length, in steps that one request each is enough for.
-
-The daemon looks at every message, about a million a second. So a long range is measured piece by piece, and the
-pieces are added up: nobody waits longer for one answer than a request may take.
+The daemon looks at every message, about a million a second. So a long range is measured in steps, and the steps are added
+up: no request takes longer than a request may.
 """
 
 from __future__ import annotations
@@ -72,9 +70,6 @@ def whole_extent(
 
 
 # --- partitions ------------------------------------------------------------------------------------
-#
-# Ranges of topics cut into the partitions that tasks read.
-
 
 #: Parts that the daemon cuts a range into at once.
 _MAX_SPLITS = 1_000

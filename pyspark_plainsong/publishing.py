@@ -1,6 +1,8 @@
-"""Publishes what tasks stored, once: a session, a look at what it remembers, one publish.
+"""Publishes what tasks have stored, once: opens a session, asks what the topic remembers, publishes.
 
-What a task tells the driver when it is through: which rows of which topics stand under its segment.
+A topic remembers the highest sequence id of each producer, so a publish whose answer got lost can be sent again. Opening a
+session raises the producer's epoch: from then on no publish of an earlier session can land, however late it arrives, and
+what the topic remembers is final.
 """
 
 from __future__ import annotations
@@ -92,13 +94,6 @@ def check_order(won: Iterable[Winners], *, ordered: bool) -> None:
 
 
 # --- publishing ------------------------------------------------------------------------------------
-#
-# Making what tasks stored part of its topics, once: a session, a look at what it remembers, one publish.
-#
-# A topic remembers the highest sequence id of each producer, so that a publish whose answer got lost can be sent
-# again. Opening a session raises the producer's epoch: from then on no publish of an earlier session lands, however
-# late it arrives, and what the topic remembers is the last word on it.
-
 
 #: Of refusals after which an earlier attempt of the same publish may have landed all the same.
 _SHUT_OUT = frozenset({"producer_fenced", "producer_expired"})

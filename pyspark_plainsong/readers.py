@@ -1,7 +1,4 @@
-"""Spark's readers: a table, whose ends are fixed when Spark plans, and a stream, which reads exactly up to the offsets that Spark remembers.
-
-Topics read as a table: the ends are fixed when Spark plans, so that the table does not change under a query.
-"""
+"""Spark's readers: of a table, whose ends are fixed when Spark plans, and of a stream, up to the offsets that Spark keeps."""
 
 from __future__ import annotations
 
@@ -85,9 +82,6 @@ class BatchReader(DataSourceReader):
 
 
 # --- stream reader ---------------------------------------------------------------------------------
-#
-# Topics read as a stream: Spark asks how far it may go, remembers the answer, and reads exactly up to there.
-
 
 log = logging.getLogger("pyspark_plainsong")
 #: How long tasks, and a run that takes what is there and ends, wait for a transaction service that went away.

@@ -1,6 +1,12 @@
 """What a read task does: fetches one range of one topic, page by page, and makes each page an Arrow batch.
 
-What a task does: it reads one range of one topic, page by page, and makes each page an Arrow batch.
+A body of frames is heads, payloads and tails that follow each other without a gap:
+
+    head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
+
+Once their bounds are known the body is an Arrow array of binary values as it is: every column but the attributes is cut
+out of it without a loop over messages. The bounds of messages of one length are counted, others are walked from length to
+length.
 """
 
 from __future__ import annotations
@@ -130,17 +136,6 @@ class RangeReader:
 
 
 # --- batches ---------------------------------------------------------------------------------------
-#
-# Frames made into Arrow record batches, column by column, and no column that nobody asked for.
-#
-# A body of frames is heads, payloads and tails that follow each other without a gap:
-#
-#     head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
-#
-# Once their bounds are known the body is an Arrow array of binary values as it stands, and every column but the
-# attributes is cut out of it without a look at a single message. The bounds of messages of one length are found by
-# counting, others by walking from length to length.
-
 
 ROUTING_KEY = "routingKey"
 _SIZE = struct.Struct(">I")

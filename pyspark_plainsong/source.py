@@ -1,7 +1,4 @@
-"""The data source `plainsong`: Spark finds it by the package's name and asks it for readers and writers.
-
-The data source ``plainsong``: what Spark finds by this package's name, and asks for readers and writers.
-"""
+"""The data source `plainsong`: Spark finds it by the package's name and asks it for readers and writers."""
 
 from __future__ import annotations
 
@@ -68,11 +65,6 @@ class DefaultSource(DataSource):
         from pyspark_plainsong.writers import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema, overwrite)
-
-
-# --- lacking ---------------------------------------------------------------------------------------
-#
-# What has to be installed where Spark's Python workers run, and is said clearly when it is not.
 
 
 class Lacking(ImportError):

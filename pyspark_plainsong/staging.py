@@ -1,9 +1,7 @@
 """What a write task does: stores its rows under a segment of its own, in chunks, each exactly once.
 
-What a task does: it stores its rows under a segment of its own, in chunks, each of them exactly once.
-
-Every attempt of a task, a speculative copy too, has its own segment. The commit lists those of the attempts that
-Spark counts; what the others stored is seen by nobody, however late it comes.
+Every attempt of a task has its own segment, a speculative copy too. The commit lists the segments of the attempts that
+Spark counts; no reader sees what the others stored, however late it arrives.
 """
 
 from __future__ import annotations
@@ -122,13 +120,11 @@ class _Topic:
 
 # --- store body ------------------------------------------------------------------------------------
 #
-# The body of a store request in Avro binary version 2, made of bytes alone: executors have no Avro library.
+# The body of a store request in Avro binary version 2, made without an Avro library, which executors do not have:
 #
 #     pointer  messages  ttl  producer  epoch  generation  ids  atomic  key  segment  segments  ttls  attributes
 #
-# Rows of one length, which most tables have, take no step each: their bytes are joined by what stands before each
-# of them.
-
+# Rows of one length, as in most tables, take no step each: one join puts the same prefix between them.
 
 CONTENT_TYPE = "avro/binary; version=2"
 _NULL = b"\x00"

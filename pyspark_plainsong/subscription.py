@@ -1,7 +1,4 @@
-"""A subscription: which topics are read, where each ends, whether transactions count, and what to do about lost messages.
-
-Which topics are read, where each of them ends, and whether transactions count.
-"""
+"""A subscription: which topics are read, where each ends, whether transactions count, and what to do about lost messages."""
 
 from __future__ import annotations
 
@@ -128,10 +125,7 @@ def _id(bound: Bound) -> bytes:
     return bound
 
 
-# --- loss ------------------------------------------------------------------------------------------
-#
-# Messages that are gone before they were read: told apart by why, and told in words.
-
+# --- lost messages ---------------------------------------------------------------------------------
 
 log = logging.getLogger("pyspark_plainsong")
 _WAY_OUT = "failOnDataLoss=false goes on with what there is"

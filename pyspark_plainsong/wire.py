@@ -1,6 +1,6 @@
-"""A small HTTP client for driver and executors: kept connections, failover, retries, and one error that says whether the request happened.
+"""A small HTTP client for driver and executors: kept connections, failover, retries, and one error that says what happened.
 
-What goes wrong between this package and the daemon, as one error that says whether the request happened.
+It needs the standard library alone, so that a zip is all that an executor needs of us.
 """
 
 from __future__ import annotations
@@ -89,14 +89,7 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdigit() else None
 
 
-# --- wire ------------------------------------------------------------------------------------------
-#
-# One small HTTP client for the driver's and the executors' side: kept connections, failover, retries, clear errors.
-#
-# Made of the standard library alone, so that a zip of this package is all that an executor needs. A ``Wire`` is
-# pickled with whatever holds it; a connection never is, nor is one used by a process that was forked from its
-# owner.
-
+# --- client ----------------------------------------------------------------------------------------
 
 __all__ = ["Answer", "BrokerError", "Wire"]
 JSON = "application/json"

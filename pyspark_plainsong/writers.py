@@ -1,7 +1,4 @@
-"""Spark's writers: of a table or of a micro-batch, in each topic all rows appear at one moment, or none.
-
-Writing a DataFrame: in each topic all its rows appear in one moment, or none do.
-"""
+"""Spark's writers, of a table and of a micro-batch: in each topic all rows appear at one moment, or none."""
 
 from __future__ import annotations
 
@@ -152,8 +149,6 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 # --- stream writer ---------------------------------------------------------------------------------
-#
-# Writing a stream: each micro-batch becomes part of its topics once, however often Spark runs it.
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

@@ -1,9 +1,7 @@
 """Files that a job writes beside Spark's own, on local disks and on whatever Hadoop's FileSystem reaches.
 
-The files of an archive beside Spark's own: on local disks, and on whatever Hadoop's FileSystem can reach.
-
-All paths are from the root. ``write`` is atomic and durable: on local disks the bytes are synced before the rename
-and the folder after it; elsewhere the file system's own close and rename are relied on.
+All paths are from the root. ``write`` is atomic and durable: on local disks it syncs the bytes before the rename and the
+folder after it; elsewhere it relies on the file system's own close and rename.
 """
 
 from __future__ import annotations
@@ -192,8 +190,7 @@ def _sync(path: Path) -> None:
 
 # --- replacing -------------------------------------------------------------------------------------
 #
-# Folders of Parquet that a job writes in place of what it wrote before: only those that hold nothing else.
-
+# Folders of Parquet that a job replaces: only those that hold nothing else.
 
 #: What Spark puts into a folder that it writes a table to; dots and `.crc` are of its checksums.
 _WRITTEN: Final = re.compile(r"\.?part-[^/]*\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?|_temporary")

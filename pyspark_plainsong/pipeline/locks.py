@@ -1,7 +1,4 @@
-"""One writer at a time: a kernel's lock on local disks, leases of numbered files where there are no locks.
-
-One writer at a time: a lock that the kernel gives back whatever its holder dies of.
-"""
+"""One writer at a time: a kernel's lock on local disks, which ends with its holder; elsewhere a lease."""
 
 from __future__ import annotations
 
@@ -81,16 +78,16 @@ def busy(what: str, by: str) -> Busy:
 
 # --- leases ----------------------------------------------------------------------------------------
 #
-# One writer at a time where there are no locks: leases, numbered files of which the highest number holds.
+# Leases are numbered files, of which the highest number holds.
 #
-# A lease is taken by making the file of the next number, which one of several can do. Its holder writes it again
-# every minute. Given back it says so; one that was not written for ten minutes is stale, its holder taken for dead.
-# Both stay until the next one is there, so that a number is never taken twice: who makes a file looks once more,
-# and gives way to a higher one. A holder that was only asleep finds the higher one before it finishes anything.
+# A process takes a lease by creating the file of the next number, which only one of several can do, and writes it again
+# every minute. It writes that it gives the lease back; a file that was not written for ten minutes is stale, and its holder
+# is taken for dead. Both files stay until the next one is there, so no number is used twice: a process that has created a
+# file looks once more, and gives way to a higher number. A holder that only slept finds the higher number before it finishes
+# anything.
 #
-# This needs a file system that makes a file for one of several at once (HDFS does). Object stores may not; there,
-# what is finished is safe all the same, since each try writes into a folder of its own.
-
+# This needs a file system that creates a file for one of several processes at once (HDFS does). Object stores may not;
+# there, too, nothing that was finished is lost, since each try writes into a folder of its own.
 
 RENEW_S = 60.0
 STALE_S = 600.0

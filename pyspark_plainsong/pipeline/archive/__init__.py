@@ -1,4 +1,4 @@
-"""Topics as Parquet files: kept beyond their expiry, each message once, read again with ``read``."""
+"""The job `archive`: keeps topics as Parquet files beyond their expiry, each message once; ``read`` reads them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Brings an archive up to date with its topics: one streaming query each, and holes filled while the topic still has the messages.
+"""Brings an archive up to date with a topic: a streaming query from where the archive ends.
 
-Bringing an archive up to date with its topics: one streaming query each, from where the archive ends.
+Holes in the archive are filled first, while the topic still has the messages.
 """
 
 from __future__ import annotations
@@ -217,10 +217,7 @@ def starting_offsets(log: Log, start: bytes) -> str:
     return json.dumps(told, separators=(",", ":"))
 
 
-# --- mending ---------------------------------------------------------------------------------------
-#
-# Holes of an archive, before the place that its checkpoint came to: filled from the topic while that has the
-# messages.
+# --- holes -----------------------------------------------------------------------------------------
 
 
 def mend(subject: Subject) -> int:

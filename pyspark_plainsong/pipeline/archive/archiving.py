@@ -1,4 +1,4 @@
-"""What the commands of ``archive`` do: for each topic in turn, or for all at once."""
+"""What the commands of `archive` do, for each topic in turn or for all at once."""
 
 from __future__ import annotations
 

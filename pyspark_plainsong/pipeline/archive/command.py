@@ -1,4 +1,4 @@
-"""The job ``archive``: its three commands, and what they tell."""
+"""The job `archive`: its commands and their output."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Batches become days: one entry for each day of a topic, in steps that may end anywhere and be done again.
+"""Compacts batches into one entry for each day of a topic. Each step may be interrupted, and be done again.
 
     check   the files of the sources hold what their manifests say: damage is found before it is copied
     write   the day's rows, sorted, into a folder that no other try has
-    finish  read back, compare, make durable, and write the manifest: from here on the day answers for its range
-    sweep   take away what other entries answer for altogether, some time after they began to, if they still can
+    finish  read back, compare, make durable, write the manifest: from now on the day answers for its range
+    sweep   later, remove entries whose ranges others answer for, if the files of those are still there
 
 A day is compacted when the archive reaches beyond its end, so it is written once. A batch that reaches over midnight
-goes with the second of its days.
+is compacted with the second of its days.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Where things stand in an archive, as paths from its root.
-
-Where things stand in an archive, as paths from its root.
+"""The paths of an archive, from its root.
 
     NAMESPACE/TOPIC/gen=1/batches/archive=ID/batch=000000000000-TRY/part-….parquet, _manifest.json
     NAMESPACE/TOPIC/gen=1/days/dt=2026-01-31/entry=ID-TRY/part-….parquet, _manifest.json
     NAMESPACE/TOPIC/_checkpoints/gen=1/          Spark's, and _start.json
     NAMESPACE/TOPIC/_replays/NAME.json           plans of replays
-    NAMESPACE/TOPIC/_appending, _compacting      locks of those who write
+    NAMESPACE/TOPIC/_appending, _compacting      locks of the writers
 
-``gen`` is the generation of the topic; an archive id is that of a streaming query, hence of its checkpoint. Each try
-at a batch or a day has a folder of its own, so that nothing that was finished is ever written over.
+``gen`` is the generation of the topic; an archive id is that of a streaming query, hence of its checkpoint. Each try at a
+batch or a day has a folder of its own, so no file that was finished is ever overwritten.
 """
 
 from __future__ import annotations

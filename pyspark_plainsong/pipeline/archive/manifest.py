@@ -1,4 +1,4 @@
-"""Manifests: which messages each entry's files hold, and which of several files answers for a message."""
+"""Manifests: which messages each entry's files hold, and which of several entries answers for a message."""
 
 from __future__ import annotations
 
@@ -145,13 +145,11 @@ def _bad(folder: str, why: str) -> CommandFailed:
 
 # --- coverage --------------------------------------------------------------------------------------
 #
-# Which file answers for which message: ranges of ids, and what happens where two of them overlap.
-#
-# Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids, ``start <=
-# id < end``. Where entries overlap, one of them answers and the others are not read there: a day before batches,
-# among days the one of the higher revision, among batches the one written first (a later copy of the same range may
-# lack what expired in between). So an entry that was only partly replaced, or two compactions at once, never show a
-# row twice, and a range is given up by an entry only when another one holds it.
+# Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids,
+# ``start <= id < end``. Where entries overlap, one of them answers and the others are not read there: a day before
+# batches, of two days the one of the higher revision, of two batches the one written first (a later copy of the same
+# range may lack what expired in between). So a row never shows twice, neither where an entry was replaced in part nor
+# where two compactions ran at once; and an entry gives up a range only where another one holds it.
 
 
 class Range(NamedTuple):

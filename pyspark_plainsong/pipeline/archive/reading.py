@@ -1,6 +1,6 @@
-"""Reads an archive, every message once; checks that its files hold what their manifests say.
+"""Reads an archive, every message once, and checks that its files hold what their manifests say.
 
-Reading an archive: every message once, whatever batches, days and half-done compactions stand in it.
+Batches, days and compactions that were interrupted may stand side by side in it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,6 @@ def _may_hold(piece: Piece) -> bool:
 
 
 # --- inspection ------------------------------------------------------------------------------------
-#
-# Whether the files of an archive hold what their manifests say: before one is written, and ever after.
 
 
 def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tuple[tuple[str, int], ...]]:
@@ -196,9 +194,6 @@ def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> 
 
 
 # --- rows ------------------------------------------------------------------------------------------
-#
-# The rows of an archive: their columns, what they amount to, and whether files still hold what their manifest says.
-
 
 #: What the files have, in this order: the connector's columns, and the generation.
 SCHEMA = (

@@ -1,4 +1,4 @@
-"""Comparing an archive with its topic over a time range, message by message, and its files with their manifests."""
+"""Compares an archive with its topic over a time range, message by message, and its files with their manifests."""
 
 from __future__ import annotations
 

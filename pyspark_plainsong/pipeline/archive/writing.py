@@ -1,4 +1,4 @@
-"""One micro-batch becomes one folder: of its own for each try, read back, and given its manifest last."""
+"""Writes one micro-batch into one folder, a new one for each try; reads it back, and writes its manifest last."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The job `audit`: its commands keep the tables, query and export them, and generate messages to try it with.
-
-``audit run``: topics into the tables.
-"""
+"""The job `audit`: its commands keep the tables, query and export them, and generate messages to try it with."""
 
 from __future__ import annotations
 
@@ -39,9 +36,7 @@ def audit() -> None:
     """
 
 
-# --- shown -----------------------------------------------------------------------------------------
-#
-# How rows of the tables are shown: a table for people, one event a row for programs.
+# --- output ----------------------------------------------------------------------------------------
 
 
 class Folder(click.Path):
@@ -141,9 +136,7 @@ limit_option: Final = click.option(
 )
 
 
-# --- ask -------------------------------------------------------------------------------------------
-#
-# ``audit trail``, ``usage`` and ``dead-letters``: the tables, asked without Spark.
+# --- trail, usage, dead-letters --------------------------------------------------------------------
 
 
 @click.command(
@@ -249,8 +242,6 @@ def dead_letters(run: Run, root: Path, reason: str | None, limit: int) -> None:
 
 
 # --- lineage ---------------------------------------------------------------------------------------
-#
-# ``audit lineage``: what a dataset came from, and what came from it.
 
 
 class Depth(click.ParamType["int | None"]):
@@ -333,9 +324,6 @@ def lineage(
 
 
 # --- export ----------------------------------------------------------------------------------------
-#
-# ``audit export``: the tables, and what follows from them, as plain Parquet folders for other programs.
-
 
 #: What there is to export, and what it is.
 WHAT: Final = {
@@ -375,9 +363,6 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
 
 
 # --- generate --------------------------------------------------------------------------------------
-#
-# ``audit generate``: audit messages to try it with, to a topic or as lines of JSON.
-
 
 #: Progress is told, and metrics are written, after so many.
 TELL_EVERY = 10_000
@@ -544,10 +529,7 @@ def _camel(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
-# --- commands --------------------------------------------------------------------------------------
-#
-# ``plainsong pipeline run audit …``: keeps the tables, asks them, and makes input to try it with.
-
+# --- the group -------------------------------------------------------------------------------------
 
 for each in (trail, usage, lineage, dead_letters, export, generate):
     audit.add_command(each)

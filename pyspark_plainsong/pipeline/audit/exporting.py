@@ -1,4 +1,4 @@
-"""Writing the tables, and what follows from them, as plain Parquet folders: all as of one manifest."""
+"""Exports the tables, and the flows that follow from them, as plain Parquet folders: all as of one manifest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Generates audit messages as a platform would publish them, any number, the same ones for the same seed.
 
-The platform that the generator's messages speak of: users, datasets in layers, and programs between them.
+A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its inputs,
+writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own. Events come late
+and out of order, some are published twice, and a given part of the messages is bad in one of many ways.
 """
 
 from __future__ import annotations
@@ -97,10 +99,7 @@ def _weights(count: int) -> tuple[float, ...]:
     return tuple(accumulate(1 / rank for rank in range(1, count + 1)))
 
 
-# --- bad -------------------------------------------------------------------------------------------
-#
-# The ways in which the generator spoils a message: each makes a dead letter, whatever the message was.
-
+# --- bad messages ----------------------------------------------------------------------------------
 
 Fields = dict[str, Any]
 
@@ -171,14 +170,6 @@ def spoiled(rng: random.Random, fields: Fields) -> bytes:
 
 
 # --- generator -------------------------------------------------------------------------------------
-#
-# Audit messages as a platform would publish them, any number of them, the same ones for the same seed.
-#
-# A few programs run most of the time, a few datasets are in most of what they do. Runs overlap; each reads its
-# inputs, writes its outputs and touches some datasets in ways nobody knows. People edit the metadata of what they
-# own. Events come late and out of order, some are published twice, and a given part of the messages is bad in one
-# of many ways.
-
 
 #: 2025-01-01. Not now, so that a seed means the same messages on every day.
 START_MS: Final = 1_735_689_600_000

@@ -1,6 +1,12 @@
 """Keeps the tables up to date: each batch of messages is in all of them or in none, once, after any crash.
 
-One batch of messages into the four tables: what the stream does, again and again.
+A batch is written as one part for each table, then the manifest is replaced: that is the commit. The manifest also names
+the last message of each topic, and rows up to it are left out of later batches. So a batch that is given again, after a
+crash or by a new query that starts from the beginning, changes nothing. The number of the batch and the checkpoint do not
+matter, only that the messages of a topic come in order.
+
+Eight parts of a level are merged into one of the next. So a table has a few dozen parts beside the full ones, and each row
+is rewritten once for each level.
 """
 
 from __future__ import annotations
@@ -99,18 +105,7 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     return Absorbed(count["messages"], count["bad"], count["bytes"], of_topic)
 
 
-# --- keeping ---------------------------------------------------------------------------------------
-#
-# Keeping tables up to date: each batch of messages is in all of them or in none, once, whoever is killed and when.
-#
-# A batch is written as one part for each table, then the manifest is replaced: that moment is the commit. The
-# manifest also says which message of each topic was the last, and rows up to it are left out of what comes later.
-# So a batch that is given again, after a death or by a new query that starts from the beginning, changes nothing;
-# the number of the batch and the checkpoint do not matter, only that messages of a topic come in their order.
-#
-# Parts are merged by eights, as soon as there are eight of a level: a table has a few dozen parts at most, beside
-# full ones, and each row is rewritten once a level.
-
+# --- tables ----------------------------------------------------------------------------------------
 
 #: So many parts of one level become one of the next.
 FAN_IN: Final = 8
@@ -238,9 +233,6 @@ def _now_ms() -> int:
 
 
 # --- parts -----------------------------------------------------------------------------------------
-#
-# Writing a part of a table: a few Parquet files in a folder of their own, on the disk before anyone is told.
-
 
 #: Where parts lie within the tables' folder.
 DATA: Final = "data"

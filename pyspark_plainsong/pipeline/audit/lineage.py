@@ -1,9 +1,7 @@
-"""Lineage: edges between datasets and program runs, the flows they make, and walks from a dataset to its origins or its results.
+"""Lineage: which datasets program runs access, the flows between datasets that follow, and walks along them.
 
-Lineage: the edges between datasets and program runs, and the flows from dataset to dataset that they make.
-
-A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of an unknown kind is an edge, kept and
-shown; it makes flows only for who asks for it (`unknown=True`), and then as a read and as a write.
+A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes an edge, which is kept and
+shown; with ``unknown=True`` it makes flows too, as a read and as a write.
 """
 
 from __future__ import annotations
@@ -95,12 +93,9 @@ def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     return found
 
 
-# --- walk ------------------------------------------------------------------------------------------
+# --- walks -----------------------------------------------------------------------------------------
 #
-# Walking through lineage: from a dataset to what it came from, or to what came from it, step by step.
-#
-# The steps are flows, asked for as the walk gets to them, so that a walk costs what it finds and not what there is.
-
+# A walk asks for the flows of each step when it gets there, so it costs what it finds, whatever the size of the table.
 
 Direction = Literal["up", "down"]
 
@@ -156,12 +151,10 @@ def walk(
         seen |= met
 
 
-# --- flows at --------------------------------------------------------------------------------------
+# --- flows of some datasets ------------------------------------------------------------------------
 #
-# The flows that touch some datasets, out of the edges' files: one step of a walk, without Spark.
-#
-# The edges that touch the datasets are found first, then the other edges of the runs among them: what is in memory
-# is what a step finds, whatever the size of the table.
+# One step of a walk, without Spark: first the edges of the datasets, then the other edges of their runs. What is in
+# memory is what the step finds.
 
 
 class FlowsAt:

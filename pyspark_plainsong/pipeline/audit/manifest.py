@@ -1,8 +1,8 @@
-"""The manifest: the one file that says which parts the tables consist of, and up to which message.
+"""The manifest: the one file that names the parts of all tables, and the last message that they tell of.
 
-It is replaced as a whole, by renaming a new one over it, after everything that it names is on the disk. So whoever
-reads it, at any moment, has all tables as they were after one batch of messages; and a process killed at any moment
-has either replaced it or not. What lies in the folder and is not named in it does not belong to the tables.
+A new manifest is renamed over the old one, after everything that it names is on disk. So a reader has all tables as they
+were after one batch of messages, whenever it reads; and a process that is killed has either replaced the manifest or not.
+Files in the folder that the manifest does not name are not part of the tables.
 """
 
 from __future__ import annotations

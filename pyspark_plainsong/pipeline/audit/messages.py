@@ -1,9 +1,7 @@
-"""Audit messages: the shape of version 1 and its bounds, and SQL functions that parse and check each, or give the reason why it is bad.
+"""Audit messages of version 1: their fields and bounds, and SQL functions that parse each, or give the reason why it is bad.
 
-What an audit message says: the shape of version 1, its bounds, and the reasons for which one is set aside.
-
-A message is one JSON object in UTF-8. Fields that the shape does not name are ignored: a later publisher may add some
-without a new version. docs/pipeline.md describes the shape for those who publish.
+A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add some
+without a new version. docs/pipeline.md describes messages for publishers.
 """
 
 from __future__ import annotations
@@ -61,15 +59,11 @@ CHANGE: Final = StructType(
 )
 
 
-# --- judging ---------------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------------
 #
-# From messages to fields: each is parsed and checked by SQL functions alone, and told its reason when it is bad.
-#
-# The types are judged as they stand in the JSON, never converted: the number 5 is no user. That is why the payload
-# is parsed into a variant instead of a schema, which would make strings of numbers without a word. Nothing here
-# raises, whatever the payload holds; and nothing depends on when it runs, so that a batch judged again is judged
-# the same.
-
+# Types count as they stand in the JSON: the number 5 is no user. So the payload is parsed into a variant and not by a
+# schema, which would convert numbers to strings silently. No function here raises, whatever the payload is; and none
+# depends on when it runs, so a batch that is parsed again gives the same rows.
 
 #: When a message is bad, and what is told of it then: a reason and a detail.
 Objection: TypeAlias = "tuple[Column, Column]"

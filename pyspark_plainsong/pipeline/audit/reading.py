@@ -1,9 +1,7 @@
-"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them without holding them.
+"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them in little memory.
 
-Reading the tables: as they were after one batch of messages, with Spark or without.
-
-Everything read by one manifest fits together. The files that it names stay for a while after they were merged into
-others (`keep_s` of `Keeping`); a query that takes longer than that fails with a missing file, never with wrong rows.
+All that is read by one manifest fits together. The files that it names stay for a while after they were merged (``keep_s``
+of `Keeping`); a query that takes longer fails with a missing file, and never returns wrong rows.
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expressio
 
 # --- searching -------------------------------------------------------------------------------------
 #
-# Searching a table without holding it: the first rows by some columns, out of any number.
-
+# The first rows by some columns, out of any number, without holding more than these.
 
 Order = Literal["ascending", "descending"]
 

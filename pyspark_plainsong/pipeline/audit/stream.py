@@ -1,6 +1,6 @@
-"""The stream that keeps the tables: topics in, batch by batch; how far they are behind, and which topics are merely quiet.
+"""The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
 
-The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
+It also finds how far the tables are behind, and which topics are merely quiet.
 """
 
 from __future__ import annotations
@@ -186,10 +186,7 @@ def _checkpoint(root: Path) -> Path:
     return folder / secrets.token_hex(8)
 
 
-# --- behind ----------------------------------------------------------------------------------------
-#
-# How far the tables are behind their topics: the age of the oldest message that waits, as the daemon tells it.
-
+# --- how far the tables are behind -----------------------------------------------------------------
 
 #: Messages that nobody waits for: readers of committed ones pass over them.
 _PASSED_OVER: Final = ("rolled-back", "invalid")
@@ -253,13 +250,12 @@ def _age_s(message: Seen) -> float:
     return max(0.0, (now_ms() - message.publish_time_ms) / 1000)
 
 
-# --- quiet -----------------------------------------------------------------------------------------
+# --- quiet topics ----------------------------------------------------------------------------------
 #
-# Telling a quiet topic from one whose messages expired before they were read: when nothing was left to read in it.
+# Tells a quiet topic from one whose messages expired before they were read.
 #
-# The connector sees a position older than the topic's time to live, and has to take it for one behind which
-# messages may have expired. A run that had everything knows better: whatever came since is younger than that.
-
+# The connector sees a position that is older than the topic's time to live, and has to assume that messages behind it have
+# expired. A run that had read everything knows better: whatever came since is younger than that.
 
 #: Beside the manifest; lost, it is a false alarm at worst.
 NOTES: Final = "caught-up.json"

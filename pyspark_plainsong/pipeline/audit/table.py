@@ -1,10 +1,8 @@
-"""The tables of the audit: their columns, how two parts make one, and the rows of the trail, of usage and of dead letters.
+"""The tables of the audit: their columns, how two parts are merged, and the rows of each table.
 
-What a table of the audit is: its columns, and how two parts of it make one.
-
-A table is kept as parts that are written once and never changed. Parts of a table without keys stand beside each other;
-parts of a table with keys hold subtotals, and are added up by key: a minimum, a maximum or a sum, in any order and any
-grouping. So parts can be merged, or read unmerged, whenever it suits, and the table is the same.
+A table is kept as parts, which are written once and never change. Parts of a table without keys are concatenated; parts of
+a table with keys hold subtotals, which add up by key: a minimum, a maximum or a sum, in any order and any grouping. So it
+does not matter whether and when parts are merged.
 """
 
 from __future__ import annotations
@@ -93,8 +91,6 @@ def trail_rows(judged: DataFrame) -> DataFrame:
 
 
 # --- accesses --------------------------------------------------------------------------------------
-#
-# The accesses among judged messages: what usage and lineage are made of.
 
 
 def access_rows(judged: DataFrame) -> DataFrame:
@@ -105,9 +101,6 @@ def access_rows(judged: DataFrame) -> DataFrame:
 
 
 # --- usage -----------------------------------------------------------------------------------------
-#
-# The usage registry: which program uses which dataset, since when, until when, and how often it reads and writes.
-
 
 USAGE: Final = totals(
     "usage",
@@ -136,9 +129,6 @@ def usage_rows(judged: DataFrame) -> DataFrame:
 
 
 # --- dead letters ----------------------------------------------------------------------------------
-#
-# The dead letters: each message that could not be read, whole, with the reason; so that none is lost.
-
 
 DEAD_LETTERS: Final = Table(
     "dead_letters",

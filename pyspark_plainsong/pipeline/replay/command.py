@@ -1,4 +1,4 @@
-"""The job ``replay``."""
+"""The job `replay`: its options and its output."""
 
 from __future__ import annotations
 

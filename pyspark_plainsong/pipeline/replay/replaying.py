@@ -1,6 +1,6 @@
-"""Follows a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them one after the other.
+"""Carries out a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them one after the other.
 
-What is replayed: an archive, or any Parquet with a payload and a column to order it by.
+It goes on behind the last chunk that the topic has.
 """
 
 from __future__ import annotations
@@ -129,9 +129,6 @@ def _value(text: str, kind: types.DataType) -> Column:
 
 
 # --- replaying -------------------------------------------------------------------------------------
-#
-# Following a plan: its chunks found, then published one after the other from where the topic says it stands.
-
 
 ORIGINAL_ID = "originalId"
 ORIGINAL_TIME = "originalPublishTimeMs"

@@ -1,7 +1,4 @@
-"""The job `report`: its options, the steps of one report, and how it is told.
-
-``plainsong pipeline run report``: its options, and how it is told.
-"""
+"""The job `report`: its options, the steps of one report, and its output."""
 
 from __future__ import annotations
 
@@ -31,10 +28,9 @@ if TYPE_CHECKING:
 DEFAULT_RANGE_MS = 24 * 3600 * 1000
 
 
-# --- course ----------------------------------------------------------------------------------------
+# --- steps -----------------------------------------------------------------------------------------
 #
-# The course of one report: what is known of the topics, then their messages, then every figure.
-
+# What is known of the topics, then their messages, then every figure.
 
 #: Transactions the daemon is asked about: some thousand a second.
 MAX_POINTERS = 20_000

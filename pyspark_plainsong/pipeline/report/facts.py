@@ -1,7 +1,4 @@
-"""A report as plain values: the time it covers cut into steps, what is known of each topic, and every figure.
-
-A report: every figure in it, as plain values, and what they are made from.
-"""
+"""A report as plain values: its time range cut into steps, what is known of each topic, and every figure."""
 
 from __future__ import annotations
 
@@ -63,10 +60,9 @@ class Report:
         return sorted((row for row in rows if row["topic"] == topic), key=lambda row: row.get("time_ms", 0))
 
 
-# --- grid ------------------------------------------------------------------------------------------
+# --- time range ------------------------------------------------------------------------------------
 #
-# The time a report is about, cut into steps: rates are of the steps, sizes of the moments between them.
-
+# Rates are of the steps, sizes of the moments between them.
 
 #: So many steps at most, unless a step is asked for: a plot shows no more.
 STEPS = 120
@@ -128,10 +124,9 @@ def _nice_step_s(range_s: float) -> int:
     return int(days) * 86_400
 
 
-# --- facts -----------------------------------------------------------------------------------------
+# --- topics ----------------------------------------------------------------------------------------
 #
-# What is known of each topic before any message is read: how long messages live, and since when all are there.
-
+# Known before any message is read: how long messages live, and since when all of them are there.
 
 #: Columns of ``rows_of``.
 TOPICS = "topic STRING, ttl_ms BIGINT, known_from_ms BIGINT, whole BOOLEAN"

@@ -1,7 +1,4 @@
-"""Every figure of a report: queue sizes, throughput, publish-to-visible latency and hold times, from messages read once.
-
-All figures of a report, gathered: messages read once, their transactions asked about, every table computed.
-"""
+"""Every figure of a report: queue sizes, throughput, publish-to-visible latency and hold times, from messages read once."""
 
 from __future__ import annotations
 
@@ -124,15 +121,15 @@ def report_of(
 
 # --- sizes -----------------------------------------------------------------------------------------
 #
-# Queue sizes over time: at each moment of a grid, the messages that were published and had not expired.
+# Queue sizes: at each moment of a grid, the messages that were published and had not expired.
 #
-# A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two
-# times alone. Messages that are known to be rolled back or invalid are left out: nobody reads them.
+# A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two times
+# alone. Messages that are known to be rolled back or invalid are left out, since no reader gets them.
 #
 #     SIZES  topic, time_ms, messages, bytes, complete
 #
-# ``complete`` is false where messages may be missing: they were alive then, and have expired since, so that the
-# topic cannot show them any more. The figure is then a lower bound.
+# ``complete`` is false where messages may be missing: they were alive then and have expired since, so the topic cannot
+# show them any more. The figure is then a lower bound.
 
 
 def queue_sizes(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
@@ -196,10 +193,10 @@ def _after(column: str, grid: Grid) -> Column:
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# Throughput: messages and bytes published in each step of a grid, and how long stored ones waited to be published.
+# Throughput: messages and bytes published in each step of a grid, and how long stored messages waited for their publish.
 #
-# RATES topic, time_ms (of the step's start), messages, bytes STORED topic, messages, p50_ms, p95_ms, p99_ms, max_ms
-
+#     RATES   topic, time_ms (of the step's start), messages, bytes
+#     STORED  topic, messages, p50_ms, p95_ms, p99_ms, max_ms
 
 _QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
 
@@ -257,19 +254,18 @@ def quantiles(column: str) -> list[Column]:
 
 # --- visibility ------------------------------------------------------------------------------------
 #
-# Publish to visible: for how long a committed reader could not get a message that was already published.
+# Publish to visible: how long a committed reader could not get a message that was already published.
 #
-# A committed reader stops at the first undecided message of a topic. So a message becomes visible when the
-# transactions of all messages up to it, its own included, are decided: at the latest of these times, or at its own
-# publish where nothing before it was open. Rolled back and invalid messages hold a reader up until they are
-# decided, too, and are never visible themselves.
+# A committed reader stops at the first undecided message of a topic. So a message becomes visible when the transactions
+# of all messages up to it, its own included, are decided: at the latest of these times, or at its own publish if none of
+# them was open. Rolled back and invalid messages block readers until they are decided, too, and never become visible.
 #
 #     VISIBLE   topic, message_id, publish_ms, waited_ms, known
-#     known     exact     waited_ms is what it was
+#     known     exact     waited_ms is right
 #               at_least  a message up to this one has a transaction whose end is not remembered: it may have been longer
 #               waiting   not visible yet; waited_ms is null
 #               never     rolled back or invalid; null
-#               unknown   of a transaction whose outcome nobody remembers; null
+#               unknown   the outcome of its transaction is not remembered; null
 
 
 def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
@@ -331,13 +327,13 @@ def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
 
 # --- holds -----------------------------------------------------------------------------------------
 #
-# Transaction hold times: how long a transaction was open, and how long its messages held up each topic's readers.
+# Hold times: how long a transaction was open, and how long its messages blocked each topic's readers.
 #
 #     HOLDS  transaction, topic, client, state, messages, bytes, begun_ms, first_publish_ms, decided_ms, open_ms, held_ms
 #
-# ``open_ms`` is from its begin to its end, ``held_ms`` from its first message in the topic to its end; of one that
-# is still open both are up to the moment of the report. They are null where the end is not remembered. A
-# transaction with several write pointers is one, by its id.
+# ``open_ms`` is from a transaction's begin to its end, ``held_ms`` from its first message in the topic to its end; if it is
+# still open, both are up to the moment of the report. They are null if the end is not remembered. A transaction with several
+# write pointers counts once, by its id.
 
 
 def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFrame:

@@ -1,8 +1,6 @@
 """A report as one HTML page: plots and tables, what each figure is made from, and what is not known.
 
-A report as one HTML page: plots and tables, what each figure is made from, and what is not known.
-
-The page needs nothing else: no script, no font, no picture from elsewhere; it may be mailed and printed.
+The page is complete: no script, no font and no picture from elsewhere; it may be mailed and printed.
 """
 
 from __future__ import annotations
@@ -121,10 +119,8 @@ def _unknown(notes: Sequence[str]) -> list[str]:
 
 # --- plots -----------------------------------------------------------------------------------------
 #
-# The plots of a report, as SVG that takes the page's own colours: on a light page dark text, on a dark one light.
-#
-# Without a display and without time stamps: the same report makes the same bytes.
-
+# SVG in the page's own colours, which follow the reader's light or dark. The same report makes the same bytes: there are
+# no time stamps in it.
 
 #: Topics with a line of their own; of the others the tables tell.
 MAX_LINES = 8

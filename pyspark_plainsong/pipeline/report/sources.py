@@ -1,13 +1,13 @@
-"""What a report reads: messages of topics and of an archive, each once, and the daemon's decisions about their transactions.
+"""What a report reads: messages of topics and of an archive, each once, and the outcomes of their transactions.
 
-What every figure is made from: one slim row for a message, whether it came from a topic or an archive.
+A message is one slim row, wherever it came from:
 
-topic        STRING  namespace:topic
-message_id   BINARY  20 bytes, sorts as the topic does
-publish_ms   BIGINT  when it was published
-write_ms     BIGINT  when it was stored, for those that were stored before they were published; else null
-bytes        BIGINT  of the payload
-pointer      BIGINT  its write pointer: 0 none, negative rolled back
+    topic        STRING  namespace:topic
+    message_id   BINARY  20 bytes, sorts as the topic does
+    publish_ms   BIGINT  when it was published
+    write_ms     BIGINT  when it was stored, if it was stored before it was published; else null
+    bytes        BIGINT  of the payload
+    pointer      BIGINT  its write pointer: 0 none, negative rolled back
 """
 
 from __future__ import annotations
@@ -68,8 +68,6 @@ def messages_of(rows: DataFrame) -> DataFrame:
 
 
 # --- sources ---------------------------------------------------------------------------------------
-#
-# Where the messages of a report come from: topics, an archive, or both, each message once.
 
 
 def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
@@ -148,16 +146,14 @@ def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list
     return load_manifests(open_files(root, lambda: spark), topic_folder(namespace, topic))
 
 
-# --- decisions -------------------------------------------------------------------------------------
+# --- outcomes --------------------------------------------------------------------------------------
 #
-# What became of the transactions whose messages were found: the daemon is asked about each write pointer once.
+# The outcomes of transactions: the daemon is asked about each write pointer once.
 #
 #     DECISIONS  pointer, transaction, client, state, begun_ms, decided_ms
 #
-# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). Of a pointer it does not know, the
-# state is ``unknown``, and all that is left is the pointer itself: this service's pointers say when they were
-# issued.
-
+# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). If it does not know a pointer, the state is
+# ``unknown``, and all that is left is the pointer itself, which says when it was issued.
 
 DECISIONS = StructType(
     [

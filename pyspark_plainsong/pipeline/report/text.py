@@ -1,4 +1,4 @@
-"""A report for people at a terminal, as tables, and for programs, as JSON."""
+"""A report as tables for people at a terminal, and as JSON for programs."""
 
 from __future__ import annotations
 
