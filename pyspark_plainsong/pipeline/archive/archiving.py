@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
-    """Archive what there is, or follow.
+    """Archive the messages of now, or follow the topics.
 
     Args:
-      every: the interval of following; None: once.
-      options: of ``Choices``.
+      every: the interval of following; None: do not follow.
+      options: the fields of ``AppendOptions``.
     Returns:
-      the topics whose archive was, or is, too far behind.
+      the topics whose archive was or is too far behind.
     Raises:
-      CommandFailed: a topic is not there, or somebody else archives one; nothing was done. An archive has a hole that
-        cannot be filled. What Spark and the daemon raise; what has a manifest by then is archived.
+      CommandFailed: a topic does not exist, or another process archives one, and nothing was done; or an archive has a
+        hole that cannot be filled.
+      Exception: what Spark and the daemon raise; batches with a manifest are archived.
     """
     choices = AppendOptions(root, **options)
     with run.client(*topics) as client, ExitStack() as holds:
@@ -54,7 +55,7 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
         behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
         for each in appended:
-            # One that is followed must look out for losses, which it can only from where something is.
+            # A query that follows must notice losses, which it can only from a position where there is a message.
             if every is None or each.subject.is_quiet:
                 _go(run, [each], None)
                 each.subject.check_nothing_was_lost()
@@ -68,7 +69,7 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
 
 def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     """Start the queries of these topics, and wait for them."""
-    run.session()  # whose start is no part of how fast the topic is
+    run.session()  # the start of Spark must not count in the rates
     run.progress.begin()
     queries = [each.subject.start(each.done, every=every) for each in group]
 
@@ -79,12 +80,12 @@ def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     watch_all(queries, idle=tell)
 
 
-#: A topic that is followed is asked this often, in looks of a second, whether its archive is behind.
+#: Seconds between checks whether the archive of a followed topic is behind.
 JUDGE_EVERY = 30
 
 
 class Appending:
-    """One topic under way; batches end in the query's thread, and are told in the command's."""
+    """The progress of one topic: batches end in the query's thread, and are reported in the command's."""
 
     def __init__(self, run: Run, subject: Subject) -> None:
         self._run = run
@@ -95,11 +96,11 @@ class Appending:
         self._expected = expected(run, subject) if run.progress.is_visible else None
 
     def done(self, manifest: Manifest) -> None:
-        """A batch was written."""
+        """Note a batch that was written; called in the query's thread."""
         self._written.append(manifest)
 
     def tell(self, *, following: bool = False) -> None:
-        """Say what was written since the last time."""
+        """Report the batches written since the last call."""
         topic = self.subject.topic
         for manifest in self._written[self._told :]:
             self._told += 1
@@ -124,7 +125,7 @@ class Appending:
             self._run.metrics.write()
 
     def end(self) -> bool:
-        """Say what it came to; whether the archive is behind even now."""
+        """Report the end; True: the archive is still behind."""
         self.tell()
         rows = sum(each.stats.count for each in self._written)
         size = sum(each.stats.payload_bytes for each in self._written)
@@ -136,12 +137,12 @@ class Appending:
 
 
 def expected(run: Run, subject: Subject) -> int:
-    """How many messages wait to be archived, whatever becomes of their transactions."""
+    """How many messages wait to be archived, those of open transactions included."""
     return _ahead(run, subject.topic, subject.resumes_at).messages
 
 
 def foresee(run: Run, subject: Subject) -> None:
-    """Say what ``append`` would do."""
+    """Report what ``append`` would do."""
     start = subject.resumes_at
     ahead = _ahead(run, subject.topic, start)
     since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
@@ -159,7 +160,7 @@ def foresee(run: Run, subject: Subject) -> None:
 
 
 def _ahead(run: Run, topic: str, start: bytes) -> Extent:
-    """What stands from ``start`` on; the connector's own client can count without moving payloads."""
+    """The extent from ``start`` on; the connector's client can ask for it without reading messages."""
     with closing(ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()) as calls:
         return calls.offsets(topic, start=start)
 
@@ -167,7 +168,7 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there, or somebody else compacts one."""
+    """Compact all generations of topics. Raises CommandFailed: the archive lacks a topic, or another process compacts one."""
     files = open_files(root, run.session)
     entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
     for topic in chosen(sorted({entry.topic for entry in entries}), topics):
@@ -196,7 +197,7 @@ def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
 
 
 def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
-    """One generation, whose entries are looked at now that nobody else compacts it."""
+    """Compact one generation. Its entries are listed here, under the lock."""
     days = plan(compaction.entries(), unfinished=today)
     rows = 0
     for number, day in enumerate(days):
@@ -214,7 +215,7 @@ def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms
 def verify(
     run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
 ) -> Findings:
-    """Compare a range of ids with the topic. Raises CommandFailed: the topic is not there; what Spark raises."""
+    """Compare a range of ids with the topic. Raises CommandFailed: the topic does not exist; and what Spark raises."""
     with run.client(topic) as client:
         properties = client.properties(topic)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
@@ -226,7 +227,7 @@ def verify(
 def verify_files(
     run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
 ) -> Findings:
-    """Look whether an archive is whole, without its topic. Raises CommandFailed: there is none; what Spark raises."""
+    """Check an archive without its topic. Raises CommandFailed: there is no archive; and what Spark raises."""
     log = Log(run.where.namespace, topic, generation)
     if not load_manifests(open_files(root, run.session), log.folder):
         raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)

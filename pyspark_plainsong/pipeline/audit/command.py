@@ -40,13 +40,13 @@ def audit() -> None:
 
 
 class Folder(click.Path):
-    """A folder that this machine reaches as such: a path, or one as ``file:``."""
+    """A folder on this machine: a path, or ``file:…``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As a path; fails for any other URL."""
+        """The path; fails for any other URL."""
         text = str(value)
         if text.startswith("file:"):
             text = "/" + text.removeprefix("file:").lstrip("/")
@@ -116,7 +116,7 @@ def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
 
 
 def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
-    """How much waits, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
+    """Report how many messages wait, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
     from pyspark_plainsong.pipeline.audit.manifest import first_look
 
     manifest = first_look(root)
@@ -325,7 +325,7 @@ def lineage(
 
 # --- export ----------------------------------------------------------------------------------------
 
-#: What there is to export, and what it is.
+#: What can be exported.
 WHAT: Final = {
     "trail": "the audit trail",
     "usage": "the usage registry",
@@ -364,12 +364,12 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
 
 # --- generate --------------------------------------------------------------------------------------
 
-#: Progress is told, and metrics are written, after so many.
+#: Progress is reported and metrics are written after so many messages.
 TELL_EVERY = 10_000
 
 
 class Count(click.ParamType[int]):
-    """A whole number, also as 1e6."""
+    """A whole number, which may be written as 1e6."""
 
     name = "count"
 
@@ -447,7 +447,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
 
 
 def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, create: bool, messages: int) -> int:
-    """Send what is not there yet; how much was there. Raises PlainsongError: what was sent is there, the rest is not."""
+    """Publish the messages that the topic does not have yet; returns how many it had. Raises PlainsongError: run it again."""
     with run.client(topic) as client:
         if create:
             client.create_topic(topic, if_not_exists=True)
@@ -464,7 +464,7 @@ def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, cr
 
 
 def _told(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
-    """The same payloads, and how far it is."""
+    """The same payloads; reports the progress."""
     size = since = 0
     for number, each in enumerate(made, 1):
         yield each
@@ -478,7 +478,7 @@ def _told(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterato
 
 
 def moment(place: object, option: str) -> datetime | None:
-    """A time given on the command line. Raises click.BadParameter: it is no time."""
+    """A time from the command line. Raises click.BadParameter."""
     if place is None:
         return None
     if not isinstance(place, int):
@@ -487,9 +487,9 @@ def moment(place: object, option: str) -> datetime | None:
 
 
 def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """Rows, by the columns of `headings` (``>`` before one of numbers), then whether there may be more.
+    """Print rows by the columns of ``headings`` (``>``: numbers), and whether there may be more.
 
-    As many columns wide as they need where no terminal shows them: others search in them.
+    Without a terminal they are as wide as they need, for programs that search them.
     """
     names = [heading.removeprefix(">") for heading in headings]
     if run.as_json:
@@ -509,7 +509,7 @@ def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON and people alike: times in UTC, ids in hex, payloads as text where they are."""
+    """A value for JSON and for people: times in UTC, ids in hex, payloads as text if they are UTF-8."""
     if isinstance(value, datetime):
         return show_time(round(value.timestamp() * 1000))
     if isinstance(value, bytes):
@@ -520,7 +520,7 @@ def _plain(value: Any) -> Any:
 
 
 def _properties(pairs: Any) -> Any:
-    """Maps come as lists of pairs out of Arrow."""
+    """A map, which Arrow returns as a list of pairs."""
     return dict(pairs) if isinstance(pairs, list) else pairs
 
 

@@ -37,12 +37,12 @@ RUN: Final = ("namespace", "program", "run")
 
 
 def kinds(access: str, *, unknown: bool) -> list[str]:
-    """The kinds of access that count as `access`."""
+    """The kinds of access that count as ``access``."""
     return [access, UNKNOWN] if unknown else [access]
 
 
 def edge_rows(judged: DataFrame) -> DataFrame:
-    """What judged messages add to the edges."""
+    """The edges of parsed messages."""
     each = access_rows(judged).select(
         *EDGES.keys,
         F.col("time").alias("first_seen"),
@@ -53,7 +53,7 @@ def edge_rows(judged: DataFrame) -> DataFrame:
 
 
 def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
-    """From dataset to dataset: namespace, source, program, target, runs, first_seen, last_seen; one row a program."""
+    """Flows: namespace, source, program, target, runs, first_seen, last_seen; one row for each program."""
     reads = edges.where(F.col("access").isin(kinds(READ, unknown=unknown)))
     writes = edges.where(F.col("access").isin(kinds(WRITE, unknown=unknown))).select(
         *RUN,
@@ -76,8 +76,8 @@ def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
 def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     """Every pair of datasets of which one came from the other: namespace, source, target, distance (in runs).
 
-    `flow` as made by `flows`. The distance is the shortest one, `depth` (None: any) its bound; a cycle ends where it
-    meets what was found before. Each step is a join of what is new, and kept, so that step n does not redo n-1 others.
+    ``flow`` comes from ``flows``. The distance is the shortest one, and ``depth`` (None: any) its bound; a cycle ends at a
+    pair that was found before. Each step joins the new pairs alone and is cached, so that step n does not repeat the others.
     """
     steps = flow.select("namespace", "source", "target").distinct().localCheckpoint()
     found = new = steps.withColumn("distance", F.lit(1)).localCheckpoint()
@@ -102,7 +102,7 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class Flow:
-    """Runs of a program took from `source` and wrote to `target`."""
+    """Runs of a program read ``source`` and wrote ``target``."""
 
     source: str
     program: str
@@ -110,15 +110,15 @@ class Flow:
     runs: int
     first_seen: datetime
     last_seen: datetime
-    #: The one run, where runs are told apart.
+    #: The run, if each run is a flow of its own.
     run: str | None = None
 
     def near(self, direction: Direction) -> str:
-        """The end that a walk in this direction comes from."""
+        """The near end for a walk in this direction."""
         return self.target if direction == "up" else self.source
 
     def far(self, direction: Direction) -> str:
-        """The end that it goes to."""
+        """The far end."""
         return self.source if direction == "up" else self.target
 
 
@@ -128,12 +128,12 @@ def walk(
     direction: Direction,
     depth: int | None = None,
 ) -> Iterator[tuple[int, Flow]]:
-    """Flows on the way from a dataset, with their distance: 1 for those that touch it.
+    """The flows that a walk from a dataset meets, with their distance: 1 for those at the dataset.
 
     Args:
-      flows_at: the flows whose near end is one of these datasets.
-      depth: how many flows a way may have; None: any number.
-    Each dataset is gone on from once, when it is met first: so each flow comes once, a flow that closes a cycle comes
+      flows_at: returns the flows whose near end is one of the datasets given.
+      depth: the greatest distance; None: any.
+    The walk goes on from each dataset once: so each flow comes once, a flow that closes a cycle comes
     too, and the walk ends.
     """
     seen = {dataset}
@@ -158,13 +158,13 @@ def walk(
 
 
 class FlowsAt:
-    """Flows in the tables of a folder as they are now, whatever is added meanwhile; called with datasets.
+    """A function of datasets that finds their flows in the tables of a folder, all as of now.
 
     Args:
-      namespace: of the datasets and the runs.
-      unknown: accesses of an unknown kind count, as reads and as writes.
-      by_run: one flow a run, instead of one a program.
-      start, end: only edges seen from `start` on, and before `end`.
+      namespace: the datasets' and the runs'.
+      unknown: accesses of unknown kind count as reads and as writes.
+      by_run: one flow for each run, instead of one for each program.
+      start, end: use only edges seen from ``start`` on and before ``end``.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class FlowsAt:
         self._end = end
 
     def __call__(self, datasets: Collection[str]) -> list[Flow]:
-        """The flows whose near end is one of `datasets`. Raises FileNotFoundError: the files are gone; see `reading`."""
+        """The flows whose near end is one of ``datasets``. Raises FileNotFoundError: the files are gone; see ``reading``."""
         near = self._edges(self._near, ds.field("dataset").isin(sorted(datasets)))
         runs = pc.unique(near["run"])
         if not len(runs):
@@ -212,7 +212,7 @@ class FlowsAt:
         ]
 
     def _edges(self, end: str, which: ds.Expression) -> pa.Table:
-        """Merged edges of the kind that this end of a flow is, the dataset called by it."""
+        """The merged edges that can be this end of a flow, with the dataset named as the end."""
         kind = ds.field("access").isin(self._kinds[end])
         where = (ds.field("namespace") == self._namespace) & kind & which
         edges = arrow(self._root, EDGES, where, self._manifest)

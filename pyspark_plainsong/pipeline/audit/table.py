@@ -25,7 +25,7 @@ Total = Literal["min", "max", "sum"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table's name, columns, the order within its files, and for one of totals: its keys and how each total adds up."""
+    """A table's name, columns and order within files; of a table of totals also its keys, and how each total adds up."""
 
     name: str
     columns: StructType
@@ -34,7 +34,7 @@ class Table:
     totals: tuple[tuple[str, Total], ...] = ()
 
     def merged(self, parts: DataFrame) -> DataFrame:
-        """The rows of parts, put together, as the table's rows: one a key, where there are keys."""
+        """The table's rows from the rows of its parts: one for each key, if there are keys."""
         if not self.keys:
             return parts.select(*self.columns.names)
         how = {"min": F.min, "max": F.max, "sum": F.sum}
@@ -42,7 +42,7 @@ class Table:
         return parts.groupBy(*self.keys).agg(*totals).select(*self.columns.names)
 
     def merged_arrow(self, parts: pa.Table) -> pa.Table:
-        """The same of rows that are in memory."""
+        """The same for rows in memory."""
         if not self.keys:
             return parts
         summed = parts.group_by(list(self.keys)).aggregate(list(self.totals))
@@ -51,7 +51,7 @@ class Table:
 
 
 def totals(name: str, keys: tuple[str, ...], **columns: tuple[DataType, Total]) -> Table:
-    """A table with one row for each combination of `keys`, which are strings, and these totals."""
+    """A table with one row for each combination of ``keys``, which are strings, and these totals."""
     fields = [StructField(key, StringType()) for key in keys]
     fields += [StructField(column, kind) for column, (kind, _total) in columns.items()]
     how = tuple((column, total) for column, (_kind, total) in columns.items())
@@ -86,7 +86,7 @@ TRAIL: Final = Table(
 
 
 def trail_rows(judged: DataFrame) -> DataFrame:
-    """The good ones among judged messages."""
+    """The good ones among parsed messages."""
     return judged.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
 
 
@@ -94,7 +94,7 @@ def trail_rows(judged: DataFrame) -> DataFrame:
 
 
 def access_rows(judged: DataFrame) -> DataFrame:
-    """One row for each good access: namespace, program, run, dataset (its name alone), access, time."""
+    """A row for each good access: namespace, program, run, dataset (the name alone), access, time."""
     good = judged.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
     name = F.substring(F.col("entity"), len(DATASET) + 2, 2_000)
     return good.select("namespace", "program", "run", name.alias("dataset"), "access", "time")
@@ -114,7 +114,7 @@ USAGE: Final = totals(
 
 
 def usage_rows(judged: DataFrame) -> DataFrame:
-    """What judged messages add to the registry. Times are of the events, in whatever order they were published."""
+    """The rows that parsed messages add to the registry. Times are those of events, in whatever order they came."""
     return USAGE.merged(
         access_rows(judged).select(
             *USAGE.keys,
@@ -147,5 +147,5 @@ DEAD_LETTERS: Final = Table(
 
 
 def dead_letter_rows(judged: DataFrame) -> DataFrame:
-    """The bad ones among judged messages."""
+    """The bad ones among parsed messages."""
     return judged.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.report.facts import Grid, TopicFacts
 
-#: Transactions listed one by one, the longest; Parquet has all.
+#: Transactions in the list, the longest; Parquet has all.
 MAX_HOLDS = 500
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The tables of a report before they are collected, by the names of their Parquet folders."""
+    """The tables of a report, not yet collected, by the names of their Parquet folders."""
 
     sizes: DataFrame
     rates: DataFrame
@@ -45,7 +45,7 @@ class Frames:
 
 
 def pointers_of(messages: DataFrame, max_pointers: int) -> tuple[list[Found], int]:
-    """The write pointers that messages carry, the newest of them, and how many there are in all."""
+    """The newest write pointers that messages carry, and how many there are in all."""
     under = messages.where("pointer != 0").select(sf.abs("pointer").alias("pointer"), "publish_ms")
     each = under.groupBy("pointer").agg(sf.min("publish_ms").alias("first_ms")).cache()
     try:
@@ -63,7 +63,7 @@ def frames_of(
     grid: Grid,
     now_ms: int,
 ) -> Frames:
-    """Every table, not computed yet."""
+    """All tables, not yet computed."""
     decisions = spark.createDataFrame(list(asked.decisions), DECISIONS)
     names = spark.createDataFrame(of_topics.rows_of(topics), of_topics.TOPICS)
     decided = with_decisions(messages, decisions)
@@ -93,7 +93,7 @@ def report_of(
     *,
     step: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Compute and collect.
+    """Compute and collect the tables.
 
     Args:
       step: called with the name of each table before it is computed.
@@ -136,10 +136,10 @@ def queue_sizes(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame
     """How many messages and bytes each topic held at each moment of ``grid.samples()``.
 
     Args:
-      messages: those of ``MESSAGES`` that count.
-      topics: ``topic, ttl_ms, known_from_ms, whole``: what is there since when; ``whole``: nothing was there before.
+      messages: the rows of ``MESSAGES`` that count.
+      topics: ``topic, ttl_ms, known_from_ms, whole``: since when messages are known; ``whole``: there were none before.
     Returns:
-      ``SIZES``, a row for every topic and moment.
+      ``SIZES``, with a row for every topic and moment.
     """
     living = messages.join(sf.broadcast(topics), "topic").select(
         "topic", "bytes", "publish_ms", (sf.col("publish_ms") + sf.col("ttl_ms")).alias("last_ms")
@@ -178,13 +178,13 @@ def _samples(frame: DataFrame, grid: Grid) -> DataFrame:
 
 
 def _at_or_after(column: str, grid: Grid) -> Column:
-    """The first moment at or after a time that is not behind the end."""
+    """The first moment at or after a time, if there is one."""
     since = f"greatest({column} - {grid.start_ms}, 0)"
     return sf.expr(f"cast(({since} + {grid.step_ms - 1}) div {grid.step_ms} as int)").alias("sample")
 
 
 def _after(column: str, grid: Grid) -> Column:
-    """The first moment after a time that is before the end."""
+    """The first moment after a time, if there is one."""
     since = f"{column} - {grid.start_ms}"
     return sf.expr(f"if({since} < 0, 0, cast(least(({since}) div {grid.step_ms} + 1, {grid.steps}) as int))").alias(
         "sample"
@@ -214,7 +214,7 @@ def step_of(grid: Grid) -> Column:
 
 
 def throughput(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
-    """``RATES``: what was published in each step, whatever became of it; a row for every topic and step."""
+    """``RATES``: all messages published in each step, in whatever state; a row for every topic and step."""
     counted = (
         in_range(messages, grid)
         .groupBy("topic", step_of(grid))
@@ -235,7 +235,7 @@ def throughput(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
 
 
 def stored_for(messages: DataFrame, grid: Grid) -> DataFrame:
-    """``STORED``: for messages that were stored first, the time from their store to their publish."""
+    """``STORED``: the time from store to publish of messages that were stored first."""
     waited = in_range(messages, grid).where("write_ms is not null")
     return (
         waited.select("topic", (sf.col("publish_ms") - sf.col("write_ms")).alias("value_ms"))
@@ -245,7 +245,7 @@ def stored_for(messages: DataFrame, grid: Grid) -> DataFrame:
 
 
 def quantiles(column: str) -> list[Column]:
-    """Median, 95th and 99th percentile, exact and interpolated, and the maximum; null where there is no value."""
+    """Median, 95th and 99th percentile, exact and interpolated, and the maximum; null without values."""
     return [
         *(sf.percentile(column, part).alias(name) for name, part in _QUANTILES),
         sf.max(column).alias("max_ms"),
@@ -271,22 +271,22 @@ def quantiles(column: str) -> list[Column]:
 def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
     """``MESSAGES`` with ``state`` and ``decided_ms`` of their transactions.
 
-    ``state`` is ``plain`` where there is none, ``rolled_back`` where the message says so itself, else what the
-    transaction service said: ``committed``, ``aborted``, ``invalid``, ``in_progress`` or ``unknown``.
+    ``state`` is ``plain`` without a transaction, ``rolled_back`` if the message itself is marked so, else the answer of
+    the transaction service: ``committed``, ``aborted``, ``invalid``, ``in_progress`` or ``unknown``.
     """
     joined = messages.withColumn("positive", sf.abs("pointer")).join(
         sf.broadcast(decisions.select(sf.col("pointer").alias("positive"), "state", "decided_ms")), "positive", "left"
     )
     said = sf.coalesce("state", sf.lit("unknown"))
     state = sf.when(sf.col("pointer") == 0, "plain").when(sf.col("pointer") < 0, "rolled_back").otherwise(said)
-    # Messages may be rolled back while their transaction goes on: nobody keeps from when on they held nobody up.
+    # Messages may be rolled back while their transaction goes on: when they ceased to block readers is not stored.
     rolled_back_alone = (sf.col("pointer") < 0) & said.isin("committed", "in_progress")
     ended = sf.when(~rolled_back_alone, sf.col("decided_ms"))
     return joined.select(*messages.columns, state.alias("state"), ended.alias("decided_ms"))
 
 
 def visibility(decided: DataFrame) -> DataFrame:
-    """``VISIBLE`` of messages ``with_decisions``, all of a topic from some point on; one task sorts a topic."""
+    """``VISIBLE`` of messages ``with_decisions``: all of a topic from some point on. One task sorts a topic."""
     up_to = Window.partitionBy("topic").orderBy("message_id").rowsBetween(Window.unboundedPreceding, 0)
     free_ms = sf.when(sf.col("state") == "plain", sf.col("publish_ms")).otherwise(
         sf.greatest("publish_ms", sf.coalesce("decided_ms", "publish_ms"))
@@ -308,7 +308,7 @@ def visibility(decided: DataFrame) -> DataFrame:
 
 
 def latency_by_topic(visible: DataFrame, grid: Grid) -> DataFrame:
-    """``topic, messages, p50_ms, p95_ms, p99_ms, max_ms, at_least, waiting, never, unknown`` of those in the range."""
+    """``topic, messages, p50_ms, p95_ms, p99_ms, max_ms, at_least, waiting, never, unknown`` of the range."""
     counts = [
         sf.count_if(sf.col("known") == known).alias(known) for known in ("at_least", "waiting", "never", "unknown")
     ]
@@ -320,7 +320,7 @@ def latency_by_topic(visible: DataFrame, grid: Grid) -> DataFrame:
 
 
 def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
-    """``topic, time_ms, messages, p50_ms, p95_ms, p99_ms, max_ms`` of the steps in which something was published."""
+    """``topic, time_ms, messages, p50_ms, p95_ms, p99_ms, max_ms`` of the steps with messages."""
     shown = in_range(visible, grid).where("waited_ms is not null")
     return shown.groupBy("topic", step_of(grid)).agg(sf.count("*").alias("messages"), *quantiles("waited_ms"))
 
@@ -337,7 +337,7 @@ def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
 
 
 def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFrame:
-    """``HOLDS`` of the transactions that published any of ``messages``, longest first."""
+    """``HOLDS`` of the transactions that published one of ``messages``, longest first."""
     under = messages.where("pointer != 0").withColumn("pointer", sf.abs("pointer"))
     each = (
         under.join(sf.broadcast(decisions), "pointer")
@@ -362,10 +362,10 @@ def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFr
 
 
 def hold_quantiles(holds: DataFrame) -> DataFrame:
-    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long each topic was held.
+    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long each topic's readers were blocked.
 
-    Of ``HOLDS``; ``open`` are those still in progress, which count with the time so far, and ``unknown`` those whose
-    end is not remembered, which do not.
+    From ``HOLDS``: ``open`` transactions count with their time so far, ``unknown`` ones, whose end is not remembered, do
+    not.
     """
     return holds.groupBy("topic").agg(
         sf.count("*").alias("transactions"),

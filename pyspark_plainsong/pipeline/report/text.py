@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.report.facts import Report
 
-#: Transactions listed for people.
+#: Transactions in the list for people.
 MAX_LISTED = 10
 _QUANTILES = (">P50", ">P95", ">P99", ">MAX")
 _NAMES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 
 def tables_of(report: Report) -> Iterator[tuple[str, str, Sequence[str], list[tuple[str, ...]]]]:
-    """Every section that has something to say: its key in ``MADE_FROM``, its title, headings and rows."""
+    """Every section with data: its key in ``MADE_FROM``, its title, headings and rows."""
     yield "sizes", "Queue sizes", ("TOPIC", ">NOW", ">BYTES", ">AT START", ">LEAST", ">MOST", "TTL"), _sizes(report)
     yield "rates", "Throughput", ("TOPIC", ">MESSAGES", ">BYTES", ">MEAN", ">BUSIEST STEP"), _rates(report)
     waited = ("TOPIC", ">MESSAGES", *_QUANTILES, ">AT LEAST", ">WAITING", ">NEVER", ">UNKNOWN")
@@ -138,7 +138,7 @@ def _lengths(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def show_wait(milliseconds: float | None) -> str:
-    """A length of time; of less than a minute with its fractions: ``0ms``, ``1.25s``, ``3m 5s``."""
+    """A length of time, with fractions below a minute: ``0ms``, ``1.25s``, ``3m 5s``."""
     if milliseconds is None or not 1000 <= milliseconds < 60_000:
         return show_length(milliseconds)
     return f"{milliseconds / 1000:.2f}".rstrip("0").rstrip(".") + "s"
