@@ -1,4 +1,4 @@
-"""Plainsong's topics as Spark's tables and streams; Spark finds the data source ``plainsong`` by this package's name."""
+"""Plainsong's topics as tables and streams of Spark, which finds the data source by this package's name."""
 
 from __future__ import annotations
 

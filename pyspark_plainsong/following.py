@@ -112,7 +112,10 @@ class Following:
         return news
 
     def _quiet(self, topic: str, position: Position, later: bytes) -> Position:
-        """There is no message between a position and ``later``: check, once for each, that none was lost. Raises DataLoss."""
+        """There is no message between a position and ``later``: check, once for each, that none was lost.
+
+        Raises DataLoss.
+        """
         look_from = self._look_from(topic, {topic: position})
         if self._vouched.get(topic) == position and later <= look_from:
             return position

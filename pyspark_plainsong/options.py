@@ -90,7 +90,11 @@ class OptionText:
                 raise BadOption(f"options {one} and {other} exclude each other")
 
     def text(self, name: str, *, why: str = "") -> str | None:
-        """The text; None: it is missing. Raises BadOption: it is empty, or missing though ``why`` says what it is for."""
+        """The text; None: it is missing.
+
+        Raises:
+          BadOption: it is empty, or missing though ``why`` says what it is for.
+        """
         value = self._given.get(name.lower())
         value = None if value is None else value.strip()
         if value == "":

@@ -1,7 +1,7 @@
 """Measures ranges of topics, and cuts them into the partitions that tasks read.
 
-The daemon looks at every message, about a million a second. So a long range is measured in steps, and the steps are added
-up: no request takes longer than a request may.
+The daemon looks at every message, about a million a second. So a long range is measured in steps, and the steps are
+added up: no request takes longer than a request may.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ def cut(
 
 
 def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[TopicRange]:
-    """Each range in parts of about equal bytes (of very long ones: of about equal counts), more of them for the larger ones."""
+    """Cut each range into parts of about equal bytes, a very long one into parts of about equal counts.
+
+    Larger ranges get more parts.
+    """
     splits = min(_MAX_SPLITS, 4 * wanted)
     extents = [
         whole_extent(calls, each.topic, start=each.start, end=each.end, isolation=each.isolation, splits=splits)

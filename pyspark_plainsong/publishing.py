@@ -1,8 +1,8 @@
 """Publishes what tasks have stored, once: opens a session, asks what the topic remembers, publishes.
 
-A topic remembers the highest sequence id of each producer, so a publish whose answer got lost can be sent again. Opening a
-session raises the producer's epoch: from then on no publish of an earlier session can land, however late it arrives, and
-what the topic remembers is final.
+A topic remembers the highest sequence id of each producer, so a publish whose answer got lost can be sent again.
+Opening a session raises the producer's epoch: from then on no publish of an earlier session can land, however late it
+arrives, and what the topic remembers is final.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark's readers: of a table, whose ends are fixed when Spark plans, and of a stream, up to the offsets that Spark keeps."""
+"""Spark's readers: of a table, whose ends are fixed when Spark plans, and of a stream, between Spark's offsets."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ A body of frames is heads, payloads and tails that follow each other without a g
     head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
 
 Once their bounds are known the body is an Arrow array of binary values as it is: every column but the attributes is cut
-out of it without a loop over messages. The bounds of messages of one length are counted, others are walked from length to
-length.
+out of it without a loop over messages. The bounds of messages of one length are counted, others are walked from length
+to length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PAUSE_S = 1.0
 
 
 class Undecided(RuntimeError):
-    """A transaction in the range, decided when the range was made, stays undecided: the daemon has lost the decision."""
+    """A transaction in the range was decided, and is undecided now: the daemon has lost the decision."""
 
 
 class RangeReader:

@@ -1,4 +1,4 @@
-"""A subscription: which topics are read, where each ends, whether transactions count, and what to do about lost messages."""
+"""A subscription: which topics are read, where each ends, whether transactions count, and what is done about losses."""
 
 from __future__ import annotations
 

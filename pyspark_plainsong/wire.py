@@ -1,4 +1,4 @@
-"""A small HTTP client for driver and executors: kept connections, failover, retries, and one error that says what happened.
+"""A small HTTP client for driver and executors, with failover, retries, and one error that says what happened.
 
 It needs the standard library alone, so that a zip is all that an executor needs of us.
 """
@@ -122,7 +122,7 @@ class Wire:
     urls: tuple[str, ...]
     """The next one is tried if one cannot be reached or refuses for now."""
     deadline_s: float = 60.0
-    """Of one attempt, to send and to receive each part of the answer; without the time that the daemon is asked to wait."""
+    """Of one attempt, to send and to receive each part of the answer; the time that a request waits is added."""
     retries: int = 5
     """Further rounds through all URLs."""
     retry_interval_s: float = 0.2

@@ -208,6 +208,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
         """Do nothing: Spark also calls this when a publish landed and its answer did not.
 
-        To roll it back then would lose the micro-batch, since its next run would find it published. Rows that were stored
-        and not published are invisible, and the daemon cleans them.
+        To roll it back then would lose the micro-batch, since its next run would find it published. Rows that were
+        stored and not published are invisible, and the daemon cleans them.
         """

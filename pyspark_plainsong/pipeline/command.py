@@ -1,4 +1,4 @@
-"""The verb `pipeline`: lists the jobs, starts one, prints its spark-submit line, and writes the zip that executors need."""
+"""The verb `pipeline`: lists the jobs, starts one, prints its spark-submit line, and writes the zip for executors."""
 
 from __future__ import annotations
 

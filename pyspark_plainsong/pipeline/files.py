@@ -1,7 +1,7 @@
 """Files that a job writes beside Spark's own, on local disks and on whatever Hadoop's FileSystem reaches.
 
-All paths are from the root. ``write`` is atomic and durable: on local disks it syncs the bytes before the rename and the
-folder after it; elsewhere it relies on the file system's own close and rename.
+All paths are from the root. ``write`` is atomic and durable: on local disks it syncs the bytes before the rename and
+the folder after it; elsewhere it relies on the file system's own close and rename.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class Run(JobRun):
 
     Args:
       master, conf: Spark's, as ``build_session`` takes them.
-      spark: a session to use; None: the first call of ``session`` finds or builds one, and ``close`` stops what was built.
+      spark: a session to use; None: the first call of ``session`` finds or builds one, and ``close`` stops what was
+        built.
     """
 
     master: str | None = None

@@ -81,10 +81,10 @@ def busy(what: str, by: str) -> Busy:
 # Leases are numbered files, of which the highest number holds.
 #
 # A process takes a lease by creating the file of the next number, which only one of several can do, and writes it again
-# every minute. It writes that it gives the lease back; a file that was not written for ten minutes is stale, and its holder
-# is taken for dead. Both files stay until the next one is there, so no number is used twice: a process that has created a
-# file looks once more, and gives way to a higher number. A holder that only slept finds the higher number before it finishes
-# anything.
+# every minute. It writes that it gives the lease back; a file that was not written for ten minutes is stale, and its
+# holder is taken for dead. Both files stay until the next one is there, so no number is used twice: a process that has
+# created a file looks once more, and gives way to a higher number. A holder that only slept finds the higher number
+# before it finishes anything.
 #
 # This needs a file system that creates a file for one of several processes at once (HDFS does). Object stores may not;
 # there, too, nothing that was finished is lost, since each try writes into a folder of its own.

@@ -1,4 +1,4 @@
-"""``python -m broker.command.maintain``, which ``plainsong pipeline run maintain`` starts: the same as ``plainsong maintain``."""
+"""``python -m broker.command.maintain``: ``plainsong maintain``, as ``plainsong pipeline run maintain`` starts it."""
 
 from __future__ import annotations
 

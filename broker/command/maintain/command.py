@@ -1,4 +1,4 @@
-"""The verb ``maintain``: asks the daemon about its topics, shows what waits to be cleaned and the plan, and in HBase cleans."""
+"""The verb `maintain`: asks the daemon about its topics, shows what waits to be cleaned, and cleans tables in HBase."""
 
 from __future__ import annotations
 

@@ -202,7 +202,10 @@ class HBaseTables:
     @classmethod
     @asynccontextmanager
     async def open(cls, addresses: Sequence[Address], table_prefix: str) -> AsyncIterator[Self]:
-        """Connect, for the block. The store claims nothing, so it deposes no owner. Raises StoreUnusable, StoreError."""
+        """Connect, for the block.
+
+        The store claims nothing, so it deposes no owner. Raises StoreUnusable, StoreError.
+        """
         # A range keeps a connection to scan, and takes another one to remove what it finds.
         options = HBaseOptions(table_prefix, TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False)
         store = await HBaseStore.open(addresses, options)

@@ -1,7 +1,7 @@
 """What of a topic may be removed: ranges of keys, from the daemon's answer and the rules that its janitor follows too.
 
-The daemon answers ``POST …/maintenance`` when what it says is durable. So a plan stays true as long as the topic has the
-same generation: messages that have expired stay expired, and the topic never returns to an earlier generation.
+The daemon answers ``POST …/maintenance`` when what it says is durable. So a plan stays true as long as the topic has
+the same generation: messages that have expired stay expired, and the topic never returns to an earlier generation.
 """
 
 from __future__ import annotations

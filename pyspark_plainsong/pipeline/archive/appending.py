@@ -133,7 +133,11 @@ class Subject:
         )
 
     def check_nothing_was_lost(self) -> None:
-        """Check after a run that could not notice losses. Raises CommandFailed: it took so long that messages may be lost."""
+        """Check after a run that could not notice losses.
+
+        Raises:
+          CommandFailed: it took so long that messages may be lost.
+        """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
             raise CommandFailed(says, hint="archive more often, or raise the ttl")
@@ -252,7 +256,10 @@ def mend(subject: Subject) -> int:
 
 
 def fill(subject: Subject, hole: Range) -> int:
-    """Archive the topic's messages of a range; returns their number. Raises what Spark raises: the hole is still there."""
+    """Archive the topic's messages of a range; returns their number.
+
+    Raises what Spark raises: the hole is still there.
+    """
     subject.run.session().conf.set(*TIMESTAMPS)
     manifest = subject.writer().put(in_topic(subject, hole), secrets.token_hex(16), 0, hole)
     return manifest.stats.count

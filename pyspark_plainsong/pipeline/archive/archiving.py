@@ -168,7 +168,11 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact all generations of topics. Raises CommandFailed: the archive lacks a topic, or another process compacts one."""
+    """Compact all generations of topics.
+
+    Raises:
+      CommandFailed: the archive lacks a topic, or another process compacts one.
+    """
     files = open_files(root, run.session)
     entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
     for topic in chosen(sorted({entry.topic for entry in entries}), topics):

@@ -156,7 +156,11 @@ class Compaction:
         return folder
 
     def finish(self, day: Day, folder: str) -> Manifest:
-        """Make the day part of the archive. Raises CommandFailed: its rows differ from those of its sources; it is no part."""
+        """Make the day part of the archive.
+
+        Raises:
+          CommandFailed: its rows differ from those of its sources; it is no part.
+        """
         stats, names = read_back(self._spark, self._files, folder)
         if stats != self._expected(day):
             raise damage(f"{folder} came out different from its sources")
@@ -180,7 +184,7 @@ class Compaction:
         return manifest
 
     def sweep(self, keep_ms: int, removed: Callable[[str], None] = lambda folder: None) -> int:
-        """Remove entries that others have answered for since ``keep_ms``, and folders of killed runs; returns their number.
+        """Remove entries that others have answered for since ``keep_ms``, and folders of killed runs; returns how many.
 
         Args:
           removed: called with each folder that was removed.

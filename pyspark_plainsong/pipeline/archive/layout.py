@@ -6,8 +6,8 @@
     NAMESPACE/TOPIC/_replays/NAME.json           plans of replays
     NAMESPACE/TOPIC/_appending, _compacting      locks of the writers
 
-``gen`` is the generation of the topic; an archive id is that of a streaming query, hence of its checkpoint. Each try at a
-batch or a day has a folder of its own, so no file that was finished is ever overwritten.
+``gen`` is the generation of the topic; an archive id is that of a streaming query, hence of its checkpoint. Each try at
+a batch or a day has a folder of its own, so no file that was finished is ever overwritten.
 """
 
 from __future__ import annotations

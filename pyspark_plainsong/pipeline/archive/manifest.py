@@ -193,8 +193,8 @@ def covered(entries: Iterable[Manifest]) -> list[Range]:
 
 
 def holes(entries: Sequence[Manifest], reached: Range | None = None) -> list[Range]:
-    """The ranges that an archive lacks: between its entries, before a batch that was not the first, and before the place
-    that its query has reached.
+    """The ranges that an archive lacks: between its entries, before a batch that was not the first, and before the
+    place that its query has reached.
 
     Args:
       entries: of one generation of one topic.

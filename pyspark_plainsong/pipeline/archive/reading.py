@@ -39,8 +39,8 @@ def read(
 ) -> DataFrame:
     """The archived messages, each once, in no order (``orderBy("generation", "message_id")`` gives the topic's).
 
-    It reads the files that manifests name at the time of this call. Later messages do not appear in it, and files that a
-    compaction has removed meanwhile make the query fail instead of changing its result.
+    It reads the files that manifests name at the time of this call. Later messages do not appear in it, and files that
+    a compaction has removed meanwhile make the query fail instead of changing its result.
 
     Args:
       root: the job's ``--root``: a path, or a URL that Hadoop knows.
@@ -62,8 +62,8 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
     for _ in range(LOOKS):
         paths = files.find(under, MANIFEST_NAME)
         texts = {path: files.read(path) for path in paths}
-        # A listing takes time: meanwhile a day may be finished, and its batches removed. An entry that vanished before the
-        # end of the first listing was replaced before the second one began. New batches replace nothing.
+        # A listing takes time: meanwhile a day may be finished, and its batches removed. An entry that vanished before
+        # the end of the first listing was replaced before the second one began. New batches replace nothing.
         now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
         if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
@@ -175,7 +175,7 @@ def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> d
 
 
 def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Entries whose rows differ from the manifest: in one pass, which is halved again and again if a file cannot be read."""
+    """Entries whose rows differ from the manifest: in one pass, which is halved if a file cannot be read."""
     try:
         now = stats_by_entry(spark, files, entries)
     except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark

@@ -447,7 +447,11 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
 
 
 def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, create: bool, messages: int) -> int:
-    """Publish the messages that the topic does not have yet; returns how many it had. Raises PlainsongError: run it again."""
+    """Publish the messages that the topic does not have yet; returns how many it had.
+
+    Raises:
+      PlainsongError: run it again.
+    """
     with run.client(topic) as client:
         if create:
             client.create_topic(topic, if_not_exists=True)

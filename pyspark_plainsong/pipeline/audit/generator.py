@@ -1,8 +1,9 @@
 """Generates audit messages as a platform would publish them, any number, the same ones for the same seed.
 
-A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its inputs,
-writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own. Events come late
-and out of order, some are published twice, and a given part of the messages is bad in one of many ways.
+A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its
+inputs, writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own.
+Events come late and out of order, some are published twice, and a given part of the messages is bad in one of many
+ways.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Keeps the tables up to date: each batch of messages is in all of them or in none, once, after any crash.
 
-A batch is written as one part for each table, then the manifest is replaced: that is the commit. The manifest also names
-the last message of each topic, and rows up to it are left out of later batches. So a batch that is given again, after a
-crash or by a new query that starts from the beginning, changes nothing. The number of the batch and the checkpoint do not
-matter, only that the messages of a topic come in order.
+A batch is written as one part for each table, then the manifest is replaced: that is the commit. The manifest also
+names the last message of each topic, and rows up to it are left out of later batches. So a batch that is given again,
+after a crash or by a new query that starts from the beginning, changes nothing. The number of the batch and the
+checkpoint do not matter, only that the messages of a topic come in order.
 
-Eight parts of a level are merged into one of the next. So a table has a few dozen parts beside the full ones, and each row
-is rewritten once for each level.
+Eight parts of a level are merged into one of the next. So a table has a few dozen parts beside the full ones, and each
+row is rewritten once for each level.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Absorbed:
 def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     """Add messages, rows of the connector, to the tables, but for those that the tables have.
 
-    The rows are all messages of each topic up to the last of them. When this returns, they are in the tables, on disk; when
-    it raises, they may be, and the caller has to pass them again.
+    The rows are all messages of each topic up to the last of them. When this returns, they are in the tables, on disk;
+    when it raises, they may be, and the caller has to pass them again.
     """
     weighed = keeping.unseen(judged(messages))
     # The payload of a good message is parsed and not needed; that of a bad one is all there is.
@@ -173,7 +173,7 @@ class Keeping:
         return next((parts[:FAN_IN] for _level, parts in sorted(by_level.items()) if len(parts) >= FAN_IN), None)
 
     def _commit(self, manifest: TablesManifest) -> None:
-        """Replace the manifest; then remove parts that were retired long enough ago, and are in no manifest any more."""
+        """Replace the manifest, then remove parts that were retired long ago, and are in no manifest any more."""
         last = _now_ms() - self._keep_ms
         old = [each.path for each in manifest.retired if each.at_ms <= last]
         manifest = replace(manifest, retired=tuple(each for each in manifest.retired if each.at_ms > last))

@@ -1,7 +1,7 @@
 """Lineage: which datasets program runs access, the flows between datasets that follow, and walks along them.
 
-A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes an edge, which is kept and
-shown; with ``unknown=True`` it makes flows too, as a read and as a write.
+A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes an edge, which is kept
+and shown; with ``unknown=True`` it makes flows too, as a read and as a write.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
 def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     """Every pair of datasets of which one came from the other: namespace, source, target, distance (in runs).
 
-    ``flow`` comes from ``flows``. The distance is the shortest one, and ``depth`` (None: any) its bound; a cycle ends at a
-    pair that was found before. Each step joins the new pairs alone and is cached, so that step n does not repeat the others.
+    ``flow`` comes from ``flows``. The distance is the shortest one, and ``depth`` (None: any) its bound; a cycle ends
+    at a pair that was found before. Each step joins the new pairs alone and is cached, so that step n does not repeat
+    the others.
     """
     steps = flow.select("namespace", "source", "target").distinct().localCheckpoint()
     found = new = steps.withColumn("distance", F.lit(1)).localCheckpoint()
@@ -188,7 +189,11 @@ class FlowsAt:
         self._end = end
 
     def __call__(self, datasets: Collection[str]) -> list[Flow]:
-        """The flows whose near end is one of ``datasets``. Raises FileNotFoundError: the files are gone; see ``reading``."""
+        """The flows whose near end is one of ``datasets``.
+
+        Raises:
+          FileNotFoundError: the files are gone; see ``reading``.
+        """
         near = self._edges(self._near, ds.field("dataset").isin(sorted(datasets)))
         runs = pc.unique(near["run"])
         if not len(runs):

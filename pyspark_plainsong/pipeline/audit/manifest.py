@@ -1,8 +1,8 @@
 """The manifest: the one file that names the parts of all tables, and the last message that they tell of.
 
-A new manifest is renamed over the old one, after everything that it names is on disk. So a reader has all tables as they
-were after one batch of messages, whenever it reads; and a process that is killed has either replaced the manifest or not.
-Files in the folder that the manifest does not name are not part of the tables.
+A new manifest is renamed over the old one, after everything that it names is on disk. So a reader has all tables as
+they were after one batch of messages, whenever it reads; and a process that is killed has either replaced the manifest
+or not. Files in the folder that the manifest does not name are not part of the tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Audit messages of version 1: their fields and bounds, and SQL functions that parse each, or give the reason why it is bad.
+"""Audit messages of version 1: fields and bounds, and SQL functions that parse each or give the reason why it is bad.
 
 A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add some
 without a new version. docs/pipeline.md describes messages for publishers.
@@ -81,8 +81,8 @@ _LAST_MS: Final = 253_402_300_799_999
 def judged(messages: DataFrame) -> DataFrame:
     """Parse the messages in rows of the connector.
 
-    It needs namespace, topic, message_id, publish_timestamp and payload. It returns topic (``namespace:name``), message_id,
-    published, payload, reason and detail (both null for a good message), and the fields of a good message:
+    It needs namespace, topic, message_id, publish_timestamp and payload. It returns topic (``namespace:name``),
+    message_id, published, payload, reason and detail (both null for a good message), and the fields of a good message:
     type, time, namespace, user, program, run, access, entity, previous, added, removed.
     """
     fields = _fields(_values(messages))
@@ -128,7 +128,7 @@ def _values(messages: DataFrame) -> DataFrame:
 
 
 def _fields(values: DataFrame) -> DataFrame:
-    """Columns with the variant, the type and the text or number of every field: computed once, since each costs time."""
+    """Columns with variant, type and text or number of every field: computed once, since each costs time."""
     found = values.select(
         "*",
         F.schema_of_variant("value").alias("kind"),
@@ -177,7 +177,7 @@ def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None =
 
 
 def _unfit_change(part: str) -> Iterator[Objection]:
-    """The condition that a part of a metadata change is no object of properties (strings by name) and tags (strings)."""
+    """The condition that a part of a change is no object of properties (strings by name) and tags (strings)."""
     there = _is(METADATA) & ~_absent(part)
     its = f"its_{part}"
     strings = "schema_of_variant(each) = 'STRING'"

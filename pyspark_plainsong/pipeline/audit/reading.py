@@ -1,7 +1,7 @@
 """Reads the tables as they were after one batch of messages, with Spark or without, and searches them in little memory.
 
-All that is read by one manifest fits together. The files that it names stay for a while after they were merged (``keep_s``
-of `Keeping`); a query that takes longer fails with a missing file, and never returns wrong rows.
+All that is read by one manifest fits together. The files that it names stay for a while after they were merged
+(``keep_s`` of `Keeping`); a query that takes longer fails with a missing file, and never returns wrong rows.
 """
 
 from __future__ import annotations

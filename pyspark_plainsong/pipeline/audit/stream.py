@@ -231,7 +231,7 @@ class Behind:
         return max(ages_s)
 
     def _age_s(self, topic: str, last: str | None) -> float:
-        """The age of the oldest message after ``last`` that a run takes, now or when it is decided; 0: there is none."""
+        """The age of the oldest message after ``last`` that a run takes, now or once decided; 0: there is none."""
         start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
         seen: Sequence[Seen] = ()
         for limit in _PAGES:
@@ -254,8 +254,8 @@ def _age_s(message: Seen) -> float:
 #
 # Tells a quiet topic from one whose messages expired before they were read.
 #
-# The connector sees a position that is older than the topic's time to live, and has to assume that messages behind it have
-# expired. A run that had read everything knows better: whatever came since is younger than that.
+# The connector sees a position that is older than the topic's time to live, and has to assume that messages behind it
+# have expired. A run that had read everything knows better: whatever came since is younger than that.
 
 #: A file beside the manifest; without it there may be a false alarm.
 NOTES: Final = "caught-up.json"
@@ -314,7 +314,11 @@ class Quiet:
         )
 
     def check(self) -> None:
-        """Check after a run that could not notice losses. Raises CommandFailed: it took so long that messages may be lost."""
+        """Check after a run that could not notice losses.
+
+        Raises:
+          CommandFailed: it took so long that messages may be lost.
+        """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = "the run took longer than messages live; some may have expired before they were read"
             raise CommandFailed(says, hint="run it more often, or raise the ttl")

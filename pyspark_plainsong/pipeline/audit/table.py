@@ -1,8 +1,8 @@
 """The tables of the audit: their columns, how two parts are merged, and the rows of each table.
 
-A table is kept as parts, which are written once and never change. Parts of a table without keys are concatenated; parts of
-a table with keys hold subtotals, which add up by key: a minimum, a maximum or a sum, in any order and any grouping. So it
-does not matter whether and when parts are merged.
+A table is kept as parts, which are written once and never change. Parts of a table without keys are concatenated; parts
+of a table with keys hold subtotals, which add up by key: a minimum, a maximum or a sum, in any order and any grouping.
+So it does not matter whether and when parts are merged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Total = Literal["min", "max", "sum"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table's name, columns and order within files; of a table of totals also its keys, and how each total adds up."""
+    """A table's name, columns and order within files; of a table of totals its keys, and how each total adds up."""
 
     name: str
     columns: StructType

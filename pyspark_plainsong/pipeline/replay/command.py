@@ -77,7 +77,11 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
 
 
 def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int) -> Plan:
-    """The plan to carry out: one that was begun, or a new one with its chunks. Raises CommandFailed: nothing was done."""
+    """The plan to carry out: one that was begun, or a new one with its chunks.
+
+    Raises:
+      CommandFailed: nothing was done.
+    """
     from pyspark_plainsong.pipeline.replay import replaying
     from pyspark_plainsong.pipeline.replay.plans import Plans
 

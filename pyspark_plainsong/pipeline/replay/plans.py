@@ -1,8 +1,8 @@
 """The plan of a replay, written down before the first publish: chunks that are the same in every run.
 
-A chunk is published in one moment by the plan's producer, with the chunk's number as its sequence id. So a chunk that is
-published again is a duplicate, and the topic itself knows how far a replay has come. The content of a chunk must then never
-change: its bounds are found once, and kept in a file beside the archive.
+A chunk is published in one moment by the plan's producer, with the chunk's number as its sequence id. So a chunk that
+is published again is a duplicate, and the topic itself knows how far a replay has come. The content of a chunk must
+then never change: its bounds are found once, and kept in a file beside the archive.
 """
 
 from __future__ import annotations

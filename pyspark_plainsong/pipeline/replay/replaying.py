@@ -1,4 +1,4 @@
-"""Carries out a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them one after the other.
+"""Carries out a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them in order.
 
 It goes on behind the last chunk that the topic has.
 """

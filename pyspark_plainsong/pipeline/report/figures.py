@@ -1,4 +1,4 @@
-"""Every figure of a report: queue sizes, throughput, publish-to-visible latency and hold times, from messages read once."""
+"""The figures of a report: queue sizes, throughput, publish-to-visible latency and hold times."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def report_of(
 #
 # Queue sizes: at each moment of a grid, the messages that were published and had not expired.
 #
-# A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two times
-# alone. Messages that are known to be rolled back or invalid are left out, since no reader gets them.
+# A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two
+# times alone. Messages that are known to be rolled back or invalid are left out, since no reader gets them.
 #
 #     SIZES  topic, time_ms, messages, bytes, complete
 #
@@ -193,7 +193,8 @@ def _after(column: str, grid: Grid) -> Column:
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# Throughput: messages and bytes published in each step of a grid, and how long stored messages waited for their publish.
+# Throughput: messages and bytes published in each step of a grid, and how long stored messages waited for their
+# publish.
 #
 #     RATES   topic, time_ms (of the step's start), messages, bytes
 #     STORED  topic, messages, p50_ms, p95_ms, p99_ms, max_ms
@@ -257,12 +258,13 @@ def quantiles(column: str) -> list[Column]:
 # Publish to visible: how long a committed reader could not get a message that was already published.
 #
 # A committed reader stops at the first undecided message of a topic. So a message becomes visible when the transactions
-# of all messages up to it, its own included, are decided: at the latest of these times, or at its own publish if none of
-# them was open. Rolled back and invalid messages block readers until they are decided, too, and never become visible.
+# of all messages up to it, its own included, are decided: at the latest of these times, or at its own publish if none
+# of them was open. Rolled back and invalid messages block readers until they are decided, too, and never become
+# visible.
 #
 #     VISIBLE   topic, message_id, publish_ms, waited_ms, known
 #     known     exact     waited_ms is right
-#               at_least  a message up to this one has a transaction whose end is not remembered: it may have been longer
+#               at_least  may be longer: a message up to this one is of a transaction whose end is not remembered
 #               waiting   not visible yet; waited_ms is null
 #               never     rolled back or invalid; null
 #               unknown   the outcome of its transaction is not remembered; null
@@ -331,9 +333,9 @@ def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
 #
 #     HOLDS  transaction, topic, client, state, messages, bytes, begun_ms, first_publish_ms, decided_ms, open_ms, held_ms
 #
-# ``open_ms`` is from a transaction's begin to its end, ``held_ms`` from its first message in the topic to its end; if it is
-# still open, both are up to the moment of the report. They are null if the end is not remembered. A transaction with several
-# write pointers counts once, by its id.
+# ``open_ms`` is from a transaction's begin to its end, ``held_ms`` from its first message in the topic to its end; if
+# it is still open, both are up to the moment of the report. They are null if the end is not remembered. A transaction
+# with several write pointers counts once, by its id.
 
 
 def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFrame:
@@ -362,10 +364,10 @@ def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFr
 
 
 def hold_quantiles(holds: DataFrame) -> DataFrame:
-    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long each topic's readers were blocked.
+    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long topics' readers were blocked.
 
-    From ``HOLDS``: ``open`` transactions count with their time so far, ``unknown`` ones, whose end is not remembered, do
-    not.
+    From ``HOLDS``: ``open`` transactions count with their time so far, ``unknown`` ones, whose end is not remembered,
+    do not.
     """
     return holds.groupBy("topic").agg(
         sf.count("*").alias("transactions"),

@@ -119,8 +119,8 @@ def _unknown(notes: Sequence[str]) -> list[str]:
 
 # --- plots -----------------------------------------------------------------------------------------
 #
-# SVG in the page's own colours, which follow the reader's light or dark. The same report makes the same bytes: there are
-# no time stamps in it.
+# SVG in the page's own colours, which follow the reader's light or dark. The same report makes the same bytes: there
+# are no time stamps in it.
 
 #: Topics with a line of their own; the tables have the others.
 MAX_LINES = 8

@@ -152,8 +152,8 @@ def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list
 #
 #     DECISIONS  pointer, transaction, client, state, begun_ms, decided_ms
 #
-# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). If it does not know a pointer, the state is
-# ``unknown``, and all that is left is the pointer itself, which says when it was issued.
+# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). If it does not know a pointer, the
+# state is ``unknown``, and all that is left is the pointer itself, which says when it was issued.
 
 DECISIONS = StructType(
     [
