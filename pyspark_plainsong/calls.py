@@ -248,8 +248,10 @@ class Calls:
     def transaction_service(self) -> TransactionService:
         """The daemon's transaction service, and whether it is available now."""
         found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503: not ready, and the body is the same
-        told = found["transactions"]
-        return TransactionService(str(told["service"]), available=bool(told["available"]), why=str(told["why"] or ""))
+        service = found["transactions"]
+        return TransactionService(
+            str(service["service"]), available=bool(service["available"]), why=str(service["why"] or "")
+        )
 
     # --- writing -------------------------------------------------------------------------------
 

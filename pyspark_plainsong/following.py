@@ -30,9 +30,9 @@ class Following:
         self._losses = losses
         self._turn = 0
         #: By topic, a stream's position and a later one: there will never be a message between the two.
-        self._looked: dict[str, tuple[Position, bytes]] = {}
+        self._empty_to: dict[str, tuple[Position, bytes]] = {}
         #: Positions of topics without new messages where nothing is known to have been lost.
-        self._vouched: dict[str, Position] = {}
+        self._complete_at: dict[str, Position] = {}
         #: By topic, the position behind all messages that are to be read, as far as it is known.
         self.newest: dict[str, Position] = {}
 
@@ -84,13 +84,13 @@ class Following:
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
         """The position from which a range that starts at ``start`` must be complete: before it there was no message."""
-        position, later = self._looked.get(topic, (None, FIRST))
+        position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position is not None and position.next == start else start
 
     # --- waiting -------------------------------------------------------------------------------
 
     def _look_from(self, topic: str, positions: Mapping[str, Position]) -> bytes:
-        position, later = self._looked.get(topic, (None, FIRST))
+        position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position == positions[topic] else positions[topic].next
 
     def _news(self, found: dict[str, Position], followed: Mapping[str, Position], wait_ms: int) -> list[str]:
@@ -117,7 +117,7 @@ class Following:
         Raises DataLoss.
         """
         look_from = self._look_from(topic, {topic: position})
-        if self._vouched.get(topic) == position and later <= look_from:
+        if self._complete_at.get(topic) == position and later <= look_from:
             return position
         try:
             standing = self._calls.standing(topic, look_from)
@@ -126,13 +126,13 @@ class Following:
                 raise
             self._losses.deleted(topic)
             return position
-        vouched = self._checked(topic, position, standing)
-        if vouched.next == FIRST:
+        checked_position = self._checked(topic, position, standing)
+        if checked_position.next == FIRST:
             # The topic was empty when the stream began. A message that comes from now on and expires unread is a loss.
-            vouched = Position(vouched.generation, max(later, standing.earliest))
-        self._vouched[topic] = vouched
-        self._looked[topic] = (vouched, max(vouched.next, later))
-        return vouched
+            checked_position = Position(checked_position.generation, max(later, standing.earliest))
+        self._complete_at[topic] = checked_position
+        self._empty_to[topic] = (checked_position, max(checked_position.next, later))
+        return checked_position
 
     # --- going forward -------------------------------------------------------------------------
 

@@ -37,9 +37,9 @@ class Subscription:
     def check_transactions(self) -> None:
         """Raises BrokerError: the transaction service is not available, so it is not known what is committed."""
         if self.isolation == "committed":
-            told = self._calls.transaction_service()
-            if not told.available:
-                raise BrokerError(503, "transactions_unavailable", told.why or "nobody can tell what is committed")
+            service = self._calls.transaction_service()
+            if not service.available:
+                raise BrokerError(503, "transactions_unavailable", service.why or "nobody can tell what is committed")
 
     def topics(self) -> list[str]:
         """The names of the topics, sorted: of the list, or of those that match the pattern now."""
@@ -141,7 +141,7 @@ class Losses:
     def __init__(self, namespace: str, *, fail: bool) -> None:
         self._namespace = namespace
         self._fail = fail
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def expired(self, topic: str, start: bytes, earliest: bytes) -> None:
         """Messages from ``start`` on may have expired, if any were published then. Raises DataLoss."""
@@ -166,8 +166,8 @@ class Losses:
     def _lost(self, what: str) -> None:
         if self._fail:
             raise DataLoss(f"{what}; {_WAY_OUT}")
-        if what not in self._told and len(self._told) < 1_000:
-            self._told.add(what)
+        if what not in self._warned and len(self._warned) < 1_000:
+            self._warned.add(what)
             log.warning("%s", what)
 
 

@@ -48,7 +48,7 @@ def test_links_between_documents_lead_somewhere(name: str):
 
 @every_document
 def test_files_named_in_documents_exist(name: str):
-    roots = "storage|actors|broker|plainsong|pyspark_plainsong|tests|bench|etc|docs"
+    roots = "protocol|storage|actors|broker|plainsong|pyspark_plainsong|pipeline|tests|bench|etc|docs"
     for span in spans(DOCUMENTS[name]):
         if re.fullmatch(rf"(?:{roots})/[\w./-]*", span):
             assert (ROOT / span).exists(), span

@@ -144,12 +144,12 @@ class Lease:
         """Renew the lease. Raises Busy: another process holds a higher one."""
         asked_s = self._clock()
         self._give_way()
-        self._files.write(self._path, told(self._owner))
+        self._files.write(self._path, encode_lease(self._owner))
         self._renewed_s = asked_s
 
     def give_back(self) -> None:
         """Give the lease back."""
-        self._files.write(self._path, told(""))
+        self._files.write(self._path, encode_lease(""))
 
     def settle(self) -> None:
         """Check a lease that was just created. Raises Busy: a higher one was created meanwhile."""
@@ -189,7 +189,7 @@ def take(files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None
         if holder and age_s < STALE_S:
             raise busy(what, holder)
         stale = f"{what}: taken over from {holder}, of which nothing was heard for {age_s:.0f} s" if holder else ""
-    if not files.create(_path(folder, number + 1), told(owner())):
+    if not files.create(_path(folder, number + 1), encode_lease(owner())):
         raise busy(what, "")
     lease = Lease(files, folder, what, number + 1)
     lease.settle()
@@ -229,7 +229,7 @@ def numbers(files: LeaseFiles, folder: str) -> list[int]:
     return sorted(int(number) for number in found if number.isdigit())
 
 
-def told(holder: str) -> bytes:
+def encode_lease(holder: str) -> bytes:
     """The content of a lease's file; an empty holder gives it back."""
     return json.dumps({"owner": holder, "renewedMs": now_ms()}).encode()
 
@@ -237,8 +237,8 @@ def told(holder: str) -> bytes:
 def _holder(files: LeaseFiles, folder: str, number: int) -> tuple[str, int]:
     """The holder of a lease, and when it was written."""
     try:
-        said = json.loads(files.read(_path(folder, number)) or b"")
-        return str(said["owner"]), int(said["renewedMs"])
+        written = json.loads(files.read(_path(folder, number)) or b"")
+        return str(written["owner"]), int(written["renewedMs"])
     except (ValueError, KeyError, TypeError):  # created, and not yet written, or never
         made_ms = files.modified_ms(folder)
         return "another process", now_ms() if made_ms is None else made_ms

@@ -187,11 +187,11 @@ def _check_java(environ: Mapping[str, str]) -> None:
     if java is None:
         raise _missing("there is no Java on the PATH, and JAVA_HOME is not set", hint)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         where = f"JAVA_HOME is {home}, but " if home else ""
         raise _missing(f"{where}{java} cannot be run: {error}", hint) from error
-    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
     if version is not None and int(version[1]) < JAVA:
         raise _missing(f"{java} is Java {version[1]}; Spark needs {JAVA} or newer", hint)
 

@@ -151,7 +151,7 @@ class Subject:
         seen = self._client.messages(self.topic, end, limit=1)
         return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
 
-    def judge(self, end: bytes) -> bool:
+    def warn_if_behind(self, end: bytes) -> bool:
         """Report how far the archive is behind; True: too far."""
         asked_ms = now_ms()
         age_s = self.waiting_s(end)
@@ -220,14 +220,14 @@ def starting_offsets(log: Log, start: bytes) -> str:
     """An id as the option startingOffsets takes it."""
     if start == FIRST:
         return "earliest"
-    told: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
-    return json.dumps(told, separators=(",", ":"))
+    offset: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
+    return json.dumps(offset, separators=(",", ":"))
 
 
 # --- holes -----------------------------------------------------------------------------------------
 
 
-def mend(subject: Subject) -> int:
+def fill_holes(subject: Subject) -> int:
     """Archive each hole before the checkpoint's end as an entry of its own; returns the number of messages.
 
     Holes are folders that were lost or removed by hand. The query goes on behind them, and would never return there.

@@ -10,7 +10,7 @@ from plainsong.cli.output import show_bytes, show_count
 from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, mend
+from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
 from pyspark_plainsong.pipeline.archive.manifest import Range
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
@@ -46,13 +46,13 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
         subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
         if run.dry_run:
             for subject in subjects:
-                foresee(run, subject)
+                report_waiting(run, subject)
             return []
         for subject in subjects:
             holds.enter_context(subject.held())
         for subject in subjects:
-            mend(subject)
-        behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
+            fill_holes(subject)
+        behind = {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
         for each in appended:
             # A query that follows must notice losses, which it can only from a position where there is a message.
@@ -91,8 +91,8 @@ class Appending:
         self._run = run
         self.subject = subject
         self._written: list[Manifest] = []
-        self._told = 0
-        self._looks = 0
+        self._reported = 0
+        self._seconds = 0
         self._expected = expected(run, subject) if run.progress.is_visible else None
 
     def done(self, manifest: Manifest) -> None:
@@ -102,8 +102,8 @@ class Appending:
     def tell(self, *, following: bool = False) -> None:
         """Report the batches written since the last call."""
         topic = self.subject.topic
-        for manifest in self._written[self._told :]:
-            self._told += 1
+        for manifest in self._written[self._reported :]:
+            self._reported += 1
             self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
             self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
             self._run.metrics.add("batches_total", topic=topic)
@@ -119,9 +119,9 @@ class Appending:
             rows = sum(each.stats.count for each in self._written)
             of = None if following else self._expected
             self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
-        self._looks += 1
-        if following and self._looks % JUDGE_EVERY == 0:
-            self.subject.judge(self.subject.resumes_at)
+        self._seconds += 1
+        if following and self._seconds % JUDGE_EVERY == 0:
+            self.subject.warn_if_behind(self.subject.resumes_at)
             self._run.metrics.write()
 
     def end(self) -> bool:
@@ -131,9 +131,9 @@ class Appending:
         size = sum(each.stats.payload_bytes for each in self._written)
         end = self.subject.resumes_at
         text = f"{self.subject.topic}: {show_count(rows)} messages, {show_bytes(size)} in {len(self._written)} batches"
-        told = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
-        self._run.progress.result(text, "archived", **told, end=end.hex())
-        return self.subject.judge(end)
+        figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
+        self._run.progress.result(text, "archived", **figures, end=end.hex())
+        return self.subject.warn_if_behind(end)
 
 
 def expected(run: Run, subject: Subject) -> int:
@@ -141,7 +141,7 @@ def expected(run: Run, subject: Subject) -> int:
     return _ahead(run, subject.topic, subject.resumes_at).messages
 
 
-def foresee(run: Run, subject: Subject) -> None:
+def report_waiting(run: Run, subject: Subject) -> None:
     """Report what ``append`` would do."""
     start = subject.resumes_at
     ahead = _ahead(run, subject.topic, start)
@@ -156,7 +156,7 @@ def foresee(run: Run, subject: Subject) -> None:
         start=start.hex(),
         folder=subject.files.url(subject.log.folder),
     )
-    subject.judge(start)
+    subject.warn_if_behind(start)
 
 
 def _ahead(run: Run, topic: str, start: bytes) -> Extent:

@@ -67,8 +67,8 @@ class Day:
     @property
     def entry(self) -> str:
         """The name of the day's entry: the same for the same sources."""
-        said = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
-        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        parts = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def plan(entries: Sequence[Manifest], *, unfinished: bool = False) -> list[Day]:

@@ -81,7 +81,7 @@ class Manifest:
         ids = (self.stats.first, self.stats.last)
         first, last = (None if each is None else each.hex() for each in ids)
         times = (None if each is None else int.from_bytes(each[:8], "big") for each in ids)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "version": VERSION,
             "kind": self.kind,
             "namespace": self.namespace,
@@ -101,38 +101,38 @@ class Manifest:
             "files": [{"name": name, "bytes": size} for name, size in self.files],
             "writtenMs": self.written_ms,
         }
-        return (json.dumps(told, indent=1) + "\n").encode()
+        return (json.dumps(fields, indent=1) + "\n").encode()
 
 
 def parse_manifest(text: bytes, folder: str) -> Manifest:
     """Parse a manifest. Raises CommandFailed, which names the folder: it is none, or of a newer version."""
     try:
-        told = json.loads(text)
-        if told["version"] != VERSION:
-            raise _bad(folder, f"it is of version {told['version']}, this program reads {VERSION}")
-        is_batch = told["kind"] == "batch"
-        if told["count"] and not told["files"]:
-            raise _bad(folder, f"it has {told['count']} rows in no files")
+        fields = json.loads(text)
+        if fields["version"] != VERSION:
+            raise _bad(folder, f"it is of version {fields['version']}, this program reads {VERSION}")
+        is_batch = fields["kind"] == "batch"
+        if fields["count"] and not fields["files"]:
+            raise _bad(folder, f"it has {fields['count']} rows in no files")
         return Manifest(
             kind="batch" if is_batch else "day",
-            namespace=told["namespace"],
-            topic=told["topic"],
-            generation=int(told["generation"]),
-            start=bytes.fromhex(told["start"]),
-            end=bytes.fromhex(told["end"]),
+            namespace=fields["namespace"],
+            topic=fields["topic"],
+            generation=int(fields["generation"]),
+            start=bytes.fromhex(fields["start"]),
+            end=bytes.fromhex(fields["end"]),
             stats=Stats(
-                int(told["count"]),
-                int(told["payloadBytes"]),
-                int(told["digest"], 16),
-                None if told["firstId"] is None else bytes.fromhex(told["firstId"]),
-                None if told["lastId"] is None else bytes.fromhex(told["lastId"]),
+                int(fields["count"]),
+                int(fields["payloadBytes"]),
+                int(fields["digest"], 16),
+                None if fields["firstId"] is None else bytes.fromhex(fields["firstId"]),
+                None if fields["lastId"] is None else bytes.fromhex(fields["lastId"]),
             ),
-            files=tuple((each["name"], int(each["bytes"])) for each in told["files"]),
-            written_ms=int(told["writtenMs"]),
-            source=told["archive" if is_batch else "entry"],
-            batch=int(told["batch"]) if is_batch else None,
-            day=None if is_batch else told["day"],
-            revision=0 if is_batch else int(told["revision"]),
+            files=tuple((each["name"], int(each["bytes"])) for each in fields["files"]),
+            written_ms=int(fields["writtenMs"]),
+            source=fields["archive" if is_batch else "entry"],
+            batch=int(fields["batch"]) if is_batch else None,
+            day=None if is_batch else fields["day"],
+            revision=0 if is_batch else int(fields["revision"]),
             folder=folder,
         )
     except (ValueError, KeyError, TypeError) as error:

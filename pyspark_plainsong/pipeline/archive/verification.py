@@ -87,7 +87,7 @@ class Verification:
         Raises:
           CommandFailed: a manifest cannot be read. What Spark raises.
         """
-        entries, found, broken = self._look()
+        entries, found, broken = self._checked()
         sound = [piece for piece in found if piece.entry.folder not in broken]
         ends = [entry.end for entry in entries] + ([self._reached.end] if self._reached else [])
         archived = self._hashed(rows_of(self._spark, self._files, sound))
@@ -98,10 +98,10 @@ class Verification:
 
     def run_alone(self) -> Findings:
         """Compare files with their manifests, and find ranges that are missing between them. Raises as ``run``."""
-        entries, _, broken = self._look()
+        entries, _, broken = self._checked()
         return Findings({}, {}, broken, self._holes(entries))
 
-    def _look(self) -> tuple[list[Manifest], list[Piece], dict[str, str]]:
+    def _checked(self) -> tuple[list[Manifest], list[Piece], dict[str, str]]:
         entries = load_manifests(self._files, self._log.folder)
         found = within(pieces_of(entries), *self._bounds)
         return entries, found, damaged(self._spark, self._files, [piece.entry for piece in found])
@@ -136,11 +136,11 @@ def _compared(
         .when(sf.col("ours") != sf.col("theirs"), "different")
         .otherwise("same")
     )
-    judged = ours.join(theirs, "message_id", "full_outer").select("message_id", verdict.alias("verdict"))
+    verdicts = ours.join(theirs, "message_id", "full_outer").select("message_id", verdict.alias("verdict"))
     ids = sf.when(sf.col("verdict").isin(_BAD), sf.lower(sf.hex("message_id")))
-    rows = judged.groupBy("verdict").agg(
+    rows = verdicts.groupBy("verdict").agg(
         sf.count(sf.lit(1)).alias("count"), sf.slice(sf.sort_array(sf.collect_set(ids)), 1, EXAMPLES).alias("ids")
     )
-    told = {row["verdict"]: row for row in rows.collect()}
-    counts = {name: int(told[name]["count"]) if name in told else 0 for name in VERDICTS}
-    return counts, {name: list(told[name]["ids"]) for name in _BAD if name in told}
+    by_verdict = {row["verdict"]: row for row in rows.collect()}
+    counts = {name: int(by_verdict[name]["count"]) if name in by_verdict else 0 for name in VERDICTS}
+    return counts, {name: list(by_verdict[name]["ids"]) for name in _BAD if name in by_verdict}

@@ -84,8 +84,8 @@ class Offsets:
 
     def begin(self, start: bytes) -> None:
         """Record the start of the first batch before it is asked for, so that it is the same after a kill."""
-        told = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
-        self.files.write(START, json.dumps(told).encode())
+        fields = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
+        self.files.write(START, json.dumps(fields).encode())
 
     def note_caught_up(self, end: bytes, at_ms: int) -> None:
         """Record that at a time all messages were archived: the topic had none from ``end`` on."""
@@ -94,20 +94,20 @@ class Offsets:
     def caught_up_ms(self) -> int | None:
         """When the archive had caught up with the topic; None: batches were archived since."""
         text = self.files.read(CAUGHT_UP)
-        told = {} if text is None else json.loads(text)
+        caught_up = {} if text is None else json.loads(text)
         done = self.done()
-        return int(told["atMs"]) if done is not None and told.get("end") == done.hex() else None
+        return int(caught_up["atMs"]) if done is not None and caught_up.get("end") == done.hex() else None
 
     def _end(self, batch: int) -> bytes | None:
         text = self.files.read(f"offsets/{batch}")
         if text is None:
             return None
         # Three lines: the version, Spark's metadata, the connector's offset.
-        told: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
-        if told["gen"] != self._log.generation:
-            says = f"the checkpoint is of generation {told['gen']} of {self._log.name}, not {self._log.generation}"
+        offset: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
+        if offset["gen"] != self._log.generation:
+            says = f"the checkpoint is of generation {offset['gen']} of {self._log.name}, not {self._log.generation}"
             raise CommandFailed(says, hint="give each generation a --checkpoint of its own", code=Exit.STORE)
-        return bytes.fromhex(told["next"])
+        return bytes.fromhex(offset["next"])
 
 
 class ArchiveWriter:

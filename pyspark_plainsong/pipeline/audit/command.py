@@ -313,9 +313,9 @@ def lineage(
     )
     rows = []
     for distance, flow in islice(walk(dataset, flows, towards, depth), limit):
-        told = {"distance": distance, **vars(flow)}
-        del told["run" if flow.run is None else "runs"]
-        rows.append(told)
+        row = {"distance": distance, **vars(flow)}
+        del row["run" if flow.run is None else "runs"]
+        rows.append(row)
         if not len(rows) % 1000:
             run.progress.step(len(rows), what=dataset)
     which = ("run",) if by_run else (">runs",)
@@ -442,7 +442,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
         sys.stdout.buffer.writelines(each + b"\n" for each in made)
     elif out is not None:
         with out.open("wb") as file:
-            file.writelines(each + b"\n" for each in _told(run, made, messages, str(out)))
+            file.writelines(each + b"\n" for each in _reporting(run, made, messages, str(out)))
         run.progress.result(f"wrote {show_count(messages)} messages to {out}", out=str(out), messages=messages)
 
 
@@ -458,7 +458,7 @@ def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, cr
         with client.producer(topic, producer_name) as producer:
             there = min(messages, producer.last_sequence_id + 1)
             sent = None
-            for number, each in enumerate(_told(run, made, messages, topic)):
+            for number, each in enumerate(_reporting(run, made, messages, topic)):
                 if number >= there:
                     sent = producer.send(each, sequence_id=number)
             producer.flush()
@@ -467,7 +467,7 @@ def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, cr
     return there
 
 
-def _told(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
+def _reporting(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
     """The same payloads; reports the progress."""
     size = since = 0
     for number, each in enumerate(made, 1):

@@ -35,7 +35,7 @@ from pyspark_plainsong.pipeline.audit.manifest import (
     load_manifest,
     store_manifest,
 )
-from pyspark_plainsong.pipeline.audit.messages import ACCESS, judged
+from pyspark_plainsong.pipeline.audit.messages import ACCESS, parsed
 from pyspark_plainsong.pipeline.audit.reading import unmerged
 from pyspark_plainsong.pipeline.audit.table import DEAD_LETTERS, TRAIL, USAGE, dead_letter_rows, trail_rows, usage_rows
 from pyspark_plainsong.pipeline.files import LocalFiles
@@ -69,7 +69,7 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     The rows are all messages of each topic up to the last of them. When this returns, they are in the tables, on disk;
     when it raises, they may be, and the caller has to pass them again.
     """
-    weighed = keeping.unseen(judged(messages))
+    weighed = keeping.unseen(parsed(messages))
     # The payload of a good message is parsed and not needed; that of a bad one is all there is.
     lean = weighed.withColumn("size", F.length("payload")).withColumn(
         "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))

@@ -41,9 +41,9 @@ def kinds(access: str, *, unknown: bool) -> list[str]:
     return [access, UNKNOWN] if unknown else [access]
 
 
-def edge_rows(judged: DataFrame) -> DataFrame:
+def edge_rows(parsed: DataFrame) -> DataFrame:
     """The edges of parsed messages."""
-    each = access_rows(judged).select(
+    each = access_rows(parsed).select(
         *EDGES.keys,
         F.col("time").alias("first_seen"),
         F.col("time").alias("last_seen"),
@@ -202,7 +202,7 @@ class FlowsAt:
         both = near.join(far, list(RUN), join_type="inner", right_suffix="_far")
         seen = [("first_seen", "min"), ("first_seen_far", "min"), ("last_seen", "max"), ("last_seen_far", "max")]
         counted = both.append_column("each_run", both["run"])
-        told = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
+        grouped = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
         return [
             Flow(
                 row["source"],
@@ -213,7 +213,7 @@ class FlowsAt:
                 max(row["last_seen_max"], row["last_seen_far_max"]),
                 row.get("run"),
             )
-            for row in told.to_pylist()
+            for row in grouped.to_pylist()
         ]
 
     def _edges(self, end: str, which: ds.Expression) -> pa.Table:

@@ -78,7 +78,7 @@ _MAX_DETAIL: Final = 200
 _LAST_MS: Final = 253_402_300_799_999
 
 
-def judged(messages: DataFrame) -> DataFrame:
+def parsed(messages: DataFrame) -> DataFrame:
     """Parse the messages in rows of the connector.
 
     It needs namespace, topic, message_id, publish_timestamp and payload. It returns topic (``namespace:name``),

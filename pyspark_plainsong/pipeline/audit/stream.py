@@ -85,32 +85,32 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
             keeping.begin(lives)
             quiet = Quiet(root, ttls_s)
             behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
-            told = _Told(run, keeping, behind)
+            report = _StreamReport(run, keeping, behind)
             behind.tell(keeping.manifest)
             # A query that follows must notice losses, which it can only from a position where there is a message.
             if choices.every is None or quiet.is_old(keeping.manifest):
                 safe = quiet.is_safe(keeping.manifest)
-                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, told)
+                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, report)
                 behind.tell(keeping.manifest)
                 if safe and not choices.may_lose:
                     quiet.check()
             if choices.every is not None:
-                _go(run, lives, root, choices, keeping, told)
-            return told.total, keeping.manifest
+                _go(run, lives, root, choices, keeping, report)
+            return report.total, keeping.manifest
 
 
-def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, told: _Told) -> None:
+def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, report: _StreamReport) -> None:
     """Run one query to its end."""
     options = _source(run, choices, keeping.manifest, lives)
     messages = run.session().readStream.format("plainsong").options(**options).load()
-    query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {options['subscribe']}")
+    query = messages.writeStream.foreachBatch(report.on_rows).queryName(f"audit {options['subscribe']}")
     query = query.option("checkpointLocation", str(_checkpoint(root)))
     every = choices.every
     timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
-    watch(timed.start(), told.on_batch, idle=told.idle)
+    watch(timed.start(), report.on_batch, idle=report.idle)
 
 
-class _Told:
+class _StreamReport:
     """The progress of a query: batches end in the query's thread, and are reported in the command's."""
 
     def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
@@ -119,7 +119,7 @@ class _Told:
         self._keeping = keeping
         self._behind = behind
         self._came_to: dict[int, Absorbed] = {}
-        self._looks = 0
+        self._seconds = 0
 
     def on_rows(self, rows: DataFrame, batch: int) -> None:
         """Add a batch; called by the query, in its thread."""
@@ -148,8 +148,8 @@ class _Told:
 
     def idle(self) -> None:
         """Report lag and metrics now and then; called every second."""
-        self._looks += 1
-        if self._looks % TELL_EVERY == 0:
+        self._seconds += 1
+        if self._seconds % TELL_EVERY == 0:
             self._behind.tell(self._keeping.manifest)
 
 
@@ -278,8 +278,8 @@ class Quiet:
         """
         since_ms = self._since_ms(manifest, topic)
         if since_ms is not None and asked_ms - since_ms < self.ttls_s[topic] * 1000:
-            said = [manifest.lives.get(topic), manifest.through[topic], asked_ms]
-            LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: said}).encode())
+            noted = [manifest.lives.get(topic), manifest.through[topic], asked_ms]
+            LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: noted}).encode())
 
     def is_safe(self, manifest: TablesManifest) -> bool:
         """Whether no message behind the tables can have expired; else the connector has to look for losses."""

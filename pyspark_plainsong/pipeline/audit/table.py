@@ -85,17 +85,17 @@ TRAIL: Final = Table(
 )
 
 
-def trail_rows(judged: DataFrame) -> DataFrame:
+def trail_rows(parsed: DataFrame) -> DataFrame:
     """The good ones among parsed messages."""
-    return judged.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
+    return parsed.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
 
 
 # --- accesses --------------------------------------------------------------------------------------
 
 
-def access_rows(judged: DataFrame) -> DataFrame:
+def access_rows(parsed: DataFrame) -> DataFrame:
     """A row for each good access: namespace, program, run, dataset (the name alone), access, time."""
-    good = judged.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
+    good = parsed.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
     name = F.substring(F.col("entity"), len(DATASET) + 2, 2_000)
     return good.select("namespace", "program", "run", name.alias("dataset"), "access", "time")
 
@@ -113,10 +113,10 @@ USAGE: Final = totals(
 )
 
 
-def usage_rows(judged: DataFrame) -> DataFrame:
+def usage_rows(parsed: DataFrame) -> DataFrame:
     """The rows that parsed messages add to the registry. Times are those of events, in whatever order they came."""
     return USAGE.merged(
-        access_rows(judged).select(
+        access_rows(parsed).select(
             *USAGE.keys,
             F.col("time").alias("first_seen"),
             F.col("time").alias("last_seen"),
@@ -146,6 +146,6 @@ DEAD_LETTERS: Final = Table(
 )
 
 
-def dead_letter_rows(judged: DataFrame) -> DataFrame:
+def dead_letter_rows(parsed: DataFrame) -> DataFrame:
     """The bad ones among parsed messages."""
-    return judged.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)
+    return parsed.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)

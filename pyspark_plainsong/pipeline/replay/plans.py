@@ -75,8 +75,8 @@ class Plan:
     @property
     def lock(self) -> str:
         """The name of the lock for all who publish the same source into the same topic."""
-        said = "\n".join(str(each) for each in _aim(self))
-        return f"_{hashlib.sha256(said.encode()).hexdigest()[:16]}.lock"
+        aim = "\n".join(str(each) for each in _aim(self))
+        return f"_{hashlib.sha256(aim.encode()).hexdigest()[:16]}.lock"
 
     @property
     def rows(self) -> int:
@@ -107,9 +107,9 @@ class Plans:
 
     def save(self, plan: Plan) -> None:
         """Write a plan atomically."""
-        told = {"version": VERSION, "producer": plan.producer, **asdict(plan)}
-        told["chunks"] = [[chunk.start, chunk.rows] for chunk in plan.chunks]
-        self._files.write(f"{self._folder}/{plan.file}", json.dumps(told, indent=1).encode())
+        fields = {"version": VERSION, "producer": plan.producer, **asdict(plan)}
+        fields["chunks"] = [[chunk.start, chunk.rows] for chunk in plan.chunks]
+        self._files.write(f"{self._folder}/{plan.file}", json.dumps(fields, indent=1).encode())
 
     def all(self) -> list[Plan]:
         """All plans. Raises CommandFailed: one cannot be read."""
@@ -154,12 +154,12 @@ class Plans:
         if text is None:
             return None
         try:
-            told = json.loads(text)
-            if told.pop("version") != VERSION:
+            fields = json.loads(text)
+            if fields.pop("version") != VERSION:
                 raise ValueError("it is of another version")
-            told.pop("producer")
-            chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in told.pop("chunks"))
-            return Plan(**told, chunks=chunks)
+            fields.pop("producer")
+            chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in fields.pop("chunks"))
+            return Plan(**fields, chunks=chunks)
         except (ValueError, KeyError, TypeError) as error:
             raise CommandFailed(f"the plan {name} cannot be read: {error}", code=Exit.STORE) from error
 

@@ -100,8 +100,8 @@ class ParquetSource(Source):
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
         """As ``Source``: the files with their sizes and times."""
-        told = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
-        files = sorted(map(str, spark.read.parquet(self.path).select(*told).distinct().collect()))
+        columns = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
+        files = sorted(map(str, spark.read.parquet(self.path).select(*columns).distinct().collect()))
         return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
 
 

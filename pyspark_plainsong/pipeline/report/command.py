@@ -90,7 +90,7 @@ def report(
     if run.dry_run:
         _say(run, facts, grid)
         return
-    _tell(run, report_on(run, wanted, facts, grid), html)
+    _show(run, report_on(run, wanted, facts, grid), html)
 
 
 def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | None:
@@ -120,7 +120,7 @@ def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
     run.progress.result("\n".join([span, *lines]), "plan", topics=names, startMs=grid.start_ms, endMs=grid.end_ms)
 
 
-def _tell(run: Run, made: Report, html: Path | None) -> None:
+def _show(run: Run, made: Report, html: Path | None) -> None:
     from pyspark_plainsong.pipeline.report.text import as_json, lines_of
 
     if html is not None:

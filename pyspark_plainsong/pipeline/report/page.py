@@ -79,10 +79,10 @@ def write_page(report: Report, file: Path) -> None:
 def _sections(report: Report) -> list[str]:
     plots = {plot.key: plot for plot in plots_of(report)}
     parts: list[str] = []
-    told: set[str] = set()
+    explained: set[str] = set()
     for key, title, headings, rows in tables_of(report):
         parts.append(f"<h2>{escape(title)}</h2>")
-        if key not in told:
+        if key not in explained:
             parts.append(f"<p>{escape(MADE_FROM[key])}</p>")
             if key in plots:
                 caption = plots[key].title + _left_out(report, key)
@@ -90,7 +90,7 @@ def _sections(report: Report) -> list[str]:
                 parts.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
             elif key == "latency" and report.latency_steps:
                 parts.append("<p>Of the messages that could be read, none was held up.</p>")
-        told.add(key)
+        explained.add(key)
         parts.append(_table(headings, rows))
     return parts
 

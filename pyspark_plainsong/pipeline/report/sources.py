@@ -209,7 +209,7 @@ def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Calla
     for each in found:
         if unavailable is None:
             try:
-                decisions.append(_told(each, transactions.get(each.pointer)))
+                decisions.append(_decision(each, transactions.get(each.pointer)))
                 step()
                 continue
             except TransactionsUnavailable as error:
@@ -223,7 +223,7 @@ def not_asked(found: Iterable[Found], why: str) -> Asked:
     return Asked([_unknown(each) for each in found], why)
 
 
-def _told(found: Found, status: TransactionStatus) -> Decision:
+def _decision(found: Found, status: TransactionStatus) -> Decision:
     if status.state == "unknown":
         return _unknown(found)
     return Decision(found.pointer, status.id, status.client_id, status.state, status.started_ms, status.decided_ms)

@@ -44,12 +44,12 @@ def lines_of(report: Report) -> list[str]:
     """The whole report as text."""
     grid = report.grid
     lines = [f"{show_time(grid.start_ms)} to {show_time(grid.end_ms)}, in steps of {show_length(grid.step_ms)}"]
-    told: set[str] = set()
+    explained: set[str] = set()
     for key, title, headings, rows in tables_of(report):
         lines += ["", title, *table(headings, rows, columns=160)]
-        if key not in told:
+        if key not in explained:
             lines += wrap(MADE_FROM[key], width(), initial_indent="  ", subsequent_indent="  ")
-            told.add(key)
+            explained.add(key)
     if report.notes:
         wrapped = (wrap(note, width(), initial_indent="  ", subsequent_indent="    ") for note in report.notes)
         lines += ["", "Not known", *(line for lines_ in wrapped for line in lines_)]
