@@ -75,9 +75,14 @@ def test_no_file_of_a_job_hides_a_module_that_others_import():
 # --- who imports it ----------------------------------------------------------------------------------
 
 
+def modules(errors: str) -> set[str]:
+    """The modules that ``-X importtime`` names."""
+    return {line.rpartition("|")[2].strip() for line in errors.splitlines() if "import time:" in line}
+
+
 def imported(errors: str) -> set[str]:
-    """What ``-X importtime`` told, without what is inside of packages."""
-    return {line.rpartition("|")[2].strip().partition(".")[0] for line in errors.splitlines() if "import time:" in line}
+    """Their packages."""
+    return {name.partition(".")[0] for name in modules(errors)}
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("pipeline", "list"), ("pipeline", "run", "--help")])
@@ -88,7 +93,7 @@ def test_the_command_line_imports_nothing_of_spark(arguments):
     assert not imported(done.stderr) & {*EXTRA}
 
 
-def test_the_daemon_imports_nothing_of_spark_or_of_the_wings(tmp_path):
+def test_the_daemon_imports_nothing_of_spark_and_no_client(tmp_path):
     with Daemon(tmp_path / "data", wrapper=[sys.executable, "-X", "importtime"]) as daemon:
         with Client("http://{}:{}".format(*daemon.address)) as client:
             client.create_topic("orders")
@@ -97,6 +102,9 @@ def test_the_daemon_imports_nothing_of_spark_or_of_the_wings(tmp_path):
         assert daemon.stop() == 0
     assert "plyvel" in imported(daemon.errors)
     assert not imported(daemon.errors) & {*EXTRA, "pyspark_plainsong"}
+    ours = {name for name in modules(daemon.errors) if name.startswith("plainsong.")}
+    assert "plainsong.protocol" in ours
+    assert not [name for name in ours if not name.startswith(("plainsong.protocol", "plainsong.cli"))]
 
 
 # --- where something is missing ----------------------------------------------------------------------
