@@ -194,7 +194,7 @@ class Identity:
             if error.outcome == "not-applied":
                 raise self._not_published(won, error) from error
             raise OutcomeUnknown(
-                f"nobody can tell whether topic {won.topic} has the {won.rows} rows, "
+                f"it is not known whether topic {won.topic} has the {won.rows} rows, "
                 f"since its deduplication is off: {error}"
             ) from error
         return True

@@ -39,7 +39,7 @@ class Subscription:
         if self.isolation == "committed":
             service = self._calls.transaction_service()
             if not service.available:
-                raise BrokerError(503, "transactions_unavailable", service.why or "nobody can tell what is committed")
+                raise BrokerError(503, "transactions_unavailable", service.why or "it is not known what is committed")
 
     def topics(self) -> list[str]:
         """The names of the topics, sorted: of the list, or of those that match the pattern now."""

@@ -81,7 +81,7 @@ def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> 
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LocalFiles(Path(parts.path))
     if session is None:
-        raise CommandFailed(f"{root} cannot be looked into without Spark", code=Exit.USAGE)
+        raise CommandFailed(f"{root} cannot be read without Spark", code=Exit.USAGE)
     from pyspark_plainsong.pipeline.hadoop import HadoopFiles
 
     return HadoopFiles(root, session())

@@ -212,7 +212,7 @@ def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms
         run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
         run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
     swept = compaction.sweep(keep_ms)
-    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
+    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders removed"
     run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
 
 

@@ -247,5 +247,5 @@ def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str]
 
 
 def _broken(entry: Manifest, why: str) -> CommandFailed:
-    says = f"{entry.folder} is damaged: {why}; what it replaces was not taken away"
-    return damage(says, hint="take the folder away: what it replaces is read again, and compacted")
+    says = f"{entry.folder} is damaged: {why}; what it replaces was not removed"
+    return damage(says, hint="remove the folder: what it replaces is read again, and compacted")

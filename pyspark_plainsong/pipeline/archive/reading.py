@@ -136,7 +136,7 @@ def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tu
         files.settle(folder)
         if files.sizes(folder) == there:
             return stats, tuple(there.items())
-    raise damage(f"{folder} was changed by somebody while it was written")
+    raise damage(f"{folder} was changed by another process while it was written")
 
 
 def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
