@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from plainsong.calls import Call, Request, topic_path
 from plainsong.cli.where import run_call
-from plainsong.core.attempts import Call
-from plainsong.core.calls import topic_path
-from plainsong.core.effects import Request
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.core.effects import Answer
+    from plainsong.calls import Answer
 
 
 def store_kind(client: Client) -> str:
