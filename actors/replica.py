@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from actors.actor import service_moved
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
-from actors.transactions import SERVICE_NAME
+from actors.transactions import SERVICE_NAME, service_moved
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
 
@@ -280,7 +279,7 @@ class RoutedTransactions:
         if self.home is not None and known is not None:
             self.mirror.learn(known)
         self.home, self._is_loaded = None, False
-        service.close(elsewhere=True)
+        service.close(given_away=True)
 
     def _look_again(self) -> None:
         self._changed.set()

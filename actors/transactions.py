@@ -1,26 +1,24 @@
 """The transaction service: begins, decides and remembers transactions; its actor, and its answers to replicas.
 
-The transaction service: begins, decides and remembers transactions, for routes, Thrift, topics and readers.
-
-It is supervised like a topic: when its actor falls it is loaded again from disk, at once and then with growing
-pauses. Meanwhile every call raises TransactionsUnavailable, publishes under a pointer are refused with it, and
-plain publishes and polls go on.
+Routes, Thrift, topics and readers call ``TransactionService``. Its actor has the life of every actor
+(``actors/actor.py``): when it falls it is loaded again from disk, at once and then with growing pauses. Meanwhile every
+call raises TransactionsUnavailable, publishes under a pointer are refused with it, and plain publishes and polls go on.
 """
 
 from __future__ import annotations
 
-from math import inf
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from actors.actor import Supervision, service_moved, service_not_loaded
+from actors.actor import Actor, Supervision, as_ticket
 from actors.decisions import PointerClosing, abort_all, roll_back, with_topics
 from actors.mailbox import Mailbox, SingleFlight, Ticket
 from actors.observe import NoTransactionObserver, TransactionObserver
 from actors.pointers import ClusterPointerLocations
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.state import encode_snapshot, manager_state
 from plainsong.protocol.transactions import asks
@@ -36,20 +34,21 @@ from plainsong.protocol.transactions.asks import (
     Nothing,
     RollFirst,
 )
-from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.ledger import ManagerNow, ManagerStep, TransactionSettings
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from plainsong.protocol.transactions.manager import LedgerLoader, pruning_figures
+from plainsong.protocol.transactions.manager import LedgerLoader, ManagerCore, pruning_figures
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, Changes, replica_update
 from plainsong.protocol.transactions.transaction import TransactionType
-from storage.base import Deposed, NothingWritten
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from actors.actor import Answers
     from actors.decisions import AskTopic
     from actors.observe import Clock
     from actors.pointers import PointerIndex, PointerLocations
-    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.effects import Ask, Operation
     from plainsong.protocol.transactions.asks import (
         Begun,
         Decision,
@@ -58,13 +57,12 @@ if TYPE_CHECKING:
         State,
         TransactionStatus,
     )
-    from plainsong.protocol.transactions.ledger import ManagerStep
-    from plainsong.protocol.transactions.manager import ManagerCore
     from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
     from plainsong.protocol.transactions.transaction import Standing, Transaction
     from plainsong.protocol.transactions.view import View
     from storage.base import Claim, Row, Store
 
+log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 
@@ -88,11 +86,11 @@ class TransactionService:
         self._ask_topic = ask
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
-        self._supervision = Supervision(self._mailbox, self._observer)
+        self._supervision = ServiceSupervision(self._mailbox, self._observer)
         self._actor = TransactionActor(
             store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
         )
-        self._mirrors = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(elsewhere=True))
+        self._replicas = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(given_away=True))
 
     def __repr__(self) -> str:
         return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
@@ -102,21 +100,23 @@ class TransactionService:
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Serve until closed; loads itself from disk, again after each failure. ``on_loaded``: after each load."""
         async with trio.open_nursery() as nursery:
-            await self._supervision.run(lambda loaded: self._actor.run(loaded, nursery), on_loaded)
+            self._actor.nursery = nursery
+            await self._supervision.run(self._actor, on_loaded)
             nursery.cancel_scope.cancel()
 
-    def close(self, *, elsewhere: bool = False) -> None:
-        """Take no more; what was asked is served, then ``run`` returns. ``elsewhere``: another instance is to own it.
+    def close(self, *, given_away: bool = False) -> None:
+        """Refuse new requests, serve those that wait, then let ``run`` return; an abort under way goes on after the next load.
 
-        An abort that is on its way through the topics goes on after the next start.
+        Args:
+          given_away: another instance is to own the service.
         """
-        self._supervision.close(elsewhere=elsewhere)
-        self._actor.wake_mirrors()
+        self._supervision.close(given_away=given_away)
+        self._actor.wake_replicas()
 
     @property
     def deposed(self) -> bool:
         """Whether another instance has the service, or is to have it."""
-        return self._supervision.elsewhere
+        return self._supervision.is_elsewhere
 
     @property
     def known(self) -> ReplicaUpdate | None:
@@ -143,7 +143,7 @@ class TransactionService:
         Raises:
           TransactionsUnavailable: nobody can say just now. NoOwner: another instance has the service.
         """
-        await self._mirrors.fresh()
+        await self._replicas.fresh()
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
@@ -151,7 +151,7 @@ class TransactionService:
         Raises:
           TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many wait.
         """
-        return await self._mirrors.sync(known, wait_ms)
+        return await self._replicas.sync(known, wait_ms)
 
     # --- at once ----------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class TransactionService:
         return await with_topics(statuses, self._where, self._ask_topic)
 
     async def _ask(self, ask: Ask[A]) -> A:
-        await self._supervision.tried()
+        await self._supervision.first_load()
         return await self._mailbox.ask(ask)
 
     def _core(self) -> ManagerCore:
@@ -308,26 +308,24 @@ class TransactionService:
         return self._actor.core
 
 
-# --- transaction actor -----------------------------------------------------------------------------
-#
-# The actor of the transaction service: the one writer of its rows, and its whole life on one screen.
-#
-#     load ──► wait ──► step ──► commit ──► wait …
-#       ▲                          │
-#       └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
-#
-# Two kinds of request take a way round. A commit under whose pointers a topic is writing waits until it is not;
-# where topics may be other instances', each that is enlisted is asked to close them. An abort of what has rows goes
-# to the topics first, and comes back when they are rolled back, or could not be in time; one that a crash
-# interrupted goes on after the load.
-
-
-#: What the service's rows are claimed and written as: no topic has an empty namespace.
+#: The name under which the service's rows are claimed and written; no topic has an empty namespace.
 SERVICE_NAME = TopicName("", "transactions")
+#: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
+TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
+#: How long callers wait for the first load: less than instances wait for each other's answers.
+FIRST_LOAD_TIMEOUT_S = 3.0
 
 
-class TransactionActor:
-    """Owns the ledger; everybody else holds its mailbox, or looks between two steps."""
+class TransactionActor(Actor[ManagerCore, ManagerStep]):
+    """Owns the ledger; readers look at it between two turns.
+
+    Two kinds of request take a detour before they are answered. A commit waits while a topic writes under its pointers;
+    where topics may have other instances as owners, each enlisted topic is asked to close the pointers. An abort of a
+    transaction with rows goes to the topics first, and comes back when they have rolled back or did not in time; an
+    abort that a crash interrupted goes on after the load.
+    """
+
+    reads = TRANSACTION_READS
 
     def __init__(
         self,
@@ -341,122 +339,132 @@ class TransactionActor:
         everywhere: ClusterPointerLocations | None = None,
     ) -> None:
         """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
-        self._store = store
+        super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
         self._everywhere = everywhere
         self._where = index if everywhere is None else everywhere
         self._clock = clock
         self._index = index
         self._ask = ask
         self._settings = settings
-        self._mailbox = mailbox
         self._on_settled = on_settled
-        self.core: ManagerCore | None = None
-        self.claim: Claim | None = None
-        #: What became of pointers since this owner began, and who waits for more.
+        #: Where detours run; set before ``run``.
+        self.nursery: trio.Nursery
+        #: What became of pointers under the present claim, and the event of the next change.
         self.changes = Changes(-1)
         self.changed = trio.Event()
-        #: Tickets that come from inside, and jump the queue.
+        #: Tickets that come back from a detour, before all that wait in the mailbox.
         self._returning: list[Ticket[Any]] = []
-        self._pause = trio.CancelScope()
+        #: Commits that wait until no topic writes under their pointers.
         self._frozen: set[Ticket[Any]] = set()
-        self._closing = PointerClosing(ask, settings, self._return, self._look_at_time)
+        self._closing = PointerClosing(ask, settings, self._return, mailbox.wake)
+        #: Aborts that topics are rolling back, by transaction.
         self._aborting: dict[int, list[Ticket[Any]]] = {}
 
-    async def run(self, on_loaded: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Serve the mailbox until it is closed; what goes round to topics runs in ``nursery``.
+    # --- life -------------------------------------------------------------------------------------
 
-        Raises what the store raises, after everybody whose request was under way has been told.
-        """
+    async def _load(self) -> tuple[ManagerCore, Claim]:
         claim = await self._store.claim(SERVICE_NAME)
-        core = await self._load()
+        loader = LedgerLoader()
+
+        def take(rows: list[Row]) -> bool:
+            loader.feed(rows)
+            return True
+
+        await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
+        core = loader.core(self._settings, self._now())
         if self._everywhere is None:
             core.enlist_nobody()
         else:
             await self._everywhere.load(self._store, core)
-        self.core, self.claim, self.changes = core, claim, Changes(claim.epoch)
-        on_loaded()
-        try:
-            for unfinished in core.being_aborted():
-                self._go_round(core, unfinished, (), nursery)
-            while True:
-                try:
-                    tickets = await self._wait(core)
-                except trio.EndOfChannel:
-                    return
-                await self._commit(core, claim, tickets, nursery)
-        except Deposed:
-            self._forsake(service_moved)
-            raise
-        finally:
-            self.core = None
-            self._forsake(self._mailbox.closed_for or _fell)  # closed: it is leaving, or moves
-            self.wake_mirrors()
+        return core, claim
 
-    async def _load(self) -> ManagerCore:
-        loading = LedgerLoader()
-
-        def take(rows: list[Row]) -> bool:
-            loading.feed(rows)
-            return True
-
-        await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
-        return loading.core(self._settings, self._now())
+    def _begin(self, core: ManagerCore, claim: Claim) -> None:
+        self.changes = Changes(claim.epoch)
+        for unfinished in core.being_aborted():
+            self._roll_back_first(core, unfinished, ())
 
     async def _wait(self, core: ManagerCore) -> Sequence[Ticket[Any]]:
-        """What has arrived or come back, or nothing once a time-out is due."""
         if self._returning:
             await trio.lowlevel.checkpoint()
         else:
-            deadline_s = core.next_deadline_s()
-            with trio.CancelScope(deadline=inf if deadline_s is None else deadline_s) as self._pause:
-                return await self._mailbox.receive_batch(self._settings.commit_requests, self._settings.mailbox_bytes)
-        tickets, self._returning = self._returning, []
-        return tickets
-
-    def _look_at_time(self) -> None:
-        """Somebody's time may be over that was not counted before."""
-        self._pause.cancel()
+            tickets = await super()._wait(core)
+            if tickets:
+                return tickets
+        returned, self._returning = self._returning, []
+        return returned
 
     def _return(self, ticket: Ticket[Any]) -> None:
-        """A ticket comes from inside."""
+        """A ticket comes back from its detour."""
         self._returning.append(ticket)
-        self._pause.cancel()
+        self._mailbox.wake()
 
-    # --- one commit -------------------------------------------------------------------------------
+    async def _close(self, core: ManagerCore, claim: Claim) -> None:
+        """Nothing waits inside but detours, which end with the actor; every commit left the rows complete."""
+
+    def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:
+        """End the detours. An abort that has begun goes on after the next load, so its outcome is open."""
+        for ticket in (*self._frozen, *self._closing.forsake()):
+            ticket.settle(error())
+        self._frozen.clear()
+        rolling_back = [ticket for waiting in self._aborting.values() for ticket in waiting]
+        self._aborting.clear()
+        for ticket in (*rolling_back, *self._returning):
+            ticket.settle(self._outcome_unknown("the transaction service fell, or is leaving"))
+        self._returning.clear()
+        self.wake_replicas()
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
+        """All but the commits that have to wait for topics first."""
+        return [ticket for ticket in tickets if not self._set_aside(core, ticket)]
+
+    def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
+        return core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
+
+    def _operations(self, core: ManagerCore, step: ManagerStep) -> Sequence[Operation]:
+        return core.operations(step)
 
     async def _commit(
-        self, core: ManagerCore, claim: Claim, tickets: Sequence[Ticket[Any]], nursery: trio.Nursery
+        self, core: ManagerCore, claim: Claim, step: ManagerStep, operations: Sequence[Operation]
     ) -> None:
-        """One step and, if it has something to write, one commit; then, and only then, the answers."""
-        step: ManagerStep | None = None
-        ready = [ticket for ticket in tickets if not self._set_aside(core, ticket, nursery)]
-        try:
-            step = core.step([(ticket, ticket.ask) for ticket in ready], self._now())
-            operations = core.operations(step)
-            if operations:
-                await self._store.write(operations, claim=claim)
-            elif ready and self._everywhere is not None:
-                await self._store.check(claim)
-            answers = core.settled(step)
-        except BaseException as error:
-            fail_transaction_requests(ready, step, error, shared=self._everywhere is not None)
-            raise
+        await self._store.write(operations, claim=claim)
+
+    def _settled(self, core: ManagerCore, step: ManagerStep) -> Answers:
+        return core.settled(step)
+
+    def _settle(self, core: ManagerCore, step: ManagerStep, answers: Answers) -> None:
         if self._everywhere is not None:
             self._everywhere.dropped(step.decided)
-        self._tell_mirrors([each for change in step.changes for part in change for each in part] + step.forgotten)
+        self._tell_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
             self._index.wake(pointer)
         self._on_settled(step)
         for ticket, answer in answers:
             if isinstance(answer, RollFirst):
-                self._go_round(core, answer, (_as_ticket(ticket),), nursery)
+                self._roll_back_first(core, answer, (as_ticket(ticket),))
             elif isinstance(answer, CloseFirst):
-                self._return(_as_ticket(ticket))
+                self._return(as_ticket(ticket))
             else:
-                _as_ticket(ticket).settle(answer)
+                as_ticket(ticket).settle(answer)
 
-    def _set_aside(self, core: ManagerCore, ticket: Ticket[Any], nursery: trio.Nursery) -> bool:
+    def wake_replicas(self) -> None:
+        """Let replicas that wait for a change look again."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _tell_replicas(self, pointers: Sequence[int]) -> None:
+        if pointers:
+            self.changes.took(pointers)
+            self.wake_replicas()
+
+    def _now(self) -> ManagerNow:
+        return ManagerNow(self._clock.now_ms(), trio.current_time())
+
+    # --- commits that wait for topics -------------------------------------------------------------
+
+    def _set_aside(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
         """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
         ask = ticket.ask
         if isinstance(ask, Abort):
@@ -464,47 +472,35 @@ class TransactionActor:
         elif isinstance(ask, Commit):
             pointers = core.pointers(ask.transaction_id)
             if self._everywhere is not None:
-                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), nursery)
+                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), self.nursery)
             if self._index.busy(pointers) and core.freeze(ask.transaction_id):
                 self._frozen.add(ticket)
-                nursery.start_soon(self._wait_for_quiet, ticket, pointers)
+                self.nursery.start_soon(self._wait_for_writes, ticket, pointers)
                 return True
         return False
 
-    def wake_mirrors(self) -> None:
-        """Whoever waits for changes looks."""
-        self.changed.set()
-        self.changed = trio.Event()
-
-    def _tell_mirrors(self, pointers: Sequence[int]) -> None:
-        if pointers:
-            self.changes.took(pointers)
-            self.wake_mirrors()
-
-    async def _wait_for_quiet(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
+    async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
-        if ticket in self._frozen:  # else the actor fell meanwhile, and has said so
+        if ticket in self._frozen:  # else the actor fell meanwhile, and has settled it
             self._frozen.discard(ticket)
             self._return(ticket)
 
-    # --- aborts that go round ---------------------------------------------------------------------
+    # --- aborts that topics roll back first -------------------------------------------------------
 
-    def _go_round(
-        self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]], nursery: trio.Nursery
-    ) -> None:
-        """Roll back everywhere, then finish the abort; whoever asks meanwhile gets the same answer."""
+    def _roll_back_first(self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]]) -> None:
+        """Roll back everywhere, then finish the abort; later requests for the same abort share its answer."""
         waiting = self._aborting.get(first.transaction_id)
         if waiting is not None:
             waiting.extend(tickets)
             return
         self._aborting[first.transaction_id] = list(tickets)
-        nursery.start_soon(self._round, core, first)
+        self.nursery.start_soon(self._roll_back, core, first)
 
-    async def _round(self, core: ManagerCore, first: RollFirst) -> None:
+    async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         deadline_s = trio.current_time() + self._settings.abort_deadline_s
         reached = await roll_back(self._where, self._ask, first.pointers, deadline_s)
         if self.core is not core:
-            return  # it fell: those who waited know, and the next one goes round again
+            return  # it fell: the callers know, and the next actor starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
         self._return(ticket)
         answer: object
@@ -516,35 +512,78 @@ class TransactionActor:
             for each in self._aborting.pop(first.transaction_id, ()):
                 each.settle(answer)
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- what callers are told --------------------------------------------------------------------
 
-    def _forsake(self, nothing_happened: Callable[[], PlainsongError]) -> None:
-        """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
-        for ticket in (*self._frozen, *self._closing.forsake()):
-            ticket.settle(nothing_happened())
-        self._frozen.clear()
-        rolling = [ticket for waiting in self._aborting.values() for ticket in waiting]
-        self._aborting.clear()
-        for ticket in (*rolling, *self._returning):
-            ticket.settle(outcome_unknown("the transaction service fell, or is leaving"))
-        self._returning.clear()
+    def _moved(self) -> NoOwner:
+        return service_moved()
 
-    def _now(self) -> ManagerNow:
-        return ManagerNow(self._clock.now_ms(), trio.current_time())
+    def _fallen(self) -> PlainsongError:
+        if self._mailbox.closed_for is not None:
+            return self._mailbox.closed_for()  # the daemon shuts down, or the service moves
+        return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
 
+    def _unavailable(self, why: str) -> PlainsongError:
+        return TransactionsUnavailable(why, hint="nothing happened; ask again")
 
-def _fell() -> TransactionsUnavailable:
-    return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
+    def _outcome_unknown(self, why: str) -> PlainsongError:
+        return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
 
 
-def _as_ticket(ticket: object) -> Ticket[Any]:
-    return ticket  # type: ignore[return-value]  # the core gives back what it was given
+def service_moved() -> NoOwner:
+    """Another instance owns the service; nothing happened."""
+    return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
 
 
-# --- serving mirrors -------------------------------------------------------------------------------
-#
-# What the transaction service says to those who read, here and at other instances: how far it is, and that it is
-# so.
+def service_not_loaded() -> TransactionsUnavailable:
+    """The actor has not been loaded yet, or has fallen; nothing happened."""
+    return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")
+
+
+class ServiceSupervision(Supervision):
+    """Keeps the service's actor running.
+
+    Callers wait for its first load, as for a topic that is opened. Once it has fallen, or could not be loaded, they
+    are refused at once until it is loaded again: every request on a transaction would wait else.
+    """
+
+    def __init__(self, mailbox: Mailbox, observer: TransactionObserver) -> None:
+        super().__init__(mailbox, "transaction service")
+        self._observer = observer
+        self._on_loaded: Callable[[], None] = lambda: None
+        mailbox.closed_for = service_not_loaded
+
+    async def run(self, actor: TransactionActor, on_loaded: Callable[[], None]) -> None:
+        """Run the actor until it is closed or deposed. ``on_loaded``: called after each load."""
+        self._on_loaded = on_loaded
+        await self._supervise(actor.run)
+
+    async def first_load(self) -> None:
+        """Wait, for a while, until the first load has ended, or is not going to happen."""
+        if not self.first_load_ended.is_set():
+            with trio.move_on_after(FIRST_LOAD_TIMEOUT_S):
+                await self.first_load_ended.wait()
+
+    def close(self, *, given_away: bool = False) -> None:
+        """See ``Supervision.close``; callers that wait for the first load are refused at once."""
+        super().close(given_away=given_away)
+        self.first_load_ended.set()
+
+    def _moved(self) -> NoOwner:
+        return service_moved()
+
+    def _refuse(self, error: Exception) -> None:
+        self.mailbox.closed_for = service_not_loaded
+        self.mailbox.drain(service_not_loaded)
+
+    def _report_loaded(self, load_s: float) -> None:
+        self._observer.loaded(load_s)
+        self._on_loaded()
+
+    def _report_fall(self, error: Exception) -> None:
+        self._observer.fell(error)
+
+    def _report_deposed(self, error: Deposed) -> None:
+        log.warning("transaction service taken over", extra={"why": str(error)})
 
 
 #: Instances that wait for changes at the same time.
@@ -555,7 +594,7 @@ class ReplicaServer:
     """Answers for one service; where others may claim it, never without having seen that it is still the one."""
 
     def __init__(
-        self, store: Store, actor: TransactionActor, supervision: Supervision, deposed: Callable[[], object]
+        self, store: Store, actor: TransactionActor, supervision: ServiceSupervision, deposed: Callable[[], object]
     ) -> None:
         """``deposed``: called when the store says that another instance has claimed the service."""
         self._store = store
@@ -567,7 +606,7 @@ class ReplicaServer:
 
     async def fresh(self) -> None:
         """See ``TransactionService.fresh``."""
-        await self._supervision.tried()
+        await self._supervision.first_load()
         self._here()
         if self._store.traits.shared:
             await self._checking()
@@ -589,7 +628,7 @@ class ReplicaServer:
 
     async def sync(self, known: ReplicaVersion, wait_ms: int) -> ReplicaUpdate:
         """See ``TransactionService.sync``."""
-        await self._supervision.tried()
+        await self._supervision.first_load()
         self._here()
         if wait_ms and known == self._actor.changes.version:
             await self._change(wait_ms)
@@ -607,45 +646,8 @@ class ReplicaServer:
             self._waiting -= 1
 
     def _here(self) -> ManagerCore:
-        if self._supervision.elsewhere:
+        if self._supervision.is_elsewhere:
             raise service_moved()
         if self._actor.core is None:
             raise service_not_loaded()
         return self._actor.core
-
-
-# --- unanswered ------------------------------------------------------------------------------------
-#
-# What those hear whose request was under way when the transaction service fell, or another instance took it.
-
-
-#: Asks that change nothing, so that a failure cannot leave their outcome open.
-TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
-
-
-def outcome_unknown(why: str) -> OutcomeUnknown:
-    """Nobody knows."""
-    return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
-
-
-def fail_transaction_requests(
-    tickets: Iterable[Ticket[Any]], step: ManagerStep | None, error: BaseException, *, shared: bool
-) -> None:
-    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
-
-    ``shared``: unless another instance has the service, whose word may be another one.
-    """
-    refused = [ticket for ticket, answer in step.answers if isinstance(answer, PlainsongError)] if step else []
-    for ticket, answer in step.answers if step and not shared else ():
-        if isinstance(answer, PlainsongError):
-            ticket.settle(answer)  # type: ignore[attr-defined]  # the core gives back what it was given
-    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
-    nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
-    nothing_happened |= isinstance(error, Deposed) and error.happened is False
-    for ticket in tickets:
-        if not (nothing_happened or isinstance(ticket.ask, TRANSACTION_READS) or ticket in refused):
-            ticket.settle(outcome_unknown(why))
-        elif isinstance(error, Deposed):
-            ticket.settle(service_moved())
-        else:
-            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))

@@ -226,7 +226,7 @@ class Handover:
             return
         async with self._opening:
             try:
-                await self._directory.entry(name).tried.wait()
+                await self._directory.entry(name).first_load_ended.wait()
             except PlainsongError as error:  # its first request will say it
                 log.debug("a topic was not opened", extra={"topic": str(name), "why": error.detail})
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.actor import service_moved
 from actors.replica import PATIENCE_S, PAUSES_S
-from actors.transactions import SERVICE_NAME
+from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.thrift import TephraMethods, failure
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
