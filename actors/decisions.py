@@ -49,19 +49,19 @@ class PointerClosing:
         self,
         ask: AskTopic,
         settings: TransactionSettings,
-        back: Callable[[Ticket[Any]], None],
-        thawed: Callable[[], None],
+        resume: Callable[[Ticket[Any]], None],
+        on_thawed: Callable[[], None],
     ) -> None:
         """``back``: takes a ticket whose topics are closed; ``thawed``: is told that time counts again for somebody."""
         self._ask = ask
         self._settings = settings
-        self._back = back
-        self._thawed = thawed
+        self._resume = resume
+        self._on_thawed = on_thawed
         #: By transaction and freezing; and which freezing those had that are on their way back.
         self._waiting: dict[tuple[int, int], list[Ticket[Any]]] = {}
         self._closed: dict[Ticket[Any], int] = {}
 
-    def sets_aside(
+    def defer(
         self, core: ManagerCore, ticket: Ticket[Any], topics: Collection[TopicName], nursery: trio.Nursery
     ) -> bool:
         """Whether a commit has to wait for ``topics``; else nobody is enlisted between this and the step."""
@@ -93,17 +93,17 @@ class PointerClosing:
         if not missing:
             for ticket in waiting:
                 self._closed[ticket] = frozen[1]
-                self._back(ticket)
+                self._resume(ticket)
             return
         core.thaw(*frozen)
-        self._thawed()
+        self._on_thawed()
         named = ", ".join(map(str, sorted(missing)[:MAX_NAMED_TOPICS]))
         log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
         down = f"{len(missing)} topics do not answer: {named}"
         for ticket in waiting:
             ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
 
-    def forsake(self) -> list[Ticket[Any]]:
+    def abandon(self) -> list[Ticket[Any]]:
         """All that wait, or have waited; nothing becomes of them here."""
         gone = [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
         self._waiting.clear()
@@ -138,7 +138,7 @@ async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[i
 
     async def one(name: TopicName, pointer: int) -> None:
         async with limit:
-            if await _insist(ask, name, RollBackPointer(pointer, by_client=False)):
+            if await _ask_until_answered(ask, name, RollBackPointer(pointer, by_client=False)):
                 done.add((name, pointer))
 
     with trio.move_on_at(deadline_s):
@@ -162,7 +162,7 @@ async def close_pointers(
 
     async def one(name: TopicName) -> None:
         async with limit:
-            if await _insist(ask, name, ClosePointers(pointers)):
+            if await _ask_until_answered(ask, name, ClosePointers(pointers)):
                 missing.discard(name)
 
     with trio.move_on_at(deadline_s):
@@ -172,7 +172,7 @@ async def close_pointers(
     return missing
 
 
-async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
+async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
     """Ask until there is an answer; False: it was refused, or the daemon is leaving."""
     failures = 0
     while True:
@@ -243,13 +243,15 @@ async def with_topics(
         replace(
             each,
             topics=tuple(topics[each.transaction_id]),
-            hidden_messages=_most(each, topics[each.transaction_id], hidden) if each.state == "in_progress" else 0,
+            hidden_messages=_most_hidden(each, topics[each.transaction_id], hidden)
+            if each.state == "in_progress"
+            else 0,
         )
         for each in statuses
     ]
 
 
-def _most(
+def _most_hidden(
     status: TransactionStatus, topics: Iterable[TopicName], hidden: dict[TopicName, dict[int, int]]
 ) -> int | None:
     most = 0

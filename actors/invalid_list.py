@@ -44,7 +44,7 @@ class InvalidList(Protocol):
         """What a pass that begins now is about. Raises TransactionsUnavailable."""
         ...
 
-    async def where(self) -> PointerLocations:
+    async def pointer_locations(self) -> PointerLocations:
         """Where undecided transactions have rows, over the topics of all instances. Raises TransactionsUnavailable."""
         ...
 
@@ -104,7 +104,7 @@ class InvalidPass:
             return None
         try:
             passed = keeper.begin_pass()
-            where = await keeper.where()
+            where = await keeper.pointer_locations()
         except TransactionsUnavailable as error:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
@@ -122,7 +122,7 @@ class InvalidPass:
             except PlainsongError as error:
                 log.warning("complete invalid pass not recorded", extra={"why": error.detail})
                 return None
-        self._tell(keeper, report, trio.current_time() - begun_s)
+        self._log_report(keeper, report, trio.current_time() - begun_s)
         return report
 
     async def _work(self, index: PointerLocations, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
@@ -163,7 +163,7 @@ class InvalidPass:
                 return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
         return len(pointers)
 
-    def _tell(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
+    def _log_report(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
         """Log the figures; a pass that found nothing to do is not worth a line a minute."""
         if report.missed:
             named = ", ".join(map(str, report.missed[:MAX_NAMED]))

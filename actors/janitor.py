@@ -108,7 +108,7 @@ class Janitor:
     async def _clean_row(self, row: Row) -> int:
         try:
             name, _ = topic_of(row[0])
-            if not self._directory.around.ownership.is_mine(name):
+            if not self._directory.environment.ownership.is_mine(name):
                 return 0  # its owner cleans it
             metadata = Metadata.decode(row[1])
             if not await self._is_due(name, metadata):
@@ -122,7 +122,7 @@ class Janitor:
     async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
         """Whether the topic has anything to remove: a few reads, without opening it."""
         now_ms = self._clock.now_ms()
-        if await self._has_left(name, metadata, now_ms):
+        if await self._has_remains(name, metadata, now_ms):
             return True
         start, stop = generations_range(name, 1, metadata.generation)
         start = max(start, self._first_keys.get(name, start))
@@ -143,9 +143,9 @@ class Janitor:
             return False
         return await self._own_expiry_is_due(name, metadata, now_ms)
 
-    async def _has_left(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+    async def _has_remains(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
         """Whether the topic has undecided write pointers, or rows besides messages of generations that are gone."""
-        if await self._any(
+        if await self._has_row(
             Table.METADATA, system_key(POINTER, name, 1), system_key(POINTER, name, metadata.generation)
         ):
             return True
@@ -156,7 +156,7 @@ class Janitor:
             last -= 1
         if last < 1:
             return False
-        if await self._any(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
+        if await self._has_row(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
             return True
         start, stop = generations_range(name, 1, last)
         return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
@@ -168,11 +168,11 @@ class Janitor:
             last -= 1
             if now_ms <= metadata.created_ms + grace_ms:
                 return False
-        return last > 0 and await self._any(
+        return last > 0 and await self._has_row(
             Table.METADATA, system_key(PRODUCERS, name, 1), system_key(PRODUCERS, name, last)
         )
 
-    async def _any(self, table: Table, first: bytes, last: bytes) -> bool:
+    async def _has_row(self, table: Table, first: bytes, last: bytes) -> bool:
         """Whether there is a row from ``first`` to those that start with ``last``."""
         return bool(await read_rows(self._store, table, first, stop_after(last), limit=1, values=False))
 
@@ -216,7 +216,7 @@ class Janitor:
         if state is not None and pointers:
             # The generation that lives may have rows of the same pointers.
             gone = [pointer for pointer in pointers if pointer not in state.pending]
-            self._directory.around.pointers.drop(name, gone)
+            self._directory.environment.pointers.drop(name, gone)
         return removed
 
     async def _clean_parts(self, name: TopicName, plan: CleaningPlan) -> int:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 #: What is claimed to write a namespace's row: no topic has an empty namespace.
-_CLAIMED = TopicName("", "namespaces")
+_CLAIM_NAME = TopicName("", "namespaces")
 #: How often all rows are read again where other instances write them too.
 REFRESH_S = 15.0
 #: How often a change is tried that another instance's change to a namespace came in between.
@@ -51,19 +51,19 @@ class Namespaces:
     """What every namespace says; ``load`` it before topics are opened."""
 
     def __init__(
-        self, store: Store, *, default: bool = True, tell: Callable[[str], Awaitable[object]] | None = None
+        self, store: Store, *, default: bool = True, notify: Callable[[str], Awaitable[object]] | None = None
     ) -> None:
         """
         Args:
           default: whether producers are remembered where nobody says (``deduplication.default``).
           tell: has other instances read a namespace again, and waits for them within a bound; must not raise.
         """
-        self._tell = tell
+        self._notify = notify
         self._store = store
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
         self._writing = trio.Lock()
-        self._missed = trio.Event()
+        self._reload = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Namespaces {len(self._known)} with properties>"
@@ -92,16 +92,16 @@ class Namespaces:
         else:
             self._known[namespace] = NamespaceProperties.decode(value)
 
-    def look_again(self) -> None:
+    def reload_soon(self) -> None:
         """A change may have been missed, as before this instance was among the others: ``run`` reads all rows again."""
-        self._missed.set()
+        self._reload.set()
 
     async def run(self) -> None:
         """Read all rows again and again, where other instances write them too; returns at once where none does."""
         while self._store.traits.shared:
             with trio.move_on_after(REFRESH_S):
-                await self._missed.wait()
-            self._missed = trio.Event()
+                await self._reload.wait()
+            self._reload = trio.Event()
             try:
                 await self.load()
             except PlainsongError as error:
@@ -139,14 +139,14 @@ class Namespaces:
                     if attempt + 1 == ATTEMPTS:
                         raise
             # Whoever wrote what is there already may have fallen before the others were told.
-            if (changed or self._store.traits.shared) and self._tell is not None:
-                await self._tell(namespace)
+            if (changed or self._store.traits.shared) and self._notify is not None:
+                await self._notify(namespace)
         return self.properties(namespace)
 
     async def _put(self, namespace: str, chosen: Deduplication) -> bool:
         """Whether the row had to be written. Raises Deposed when another instance writes one at the same time."""
         shared = self._store.traits.shared
-        claim = await self._store.claim(_CLAIMED) if shared else None
+        claim = await self._store.claim(_CLAIM_NAME) if shared else None
         if shared:
             await self.read_again(namespace)
         old = self._known.get(namespace, NamespaceProperties())
@@ -157,7 +157,7 @@ class Namespaces:
         if new == old:
             return False
         row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
-        await self._store.write([row], claim=claim or await self._store.claim(_CLAIMED))
+        await self._store.write([row], claim=claim or await self._store.claim(_CLAIM_NAME))
         self._known[namespace] = new
         return True
 
@@ -183,12 +183,12 @@ class Namespaces:
         """Whether a topic lives in it."""
         alive = False
 
-        def look(rows: list[Row]) -> bool:
+        def any_lives(rows: list[Row]) -> bool:
             nonlocal alive
             alive = any(map(_lives, rows))
             return not alive
 
-        await self._store.scan(Table.METADATA, *namespace_range(namespace), look, first_chunk=8)
+        await self._store.scan(Table.METADATA, *namespace_range(namespace), any_lives, first_chunk=8)
         return alive
 
 

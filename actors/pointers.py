@@ -332,43 +332,43 @@ ENLIST_ATTEMPTS = 5
 class Term:
     """Implements ``plainsong.protocol.topic.state.Enlistment`` for one owner of one topic."""
 
-    def __init__(self, max_held: int = MAX_ENLISTMENTS) -> None:
-        self._max_held = max_held
-        self._held: OrderedDict[int, None] = OrderedDict()
-        self._asking: dict[int, set[object]] = {}
+    def __init__(self, max_pointers: int = MAX_ENLISTMENTS) -> None:
+        self._max_pointers = max_pointers
+        self._pointers: OrderedDict[int, None] = OrderedDict()
+        self._requests: dict[int, set[object]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pointers)
 
     def holds(self, pointer: int) -> bool:
         """Whether the topic may write under a pointer."""
-        if pointer not in self._held:
+        if pointer not in self._pointers:
             return False
-        self._held.move_to_end(pointer)
+        self._pointers.move_to_end(pointer)
         return True
 
     def close(self, pointers: Iterable[int]) -> None:
         """It may not any more; answers that are under way do not count."""
         for pointer in pointers:
-            self._held.pop(pointer, None)
-            self._asking.pop(pointer, None)
+            self._pointers.pop(pointer, None)
+            self._requests.pop(pointer, None)
 
     async def enlist(self, pointer: int, name: TopicName, ask: AskService) -> None:
         """Have the topic enlisted, unless it is closed meanwhile. Raises what ``ask`` does."""
-        question = object()
-        self._asking.setdefault(pointer, set()).add(question)
+        request = object()
+        self._requests.setdefault(pointer, set()).add(request)
         try:
             await ask(pointer, name)
-            if question in self._asking.get(pointer, ()):
-                self._held[pointer] = None
-                if len(self._held) > self._max_held:
-                    self._held.popitem(last=False)
+            if request in self._requests.get(pointer, ()):
+                self._pointers[pointer] = None
+                if len(self._pointers) > self._max_pointers:
+                    self._pointers.popitem(last=False)
         finally:
-            asking = self._asking.get(pointer)
-            if asking is not None:
-                asking.discard(question)
-                if not asking:
-                    del self._asking[pointer]
+            requests = self._requests.get(pointer)
+            if requests is not None:
+                requests.discard(request)
+                if not requests:
+                    del self._requests[pointer]
 
 
 class Enlistments:

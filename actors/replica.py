@@ -2,7 +2,7 @@
 
 The transaction service as an instance knows it that does not own it: its state, kept up to date by asking.
 
-One question is always waiting at the service for the next change, so that decisions reach topics and held polls here
+One request is always waiting at the service for the next change, so that decisions reach topics and held polls here
 at once. Whoever is about to read what is committed asks once more: then every commit that was acknowledged before is
 seen. What was learnt stays true while the service cannot be reached; it only becomes less.
 """
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.view import View
 
 log = logging.getLogger(__name__)
-#: How long a question waits at the service for a change.
+#: How long a request waits at the service for a change.
 WAIT_MS = 20_000
-#: Pauses after a question that was not answered; the last one repeats.
+#: Pauses after a request that was not answered; the last one repeats.
 PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 #: How long somebody who is about to read waits for a service that is moving.
 PATIENCE_S = 2.0
@@ -62,10 +62,10 @@ class Replica:
         self._peer = peer
         self._pointers = pointers
         self._state = ReplicaState()
-        self._asking = SingleFlight(self._ask_now)
+        self._syncing = SingleFlight(self._sync_until_answered)
         self._why = "it has not answered yet"
         self._failures = 0
-        self._questions: set[trio.CancelScope] = set()
+        self._requests: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
         return f"<Mirror {self._state!r}>"
@@ -77,40 +77,40 @@ class Replica:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the last question was answered."""
+        """Whether the last request was answered."""
         return self._failures == 0 and self._state.version != UNKNOWN_VERSION
 
     def forget(self) -> None:
         """What is known will be old when it is asked for again."""
         self._state = ReplicaState()
 
-    def learn(self, known: ReplicaUpdate) -> None:
+    def start_from(self, known: ReplicaUpdate) -> None:
         """Begin with what the service knew that was here a moment ago: it stays true, and only becomes less."""
         self._state = ReplicaState()
         self._state.apply(known)
 
-    def ask_again(self) -> None:
+    def restart_requests(self) -> None:
         """The service may be somewhere else now: nobody waits any longer for who had it, and may never answer."""
-        for question in self._questions:
-            question.cancel()
+        for request in self._requests:
+            request.cancel()
 
-    async def _asked(self, wait_ms: int = 0) -> bool:
+    async def _sync_once(self, wait_ms: int = 0) -> bool:
         """Whether there was an answer, and not another owner sooner. Raises as ``Peer.sync``."""
-        question = trio.CancelScope()
-        self._questions.add(question)
+        request = trio.CancelScope()
+        self._requests.add(request)
         try:
-            with question:
+            with request:
                 self._take(await self._peer.sync(self._state.version, wait_ms))
                 return True
         finally:
-            self._questions.discard(question)
+            self._requests.discard(request)
         return False
 
     async def run(self) -> None:
         """Ask for ever. Never raises."""
         while True:
             try:
-                await self._asked(WAIT_MS)
+                await self._sync_once(WAIT_MS)
             except PlainsongError as error:
                 self._failed(error)
                 await trio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S)) - 1])
@@ -126,8 +126,8 @@ class Replica:
             log.info("transaction service reached again", extra={"term": given.version.term})
         self._failures = 0
         if self._state.apply(given):
-            told = (each for found in given.pointers.values() for each in found)
-            notify_topics(self._pointers, self._pointers.watched() if given.complete else told, self._state.standing)
+            named = (each for found in given.pointers.values() for each in found)
+            notify_topics(self._pointers, self._pointers.watched() if given.complete else named, self._state.standing)
 
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
@@ -135,21 +135,21 @@ class Replica:
         Raises:
           TransactionsUnavailable: the service cannot be reached, or has no owner for a while.
         """
-        await self._asking()
+        await self._syncing()
 
-    async def _ask_now(self) -> None:
-        patience_s = trio.current_time() + PATIENCE_S
+    async def _sync_until_answered(self) -> None:
+        until_s = trio.current_time() + PATIENCE_S
         failures = 0
         while True:
             try:
-                if await self._asked():
+                if await self._sync_once():
                     return
-                patience_s = trio.current_time() + PATIENCE_S  # it has only just moved
+                until_s = trio.current_time() + PATIENCE_S  # it has only just moved
                 continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
             pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-            if trio.current_time() + pause_s >= patience_s:
+            if trio.current_time() + pause_s >= until_s:
                 raise self._unreached()
             await trio.sleep(pause_s)
             failures += 1
@@ -228,7 +228,7 @@ class RoutedTransactions:
         self._ownership = ownership
         self._pointers = pointers
         self._peer = NoPeer() if peer is None else peer
-        self.mirror = Replica(self, pointers)
+        self.replica = Replica(self, pointers)
         self.home: TransactionService | None = None
         self._service: TransactionService | None = None
         #: Whether the one at home has been loaded, and knows more than the mirror.
@@ -239,7 +239,7 @@ class RoutedTransactions:
         ownership.on_change(self._view_changed)
 
     def __repr__(self) -> str:
-        return f"<TransactionsAnywhere {self.home or self.mirror!r}>"
+        return f"<TransactionsAnywhere {self.home or self.replica!r}>"
 
     @property
     def is_alone(self) -> bool:
@@ -254,14 +254,14 @@ class RoutedTransactions:
             if self._is_ours():
                 await self._serve(on_known)
             else:
-                await self._mirror(on_known)
+                await self._follow(on_known)
 
     def close(self) -> None:
         """Take no more; what was asked is served, then ``run`` returns."""
         self._closing = True
         if self._service is not None:
             self._service.close()
-        self._look_again()
+        self._wake()
 
     def _is_ours(self) -> bool:
         return self._ownership.is_mine(SERVICE_NAME) and not self._pauses.holds(SERVICE_NAME, trio.current_time())
@@ -270,25 +270,25 @@ class RoutedTransactions:
         self._pauses.end()
         if self._service is not None and not self._ownership.is_mine(SERVICE_NAME):
             self._give_away(self._service)
-        self.mirror.ask_again()
-        self._look_again()
+        self.replica.restart_requests()
+        self._wake()
 
     def _give_away(self, service: TransactionService) -> None:
         """It serves what it has taken; whoever reads goes on with what it knew, until the next owner has said more."""
         known = service.known
         if self.home is not None and known is not None:
-            self.mirror.learn(known)
+            self.replica.start_from(known)
         self.home, self._is_loaded = None, False
         service.close(given_away=True)
 
-    def _look_again(self) -> None:
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _mirror(self, on_known: Callable[[], None]) -> None:
+    async def _follow(self, on_known: Callable[[], None]) -> None:
         """Follow the service until it is ours."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.mirror.run)
+            nursery.start_soon(self.replica.run)
             nursery.start_soon(self._announce, on_known)
             while not (self._is_ours() or self._closing):
                 with trio.move_on_after(PAUSES_S[-1]):  # a pause may be over without a change of the view
@@ -297,7 +297,7 @@ class RoutedTransactions:
 
     async def _announce(self, on_known: Callable[[], None]) -> None:
         try:
-            await self.mirror.fresh()
+            await self.replica.fresh()
         except PlainsongError:
             return  # whoever started waits for a while, and goes on without
         on_known()
@@ -309,7 +309,7 @@ class RoutedTransactions:
         def loaded() -> None:
             if self.home is service:
                 self._is_loaded = True
-                self.mirror.forget()
+                self.replica.forget()
             notify_topics(self._pointers, self._pointers.watched(), service.standing)
             on_known()
 
@@ -332,7 +332,7 @@ class RoutedTransactions:
         return self._known().view()
 
     def _known(self) -> TransactionService | Replica:
-        return self.home if self.home is not None and self._is_loaded else self.mirror
+        return self.home if self.home is not None and self._is_loaded else self.replica
 
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
@@ -345,7 +345,7 @@ class RoutedTransactions:
                 return
             except NoOwner:
                 pass  # it has moved just now
-        await self.mirror.fresh()
+        await self.replica.fresh()
         if self.home is not None:
             await self.home.fresh()
 
@@ -361,14 +361,14 @@ class RoutedTransactions:
         Raises:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
         """
-        patience_s = trio.current_time() + PATIENCE_S
+        until_s = trio.current_time() + PATIENCE_S
         failures = 0
         while True:
             try:
                 return await (self._peer if self.home is None else self.home).enlist(pointer, name)
             except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
                 pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-                if trio.current_time() + pause_s >= patience_s:
+                if trio.current_time() + pause_s >= until_s:
                     if isinstance(error, OutcomeUnknown):
                         raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
                     raise

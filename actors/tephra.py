@@ -80,7 +80,7 @@ class ForeignTephra:
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
         self._store = store
-        self._everywhere = ClusterPointerLocations() if store.traits.shared else None
+        self._cluster_locations = ClusterPointerLocations() if store.traits.shared else None
 
     @property
     def address(self) -> str:
@@ -115,12 +115,12 @@ class ForeignTephra:
         asked_s = trio.current_time()
         data: bytes = await self._client.call("getSnapshot")
         if len(data) < _INLINE_BYTES:
-            known = _learn(data, asked_s)
+            known = _decode_state(data, asked_s)
         else:
-            known = await trio.to_thread.run_sync(_learn, data, asked_s)
+            known = await trio.to_thread.run_sync(_decode_state, data, asked_s)
         before, self._known = self._known, known
         self._loaded.set()
-        self._pass_on(before, known)
+        self._notify_topics(before, known)
 
     async def loaded(self) -> None:
         """Waits for the first state."""
@@ -165,7 +165,7 @@ class ForeignTephra:
           TransactionsUnavailable: the state is too old.
         """
         bound = prune_upper_bound(self._fresh().reader)
-        if self._everywhere is None:
+        if self._cluster_locations is None:
             return bound
         if not self._max_lifetime_ms:
             return 0
@@ -175,20 +175,20 @@ class ForeignTephra:
         """What the janitor's next pass is about. Raises TransactionsUnavailable when the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
-    async def where(self) -> PointerLocations:
+    async def pointer_locations(self) -> PointerLocations:
         """Where there are rows of pointers: a Tephra does not know, the topics do.
 
         Raises:
           TransactionsUnavailable: the store, where topics of other instances have them, cannot be read.
         """
-        if self._everywhere is None:
+        if self._cluster_locations is None:
             await trio.lowlevel.checkpoint()
             return self._pointers
         try:
-            await self._everywhere.find(self._store)
+            await self._cluster_locations.find(self._store)
         except StoreError as error:
             raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
-        return self._everywhere
+        return self._cluster_locations
 
     async def complete(self, passed: CompletePass) -> int:
         """The janitor has passed every topic: what ``pruning`` says goes by that. Nothing is pruned: 0."""
@@ -199,7 +199,7 @@ class ForeignTephra:
         """What an operator needs for pruning at the Tephra. Raises TransactionsUnavailable when the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
-        where: PointerLocations = self._pointers if self._everywhere is None else self._everywhere
+        where: PointerLocations = self._pointers if self._cluster_locations is None else self._cluster_locations
         return PruningFigures(
             invalid=len(invalids),
             oldest_invalid=invalids[0] if invalids else None,
@@ -226,7 +226,7 @@ class ForeignTephra:
             )
         return known
 
-    def _pass_on(self, before: _Known | None, known: _Known) -> None:
+    def _notify_topics(self, before: _Known | None, known: _Known) -> None:
         """Tell topics and held readers what has become of the pointers they have rows of."""
         decided = []
         for pointer in self._pointers.undecided():
@@ -239,7 +239,7 @@ class ForeignTephra:
         self._pointers.decided(decided)
 
 
-def _learn(data: bytes, asked_s: float) -> _Known:
+def _decode_state(data: bytes, asked_s: float) -> _Known:
     reader = reader_of(decode_visibility_state(data))
     return _Known(asked_s, reader, View.of(reader), frozenset(reader.in_progress), frozenset(reader.invalids))
 

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
 
-#: Topics that are let go and write down where they were, at the same time; parked polls are answered before.
-CLOSING_AT_ONCE = 64
-#: Topics that are opened at once: those that come first are there first, instead of all at the end. As many as a store
-#: on HBase has connections by default.
-OPENING_AT_ONCE = 16
-#: On a shared store so many rows are read in as many calls as none, while a mark takes calls just when the next owner
-#: makes some for every topic.
+#: Topics that write their high-water marks at the same time when they are closed; parked polls are answered before.
+MAX_CLOSING = 64
+#: Topics that load at the same time, so that the first ones are ready early instead of all at the end. As many as a
+#: store on HBase has connections by default.
+MAX_OPENING = 16
+#: On a shared store a load reads this many rows in as many calls as none, while writing a mark takes calls just when
+#: the next owner makes calls for every topic.
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
@@ -67,15 +67,15 @@ TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, 
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
 
-def _says_nothing(namespace: str) -> NamespacePolicy:
-    """There are no properties of namespaces."""
+def _inherited_policy(namespace: str) -> NamespacePolicy:
+    """The policy of every namespace where none has properties."""
     del namespace
     return INHERITED
 
 
 @dataclass(slots=True)
 class TopicEnvironment:
-    """What every topic actor works with; shared by all of them."""
+    """What all topic actors share."""
 
     store: Store
     clock: Clock
@@ -87,19 +87,19 @@ class TopicEnvironment:
     """Bytes of requests after which a commit takes no more; a single larger one still goes whole."""
     observer: Observer = field(default_factory=NoObserver)
     pointers: PointerIndex = field(default_factory=PointerIndex)
-    """Which topics have rows of which write pointers."""
+    """The topics with rows of each write pointer."""
     authority: Authority = field(default_factory=NoAuthority)
-    """Who decides transactions."""
-    policy: Callable[[str], NamespacePolicy] = field(default=_says_nothing)
-    """What a namespace says about producers: ``Namespaces.policy``."""
+    """Decides transactions."""
+    policy: Callable[[str], NamespacePolicy] = field(default=_inherited_policy)
+    """A namespace's policy for producers: ``Namespaces.policy``."""
     ownership: Ownership = field(default_factory=Alone)
-    """Which topics are ours."""
+    """Which topics this instance owns."""
     enlistments: Enlistments | None = None
-    """What topics are enlisted for, where transactions may be decided at another instance; None: they need not be."""
-    closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, CLOSING_AT_ONCE))
-    """Who waits its turn while many topics are let go."""
-    openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, OPENING_AT_ONCE))
-    """Who waits its turn while many topics are opened."""
+    """Enlistments of topics, where another instance may decide transactions; None: topics need not be enlisted."""
+    closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_CLOSING))
+    """Limits how many topics close at the same time."""
+    openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_OPENING))
+    """Limits how many topics load at the same time."""
 
 
 class TopicActor(Actor[TopicCore, Step]):
@@ -107,12 +107,15 @@ class TopicActor(Actor[TopicCore, Step]):
 
     reads = TOPIC_READS
 
-    def __init__(self, name: TopicName, around: TopicEnvironment, mailbox: Mailbox, cache: TopicCache) -> None:
+    def __init__(self, name: TopicName, environment: TopicEnvironment, mailbox: Mailbox, cache: TopicCache) -> None:
         super().__init__(
-            around.store, mailbox, commit_requests=around.commit_requests, commit_bytes=around.commit_bytes
+            environment.store,
+            mailbox,
+            commit_requests=environment.commit_requests,
+            commit_bytes=environment.commit_bytes,
         )
         self.name = name
-        self._around = around
+        self._environment = environment
         self._cache = cache
         self._term: Term | None = None
 
@@ -128,17 +131,19 @@ class TopicActor(Actor[TopicCore, Step]):
 
     async def _load(self) -> tuple[TopicCore, Claim]:
         """Raises NoOwner when the topic was given away while it waited its turn."""
-        around = self._around
-        async with around.openings:
-            if not around.ownership.is_mine(self.name):
+        environment = self._environment
+        async with environment.openings:
+            if not environment.ownership.is_mine(self.name):
                 raise topic_moved(self.name)  # a claim now would depose its next owner for nothing
-            claim = await around.store.claim(self.name)
-            state = await load_topic(self.name, around.store, around.limits, around.authority, lacks=claim.lacks)
+            claim = await environment.store.claim(self.name)
+            state = await load_topic(
+                self.name, environment.store, environment.limits, environment.authority, lacks=claim.lacks
+            )
         return TopicCore(state), claim
 
     def _begin(self, core: TopicCore, claim: Claim) -> None:
         del claim
-        pointers, enlistments = self._around.pointers, self._around.enlistments
+        pointers, enlistments = self._environment.pointers, self._environment.enlistments
         # The index has most pointers from their rows; what a commit that was cut off left behind is known only now.
         # Where others write too, the index knows nothing of a topic that is not open.
         changed = write_pointers_among(core.state.pending if self._shared else core.state.changed)
@@ -150,11 +155,11 @@ class TopicActor(Actor[TopicCore, Step]):
     async def _close(self, core: TopicCore, claim: Claim) -> None:
         """Answer the parked polls, empty; leave a high-water mark, where it makes the next load shorter."""
         few_rows = FEW_ROWS if self._shared else 0
-        step, answers = core.close(self._around.pointers.take_decided(self.name), few_rows=few_rows)
+        step, answers = core.close(self._environment.pointers.take_decided(self.name), few_rows=few_rows)
         if not self._shared:
             settle_all(answers)
         try:
-            async with self._around.closings:
+            async with self._environment.closings:
                 if self._shared and answers:  # empty is a true answer only if no other owner has published since
                     await self._store.check(claim)
                 settle_all(answers)
@@ -167,9 +172,9 @@ class TopicActor(Actor[TopicCore, Step]):
     def _end(self, core: TopicCore, error: Callable[[], PlainsongError]) -> None:
         self._cache.clear()
         if self._shared:
-            self._around.pointers.leave(self.name)
-        if self._around.enlistments is not None and self._term is not None:
-            self._around.enlistments.end(self.name, self._term)
+            self._environment.pointers.leave(self.name)
+        if self._environment.enlistments is not None and self._term is not None:
+            self._environment.enlistments.end(self.name, self._term)
         _, parked = core.close()
         for ticket, _ in parked:
             as_ticket(ticket).settle(error())
@@ -182,7 +187,7 @@ class TopicActor(Actor[TopicCore, Step]):
         return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
 
     def _step(self, core: TopicCore, tickets: Sequence[Ticket[Any]]) -> Step:
-        decided = self._around.pointers.take_decided(self.name)
+        decided = self._environment.pointers.take_decided(self.name)
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
 
     def _operations(self, core: TopicCore, step: Step) -> Sequence[Operation]:
@@ -195,16 +200,16 @@ class TopicActor(Actor[TopicCore, Step]):
         await self._write(core, claim, step)
         self._update_cache(core.state.prefix, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
-            self._around.pointers.wake(pointer)
+            self._environment.pointers.wake(pointer)
         if step.messages:
             publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
-            self._around.observer.committed(publishes, step.messages, trio.current_time() - begun_s)
+            self._environment.observer.committed(publishes, step.messages, trio.current_time() - begun_s)
         # A caller that left during the commit was not parked yet, so its leaving has taken nothing out of the parking.
         step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
 
     async def _write(self, core: TopicCore, claim: Claim, step: Step) -> None:
         """Write the operations; meanwhile the index says that rows of the step's pointers are being written."""
-        pointers = self._around.pointers
+        pointers = self._environment.pointers
         pointers.begin(self.name, step.pointers)
         try:
             await self._store.write(step.operations, claim=claim)
@@ -234,13 +239,13 @@ class TopicActor(Actor[TopicCore, Step]):
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
         if step.told:
-            self._around.observer.told(step.told)
+            self._environment.observer.producer_events(step.told)
         settle_all(answers)
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
-        around = self._around
-        policy = around.policy(self.name.namespace)
-        return Now(around.clock.now_ms(), trio.current_time(), around.space.low, tuple(decided), policy)
+        environment = self._environment
+        policy = environment.policy(self.name.namespace)
+        return Now(environment.clock.now_ms(), trio.current_time(), environment.space.low, tuple(decided), policy)
 
     # --- what callers are told --------------------------------------------------------------------
 

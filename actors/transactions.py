@@ -81,14 +81,14 @@ class TransactionService:
         """``ask``: asks a topic wherever its owner is. On a store that others may claim, topics have to be enlisted."""
         self.settings = settings or TransactionSettings()
         self._clock = clock
-        everywhere = ClusterPointerLocations() if store.traits.shared else None
-        self._where: PointerLocations = pointers if everywhere is None else everywhere
+        cluster_locations = ClusterPointerLocations() if store.traits.shared else None
+        self._locations: PointerLocations = pointers if cluster_locations is None else cluster_locations
         self._ask_topic = ask
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = ServiceSupervision(self._mailbox, self._observer)
         self._actor = TransactionActor(
-            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
+            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, cluster_locations
         )
         self._replicas = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(given_away=True))
 
@@ -124,10 +124,10 @@ class TransactionService:
         core = self._actor.core
         return None if core is None else replica_update(core, self._actor.changes, UNKNOWN_VERSION)
 
-    async def where(self) -> PointerLocations:
+    async def pointer_locations(self) -> PointerLocations:
         """Where undecided transactions have rows: never stale."""
         await trio.lowlevel.checkpoint()
-        return self._where
+        return self._locations
 
     def _settled(self, step: ManagerStep) -> None:
         for state in set(step.outcomes):
@@ -178,7 +178,7 @@ class TransactionService:
 
     def pruning(self) -> PruningFigures:
         """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
-        return pruning_figures(self._core(), self._where.oldest_by_topic())
+        return pruning_figures(self._core(), self._locations.oldest_by_topic())
 
     def snapshot(self) -> bytes:
         """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
@@ -259,7 +259,7 @@ class TransactionService:
         """
         invalid = set(self.invalids()).intersection(pointers)
         deadline_s = trio.current_time() + self.settings.abort_deadline_s
-        reached = await roll_back(self._where, self._ask_topic, invalid, deadline_s)
+        reached = await roll_back(self._locations, self._ask_topic, invalid, deadline_s)
         return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
@@ -291,12 +291,12 @@ class TransactionService:
     async def look(self, transaction_id: int) -> TransactionStatus:
         """What is known of one, by its id or a checkpoint's pointer; state ``unknown`` when nothing is."""
         status = await self._ask(asks.LookAt(transaction_id))
-        return (await with_topics([status], self._where, self._ask_topic))[0]
+        return (await with_topics([status], self._locations, self._ask_topic))[0]
 
     async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
         """Transactions, oldest first: of one state, or (None) those in progress and invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
-        return await with_topics(statuses, self._where, self._ask_topic)
+        return await with_topics(statuses, self._locations, self._ask_topic)
 
     async def _ask(self, ask: Ask[A]) -> A:
         await self._supervision.first_load()
@@ -336,12 +336,12 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         settings: TransactionSettings,
         mailbox: Mailbox,
         on_settled: Callable[[ManagerStep], object],
-        everywhere: ClusterPointerLocations | None = None,
+        cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
-        """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
+        """``cluster_locations``: given where topics are enlisted, and others may claim the service; filled at each load."""
         super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
-        self._everywhere = everywhere
-        self._where = index if everywhere is None else everywhere
+        self._cluster_locations = cluster_locations
+        self._locations = index if cluster_locations is None else cluster_locations
         self._clock = clock
         self._index = index
         self._ask = ask
@@ -372,10 +372,10 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
         core = loader.core(self._settings, self._now())
-        if self._everywhere is None:
+        if self._cluster_locations is None:
             core.enlist_nobody()
         else:
-            await self._everywhere.load(self._store, core)
+            await self._cluster_locations.load(self._store, core)
         return core, claim
 
     def _begin(self, core: ManagerCore, claim: Claim) -> None:
@@ -403,7 +403,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:
         """End the detours. An abort that has begun goes on after the next load, so its outcome is open."""
-        for ticket in (*self._frozen, *self._closing.forsake()):
+        for ticket in (*self._frozen, *self._closing.abandon()):
             ticket.settle(error())
         self._frozen.clear()
         rolling_back = [ticket for waiting in self._aborting.values() for ticket in waiting]
@@ -417,7 +417,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
         """All but the commits that have to wait for topics first."""
-        return [ticket for ticket in tickets if not self._set_aside(core, ticket)]
+        return [ticket for ticket in tickets if not self._defer(core, ticket)]
 
     def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
@@ -434,8 +434,8 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         return core.settled(step)
 
     def _settle(self, core: ManagerCore, step: ManagerStep, answers: Answers) -> None:
-        if self._everywhere is not None:
-            self._everywhere.dropped(step.decided)
+        if self._cluster_locations is not None:
+            self._cluster_locations.dropped(step.decided)
         self._tell_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
@@ -464,15 +464,15 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     # --- commits that wait for topics -------------------------------------------------------------
 
-    def _set_aside(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
+    def _defer(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
         """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
         ask = ticket.ask
         if isinstance(ask, Abort):
-            ask.has_rows = bool(self._where.topics_of(core.pointers(ask.transaction_id)))
+            ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
         elif isinstance(ask, Commit):
             pointers = core.pointers(ask.transaction_id)
-            if self._everywhere is not None:
-                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), self.nursery)
+            if self._cluster_locations is not None:
+                return self._closing.defer(core, ticket, self._locations.topics_of(pointers), self.nursery)
             if self._index.busy(pointers) and core.freeze(ask.transaction_id):
                 self._frozen.add(ticket)
                 self.nursery.start_soon(self._wait_for_writes, ticket, pointers)
@@ -488,7 +488,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- aborts that topics roll back first -------------------------------------------------------
 
     def _roll_back_first(self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]]) -> None:
-        """Roll back everywhere, then finish the abort; later requests for the same abort share its answer."""
+        """Roll back cluster_locations, then finish the abort; later requests for the same abort share its answer."""
         waiting = self._aborting.get(first.transaction_id)
         if waiting is not None:
             waiting.extend(tickets)
@@ -498,7 +498,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         deadline_s = trio.current_time() + self._settings.abort_deadline_s
-        reached = await roll_back(self._where, self._ask, first.pointers, deadline_s)
+        reached = await roll_back(self._locations, self._ask, first.pointers, deadline_s)
         if self.core is not core:
             return  # it fell: the callers know, and the next actor starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))

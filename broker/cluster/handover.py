@@ -149,7 +149,7 @@ OPENED_AT_ONCE = 64
 
 
 class Handover:
-    """Implements ``portions.Hands``, and ``Directory.pass_on``: this instance's side of it, and its answers."""
+    """Implements ``portions.Hands``, and ``Directory.open_at_owners``: this instance's side of it, and its answers."""
 
     def __init__(self, directory: Directory, owners: Owners) -> None:
         self._directory = directory
@@ -198,7 +198,7 @@ class Handover:
 
     async def given(self) -> None:
         """Wait until the next owners have what was ours."""
-        await self._directory.handed()
+        await self._directory.handed_over()
 
     async def taken(self, slices: int) -> None:
         """Wait until the others have let go what is ours now, and we have opened it."""
@@ -234,7 +234,7 @@ class Handover:
         instance, slices = str(call.value[0]), int(call.value[1])
         ownership = self._owners.ownership
         await self._seen(lambda: ownership.slices_of(instance) >= slices, trio.current_time() + VIEW_S)
-        await self._directory.handed()
+        await self._directory.handed_over()
         return Reply()
 
     async def _seen(self, holds: Callable[[], bool], until_s: float) -> bool:

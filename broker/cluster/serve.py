@@ -65,7 +65,7 @@ class Cluster:
         self.owners = Owners(ownership, self.links, metrics)
         self.asking = RoutedAsks(self.owners, directory)
         self.hands = Handover(directory, self.owners)
-        directory.pass_on = self.hands.pass_on
+        directory.open_at_owners = self.hands.pass_on
         self.forwarding = Forwarding(
             self.owners,
             ScatterGather(self.owners),

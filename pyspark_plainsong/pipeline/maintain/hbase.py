@@ -194,7 +194,7 @@ async def _work(place: Place, topic: str, part: KeyRange) -> Worked:
         await _roll_back(place, part)
     elif before:
         async with await place.store() as store:
-            sweep = Sweep(store, STEP_ROWS, breath=0.0)
+            sweep = Sweep(store, STEP_ROWS, pause_factor=0.0)
             if part.why == "expired":
                 removed = await sweep.remove_messages(part.start, part.stop)
             else:

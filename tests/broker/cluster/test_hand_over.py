@@ -116,7 +116,7 @@ async def test_instances_that_see_different_owners_for_a_while_lose_and_double_n
     await publishing(nodes, said, 6, 40, contradict)
     nodes.move("ns:t", None)  # whoever still has it open, replaced or not, or is about to open it, lets it go
     for node in nodes.values():
-        await node.service.directory.handed()
+        await node.service.directory.handed_over()
         await node.service.directory.drained()
     nodes.move("ns:t", "c")
     said.check(await all_of(nodes["a"]))
