@@ -63,7 +63,7 @@ StepT = TypeVar("StepT", bound=Step)
 
 
 class Actor(ABC, Generic[CoreT, StepT]):
-    """Owns a core; everybody else holds the mailbox, or looks at the core between two turns."""
+    """Owns a core; other tasks use the mailbox, or read the core between two turns."""
 
     #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
     reads: ClassVar[tuple[type[Ask[Any]], ...]]

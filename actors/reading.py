@@ -142,7 +142,7 @@ async def producer_of(
     if value is None:
         raise ProducerExpired(
             f"nothing is known of producers of generation {generation} of topic {name}: it is gone, or never was",
-            hint="nobody can say any more what became of its last messages",
+            hint="what became of its last messages is not known any more",
         )
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
     if row is None:

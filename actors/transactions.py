@@ -78,7 +78,7 @@ class TransactionService:
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
     ) -> None:
-        """``ask``: asks a topic wherever its owner is. On a store that others may claim, topics have to be enlisted."""
+        """``ask``: asks a topic at its owner. On a store that other instances share, topics must be enlisted."""
         self.settings = settings or TransactionSettings()
         self._clock = clock
         cluster_locations = ClusterPointerLocations() if store.traits.shared else None
@@ -98,7 +98,7 @@ class TransactionService:
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """Serve until closed; loads itself from disk, again after each failure. ``on_loaded``: after each load."""
+        """Serve until closed; loads from disk, and again after each fall. ``on_loaded``: called after each load."""
         async with trio.open_nursery() as nursery:
             self._actor.nursery = nursery
             await self._supervision.run(self._actor, on_loaded)
@@ -115,17 +115,17 @@ class TransactionService:
 
     @property
     def deposed(self) -> bool:
-        """Whether another instance has the service, or is to have it."""
+        """Whether another instance owns the service, or is to own it."""
         return self._supervision.is_elsewhere
 
     @property
     def known(self) -> ReplicaUpdate | None:
-        """All that it would tell an instance that knows nothing; None while it is not loaded."""
+        """The complete update for a replica without any state; None while the service is not loaded."""
         core = self._actor.core
         return None if core is None else replica_update(core, self._actor.changes, UNKNOWN_VERSION)
 
     async def pointer_locations(self) -> PointerLocations:
-        """Where undecided transactions have rows: never stale."""
+        """Where undecided pointers have rows; never stale."""
         await trio.lowlevel.checkpoint()
         return self._locations
 
@@ -141,22 +141,22 @@ class TransactionService:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
 
         Raises:
-          TransactionsUnavailable: nobody can say just now. NoOwner: another instance has the service.
+          TransactionsUnavailable: unknown just now. NoOwner: another instance owns the service.
         """
         await self._replicas.fresh()
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
+        """The changes since ``known``, as soon as there are any, or after ``wait_ms``.
 
         Raises:
-          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many wait.
+          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many replicas wait.
         """
         return await self._replicas.sync(known, wait_ms)
 
-    # --- at once ----------------------------------------------------------------------------------
+    # --- without waiting --------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer. Raises TransactionsUnavailable while that cannot be known."""
+        """The standing of a pointer. Raises TransactionsUnavailable while it is unknown."""
         return self._core().standing(pointer)
 
     def view(self) -> View:
@@ -172,7 +172,7 @@ class TransactionService:
         return self._core().visible.invalids()
 
     def begin_pass(self) -> CompletePass:
-        """What the janitor's next pass is about. Raises TransactionsUnavailable."""
+        """The list and the bound for the janitor's next pass. Raises TransactionsUnavailable."""
         visible = self._core().visible
         return CompletePass(self._clock.now_ms(), visible.invalids(), visible.upper_bound())
 
@@ -185,7 +185,7 @@ class TransactionService:
         core = self._core()
         return encode_snapshot(manager_state(core.ledger, core.visible, self._clock.now_ms()))
 
-    # --- asked, and durable when answered ---------------------------------------------------------
+    # --- durable when answered --------------------------------------------------------------------
 
     async def begin(
         self,
@@ -202,7 +202,7 @@ class TransactionService:
         return await self._ask(asks.Begin(type, timeout_s, client_id))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
-        """Say what it changed, in place of what it said before, and learn whether that conflicts.
+        """Set a transaction's change set, in place of an earlier one, and check it for conflicts.
 
         Raises:
           ChangeConflict: with a transaction committed since it began.
@@ -212,29 +212,29 @@ class TransactionService:
         await self._ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
 
     async def commit(self, transaction_id: int) -> Decision:
-        """Make it visible, all of it in the same moment; again, as long as it is remembered, it says so again.
+        """Make a transaction visible, all of it at once; a repeated commit gets the same answer while it is remembered.
 
         Raises:
-          ChangeConflict: it stays in progress, and is to be prepared again or aborted.
-          TransactionNotFound: never heard of, or forgotten.
-          TransactionNotInProgress: aborted, invalid, or its time is over.
+          ChangeConflict: it stays in progress, to be prepared again or aborted.
+          TransactionNotFound: unknown, or forgotten.
+          TransactionNotInProgress: aborted, invalid, or timed out.
         """
         answer = await self._ask(asks.Commit(transaction_id))
-        assert not isinstance(answer, asks.CloseFirst)  # the actor has them closed
+        assert not isinstance(answer, asks.CloseFirst)  # the actor handles it
         return answer
 
     async def abort(self, transaction_id: int) -> Decision:
         """Roll back its rows in every topic, then forget its pointers.
 
-        The state says what it came to: ``aborted``, or ``invalid`` for a long one, and for one with a topic that
-        could not be reached in time. A late abort of an invalid one is the same. Whoever asks may leave.
+        The resulting state is ``aborted``, or ``invalid`` for a long transaction, and for one with a topic that could
+        not be reached in time. Aborting an invalid transaction does the same. The abort goes on if its caller leaves.
 
         Raises:
-          TransactionNotFound: never heard of, or forgotten; Thrift answers that as if it had worked.
+          TransactionNotFound: unknown, or forgotten; Thrift answers this as a success.
           TransactionNotInProgress: committed.
         """
         answer = await self._ask(asks.Abort(transaction_id))
-        assert not isinstance(answer, asks.RollFirst)  # the actor goes that way itself
+        assert not isinstance(answer, asks.RollFirst)  # the actor handles it
         return answer
 
     async def invalidate(self, transaction_id: int) -> Decision:
@@ -242,10 +242,10 @@ class TransactionService:
         return await self._ask(asks.Invalidate(transaction_id))
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
-        """A new write pointer; the snapshot stays the one it began with.
+        """A new write pointer; the snapshot stays the one that the transaction began with.
 
         Args:
-          transaction: as the client has it; without, the snapshot is worked out from what is remembered.
+          transaction: as the client has it; without it the snapshot is computed from the outcomes remembered.
         Raises:
           InvalidParameter: without ``transaction``, too much has been forgotten since it began.
           TransactionNotFound, TransactionNotInProgress, Overloaded.
@@ -253,9 +253,9 @@ class TransactionService:
         return await self._ask(asks.Checkpoint(transaction_id, transaction))
 
     async def truncate(self, pointers: Sequence[int]) -> int:
-        """Take pointers from the invalid list, after rolling back what rows they have; how many went.
+        """Roll back the rows of pointers, then take them from the invalid list; returns how many.
 
-        Those with a topic that could not be reached in time stay.
+        A pointer stays if one of its topics could not be reached in time.
         """
         invalid = set(self.invalids()).intersection(pointers)
         deadline_s = trio.current_time() + self.settings.abort_deadline_s
@@ -263,19 +263,19 @@ class TransactionService:
         return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
-        """The same for all that were issued before a time. Raises InvalidParameter when one in progress was too."""
+        """Truncate all pointers issued before a time. Raises InvalidParameter if one of them is in progress."""
         pointers = await self._ask(asks.InvalidBefore(before_ms))
         return await self.truncate(pointers)
 
     async def reset(self) -> None:
-        """Roll back everything open and invalid, and forget it and all change sets; ids go on rising, outcomes stay known."""
+        """Roll back and forget all open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
         open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
         await self._ask(asks.ForgetChanges())
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """A topic is about to write under a pointer; False: it was not issued here, and is nobody's to decide.
+        """Enlist a topic that is about to write under a pointer; False: the pointer was not issued here.
 
         Raises:
           TransactionNotInProgress: it is decided, or being decided. Overloaded: too many topics.
@@ -283,18 +283,18 @@ class TransactionService:
         return await self._ask(asks.Enlist(pointer, name))
 
     async def complete(self, passed: CompletePass) -> int:
-        """The janitor has passed every topic without a failure: keep that, and prune what may go; how many went."""
+        """Record a complete pass of the janitor, and prune the invalid list; returns how many were pruned."""
         return await self._ask(asks.KeepPass(passed))
 
-    # --- asked, changes nothing -------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     async def look(self, transaction_id: int) -> TransactionStatus:
-        """What is known of one, by its id or a checkpoint's pointer; state ``unknown`` when nothing is."""
+        """The status of a transaction, by its id or a checkpoint's pointer; state ``unknown`` if it is not remembered."""
         status = await self._ask(asks.LookAt(transaction_id))
         return (await with_topics([status], self._locations, self._ask_topic))[0]
 
     async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
-        """Transactions, oldest first: of one state, or (None) those in progress and invalid."""
+        """Transactions, oldest first: of one state, or (None) all that are in progress or invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
         return await with_topics(statuses, self._locations, self._ask_topic)
 
@@ -338,7 +338,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         on_settled: Callable[[ManagerStep], object],
         cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
-        """``cluster_locations``: given where topics are enlisted, and others may claim the service; filled at each load."""
+        """``cluster_locations``: given where topics are enlisted and other instances may claim the service; each load fills it."""
         super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
         self._cluster_locations = cluster_locations
         self._locations = index if cluster_locations is None else cluster_locations
@@ -409,7 +409,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         rolling_back = [ticket for waiting in self._aborting.values() for ticket in waiting]
         self._aborting.clear()
         for ticket in (*rolling_back, *self._returning):
-            ticket.settle(self._outcome_unknown("the transaction service fell, or is leaving"))
+            ticket.settle(self._outcome_unknown("the transaction service fell, or shuts down"))
         self._returning.clear()
         self.wake_replicas()
 
@@ -465,7 +465,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- commits that wait for topics -------------------------------------------------------------
 
     def _defer(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
-        """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
+        """Whether a commit has to wait; no other task runs between this and the step."""
         ask = ticket.ask
         if isinstance(ask, Abort):
             ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
@@ -591,12 +591,12 @@ MAX_REPLICAS = 1_000
 
 
 class ReplicaServer:
-    """Answers for one service; where others may claim it, never without having seen that it is still the one."""
+    """Answers replicas for one service; where other instances may claim it, only after checking that the claim holds."""
 
     def __init__(
         self, store: Store, actor: TransactionActor, supervision: ServiceSupervision, deposed: Callable[[], object]
     ) -> None:
-        """``deposed``: called when the store says that another instance has claimed the service."""
+        """``deposed``: called if the store says that another instance has claimed the service."""
         self._store = store
         self._actor = actor
         self._supervision = supervision

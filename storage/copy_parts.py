@@ -267,19 +267,19 @@ class CopyRow:
 
     def encode(self) -> bytes:
         """The row's value."""
-        told: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
-        told |= {"b": self.begun_ms, "e": self.ended_ms}
-        return pack_record(told if self.topics is None else {**told, "t": list(self.topics)})
+        fields: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
+        fields |= {"b": self.begun_ms, "e": self.ended_ms}
+        return pack_record(fields if self.topics is None else {**fields, "t": list(self.topics)})
 
     @classmethod
     def decode(cls, value: bytes) -> CopyRow:
         """Read the row's value. Raises DamagedRow."""
-        told = unpack_record(value, "copy")
+        fields = unpack_record(value, "copy")
         try:
-            topics = told.get("t")
+            topics = fields.get("t")
             chosen = None if topics is None else tuple(topics)
-            times = int(told["b"]), int(told["e"])
-            return cls(str(told["f"]), chosen, bool(told["x"]), str(told["s"]), *times)
+            times = int(fields["b"]), int(fields["e"])
+            return cls(str(fields["f"]), chosen, bool(fields["x"]), str(fields["s"]), *times)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a copy's row without what it needs: {error!r}") from error
 
@@ -299,9 +299,9 @@ class TopicRow:
     @classmethod
     def decode(cls, value: bytes) -> TopicRow:
         """Read the row's value. Raises DamagedRow."""
-        told = unpack_record(value, "copied topic")
+        fields = unpack_record(value, "copied topic")
         try:
-            return cls(Table(told["t"]), bytes(told["k"]), bool(told.get("d")))
+            return cls(Table(fields["t"]), bytes(fields["k"]), bool(fields.get("d")))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a copied topic's row without what it needs: {error!r}") from error
 

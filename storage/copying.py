@@ -299,10 +299,10 @@ async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> 
 
 def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
     """Raise StoreUnusable: the target's transaction service does not know the transactions of the source's messages."""
-    told = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
-    if told:
+    transactional = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
+    if transactional:
         raise StoreUnusable(
-            f"the target has a transaction service of its own, and {told[0]} has messages of transactions that it "
+            f"the target has a transaction service of its own, and {transactional[0]} has messages of transactions that it "
             "does not know",
             hint="name an empty target, or wait until those messages have expired",
         )

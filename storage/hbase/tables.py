@@ -60,7 +60,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
 
 
 async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
-    """Raises StoreUnusable, or an OSError where nobody answers."""
+    """Raises StoreUnusable, or an OSError if nothing answers."""
     try:
         with trio.fail_after(_WORD_S):
             gateway = await Gateway.open(address)
