@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
 from storage.base import Deposed, NothingWritten
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: Pauses before the second, third … attempt to load; the last one repeats.
-RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: Pauses after a fall: it is loaded again at once, then with growing pauses; the last one repeats.
+RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Core(Protocol):
@@ -253,7 +254,7 @@ class Supervision(ABC):
         self._what = what
         self._extra = dict(extra or {})
         self._closing = trio.Event()
-        self._failures = 0
+        self._backoff = Backoff(RESTART_PAUSES_S)
         self._begun_s = 0.0
 
     @property
@@ -304,31 +305,33 @@ class Supervision(ABC):
                 self.given_away = True
                 return
             except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
-                self._fell(error)
-            if self._closing.is_set() and (self._failures > 1 or not len(self.mailbox)):
+                pause_s = self._fell(error)
+            if self._closing.is_set() and (pause_s or not len(self.mailbox)):
                 return  # no caller waits; what could not be written at the end costs the next load time, no more
-            if self._failures > 1:
-                with trio.move_on_after(RESTART_PAUSES_S[min(self._failures - 1, len(RESTART_PAUSES_S)) - 1]):
+            if pause_s:
+                with trio.move_on_after(pause_s):
                     await self._closing.wait()
 
     def _loaded(self) -> None:
-        self._failures = 0
+        self._backoff.reset()
         if not self._closing.is_set():
             self.mailbox.closed_for = None
         self.first_load_ended.set()
         self._report_loaded(trio.current_time() - self._begun_s)
 
-    def _fell(self, error: Exception) -> None:
-        self._failures += 1
+    def _fell(self, error: Exception) -> float:
+        """Report a fall, and refuse requests if they would have to wait; returns the pause before the next load."""
+        pause_s = self._backoff.failed()
         log.error(
             "%s fell, loading it again",
             self._what,
-            extra={**self._extra, "why": str(error), "failures": self._failures},
+            extra={**self._extra, "why": str(error), "failures": self._backoff.failures},
             exc_info=None if isinstance(error, PlainsongError) else error,
         )
         self._report_fall(error)
         self._refuse(error)
         self.first_load_ended.set()
+        return pause_s
 
     def _gone(self) -> PlainsongError:
         """Why requests are refused once the actor has ended, or is about to."""
@@ -338,7 +341,7 @@ class Supervision(ABC):
 
     @abstractmethod
     def _refuse(self, error: Exception) -> None:
-        """The actor fell, for the ``_failures``-th time without a load in between: refuse requests until it is loaded."""
+        """The actor fell, ``_backoff.failures`` times since the last load: refuse requests until it is loaded."""
 
     @abstractmethod
     def _moved(self) -> NoOwner:

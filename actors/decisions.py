@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
     PlainsongError,
     ShuttingDown,
@@ -172,7 +173,7 @@ async def close_pointers(
 
 async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
     """Ask until there is an answer; False: the topic refused."""
-    failures = 0
+    backoff = Backoff(_PAUSES_S)
     while True:
         try:
             await ask(name, wanted)
@@ -184,8 +185,7 @@ async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) 
             return False
         else:
             return True
-        await trio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-        failures += 1
+        await trio.sleep(backoff.failed())
 
 
 #: Aborts that are under way at the same time.

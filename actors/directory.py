@@ -248,7 +248,7 @@ class DirectoryEntry(Supervision):
 
     def _refuse(self, error: Exception) -> None:
         """After the first fall requests wait for the load; after a second one it could take any time, so they are refused."""
-        if self._failures > 1:
+        if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")
             self.mailbox.drain(lambda: StorageFailed(detail, hint="the daemon keeps trying"))

@@ -22,9 +22,9 @@ from plainsong.protocol.keys import (
 )
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.state import TopicLimits, TopicState
-from plainsong.protocol.topic.transactional import settle_known
+from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
 
@@ -76,7 +76,7 @@ async def load_topic(
         await _load_readers(state, metadata.generation, store)
     state.loaded()
     state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
-    settle_known(state)
+    apply_known_decisions(state)
     if not store.traits.whole_commits:
         await _find_torn_payloads(state, store)
     return state

@@ -8,11 +8,12 @@ it has received, so that no caller waits for ever.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import outcome
 import trio
 
+from actors.future import Future
 from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
@@ -23,56 +24,16 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class Ticket(Generic[A]):
-    """One request, and the future of its answer."""
+class Ticket(Future[A]):
+    """One request to an actor, and the future of its answer."""
 
-    __slots__ = ("_listener", "_outcome", "_task", "abandoned", "ask", "taken")
+    __slots__ = ("ask", "taken")
 
     def __init__(self, ask: Ask[A]) -> None:
+        super().__init__()
         self.ask = ask
-        self.abandoned = False
+        #: Whether the actor has received it.
         self.taken = False
-        self._outcome: outcome.Outcome[A] | None = None
-        self._task: trio.lowlevel.Task | None = None
-        self._listener: Callable[[A | PlainsongError], object] | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether ``wait`` returns at once."""
-        return self._outcome is not None
-
-    def settle(self, answer: A | PlainsongError) -> None:
-        """Give the answer, or the error in its place. Only the first counts."""
-        if self._outcome is not None:
-            return
-        self._outcome = outcome.Error(answer) if isinstance(answer, PlainsongError) else outcome.Value(answer)
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task, self._outcome)
-            self._task = None
-        if self._listener is not None:
-            self._listener(answer)
-
-    def on_settled(self, listener: Callable[[A | PlainsongError], object]) -> None:
-        """Call ``listener`` with the answer; for a ticket that is not settled yet and that no task waits for.
-
-        The actor calls it between two answers: it must neither wait nor raise.
-        """
-        self._listener = listener
-
-    async def wait(self, on_leave: Callable[[Ticket[Any]], object]) -> A:
-        """The answer. A cancelled caller abandons the ticket, and ``on_leave`` is called with it once."""
-        if self._outcome is not None:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            return self._outcome.unwrap()
-        self._task = trio.lowlevel.current_task()
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._task = None
-            self.abandoned = True
-            on_leave(self)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        return cast("A", await trio.lowlevel.wait_task_rescheduled(abort))
 
 
 class Mailbox:

@@ -29,7 +29,7 @@ from plainsong.protocol.keys import (
 )
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import Metadata, NamespaceProperties
-from plainsong.protocol.topic.producers import INHERITED, NamespacePolicy
+from plainsong.protocol.topic.producer_state import INHERITED, NamespacePolicy
 from storage.base import Deposed, read_rows
 
 if TYPE_CHECKING:

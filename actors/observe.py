@@ -23,7 +23,7 @@ class Observer(Protocol):
         """A commit of ``requests`` publishes with ``messages`` messages was made durable in ``write_s`` seconds."""
 
     def producer_events(self, counts: Mapping[str, int]) -> None:
-        """Outcomes of producers' requests, and removals of producers, counted under the names of ``Step.told``."""
+        """Outcomes of producers' requests, and removals of producers, counted under the names of ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """A topic's actor fell, and will be loaded again."""

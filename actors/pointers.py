@@ -17,9 +17,9 @@ from actors.loading import load_topic
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_key, stop_after, topic_of, topic_range
+from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.publish import NotEnlisted
 from plainsong.protocol.topic.state import TopicLimits
-from plainsong.protocol.topic.step import write_pointers_among
 from storage.base import read_rows
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class PointerIndex:
                     state = await load_topic(topic_of(key)[0], store, TopicLimits())
                 except DamagedRow:
                     continue  # that topic cannot be used, and its own load says so
-                changed = write_pointers_among(state.changed)
+                changed = transactional_pointers(state.changed)
                 self.begin(state.name, changed)
                 self.end(changed)
             if len(rows) < _LIST_ROWS:

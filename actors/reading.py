@@ -13,9 +13,9 @@ from plainsong.protocol.errors import GenerationChanged, ProducerExpired, Produc
 from plainsong.protocol.keys import PRODUCER, PRODUCERS, system_key
 from plainsong.protocol.page import Page
 from plainsong.protocol.topic.asks import GetProducer
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_sessions import old_producer_view
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging
-from plainsong.protocol.topic.sessions import old_producer_view
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:

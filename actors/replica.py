@@ -16,6 +16,7 @@ import trio
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
 from actors.transactions import SERVICE_NAME, service_moved
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
 
@@ -63,7 +64,7 @@ class Replica:
         self._state = ReplicaState()
         self._syncing = SingleFlight(self._sync_until_answered)
         self._why = "it has not answered yet"
-        self._failures = 0
+        self._backoff = Backoff(PAUSES_S)
         self._requests: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
@@ -77,7 +78,7 @@ class Replica:
     @property
     def is_reached(self) -> bool:
         """Whether the last request was answered."""
-        return self._failures == 0 and self._state.version != UNKNOWN_VERSION
+        return self._backoff.failures == 0 and self._state.version != UNKNOWN_VERSION
 
     def forget(self) -> None:
         """Drop the state: it will be old when this replica is needed again."""
@@ -111,19 +112,20 @@ class Replica:
             try:
                 await self._sync_once(WAIT_MS)
             except PlainsongError as error:
-                self._failed(error)
-                await trio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S)) - 1])
+                await trio.sleep(self._failed(error))
 
-    def _failed(self, error: PlainsongError) -> None:
+    def _failed(self, error: PlainsongError) -> float:
+        """The pause before the next request, in seconds."""
         self._why = error.detail
-        self._failures += 1
-        if self._failures == len(PAUSES_S):  # fewer failures are normal while it moves
+        pause_s = self._backoff.failed()
+        if self._backoff.failures == len(PAUSES_S):  # fewer failures are normal while it moves
             log.warning("transaction service not reached", extra={"why": error.detail})
+        return pause_s
 
     def _take(self, given: ReplicaUpdate) -> None:
-        if self._failures >= len(PAUSES_S):
+        if self._backoff.failures >= len(PAUSES_S):
             log.info("transaction service reached again", extra={"term": given.version.term})
-        self._failures = 0
+        self._backoff.reset()
         if self._state.apply(given):
             named = (each for found in given.pointers.values() for each in found)
             notify_topics(self._pointers, self._pointers.watched() if given.complete else named, self._state.standing)
@@ -138,7 +140,7 @@ class Replica:
 
     async def _sync_until_answered(self) -> None:
         until_s = trio.current_time() + PATIENCE_S
-        failures = 0
+        backoff = Backoff(PAUSES_S)
         while True:
             try:
                 if await self._sync_once():
@@ -147,11 +149,10 @@ class Replica:
                 continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
-            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            pause_s = backoff.failed()
             if trio.current_time() + pause_s >= until_s:
                 raise self._unreached()
             await trio.sleep(pause_s)
-            failures += 1
 
     def standing(self, pointer: int) -> Standing:
         """The standing of a pointer, as far as is known here. Raises TransactionsUnavailable before the first answer."""
@@ -358,15 +359,14 @@ class RoutedTransactions:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
         """
         until_s = trio.current_time() + PATIENCE_S
-        failures = 0
+        backoff = Backoff(PAUSES_S)
         while True:
             try:
                 return await (self._peer if self.home is None else self.home).enlist(pointer, name)
             except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
-                pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+                pause_s = backoff.failed()
                 if trio.current_time() + pause_s >= until_s:
                     if isinstance(error, OutcomeUnknown):
                         raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
                     raise
             await trio.sleep(pause_s)
-            failures += 1

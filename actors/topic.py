@@ -33,9 +33,10 @@ from plainsong.protocol.topic.asks import (
     Stats,
 )
 from plainsong.protocol.topic.core import TopicCore
-from plainsong.protocol.topic.producers import INHERITED
+from plainsong.protocol.topic.pending import transactional_pointers
+from plainsong.protocol.topic.producer_state import INHERITED
 from plainsong.protocol.topic.state import Now, TopicLimits
-from plainsong.protocol.topic.step import Step, write_pointers_among
+from plainsong.protocol.topic.step import Step
 from plainsong.protocol.transactions.transaction import NoAuthority
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from actors.pointers import Enlistments, Term
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.topic.producers import NamespacePolicy
+    from plainsong.protocol.topic.producer_state import NamespacePolicy
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
 
@@ -146,7 +147,7 @@ class TopicActor(Actor[TopicCore, Step]):
         pointers, enlistments = self._environment.pointers, self._environment.enlistments
         # The index has most pointers from their rows; what a commit that was cut off left behind is known only now.
         # Where others write too, the index knows nothing of a topic that is not open.
-        changed = write_pointers_among(core.state.pending if self._shared else core.state.changed)
+        changed = transactional_pointers(core.state.pending if self._shared else core.state.changed)
         pointers.begin(self.name, changed)
         pointers.end(changed)
         self._term = core.state.enlistment = None if enlistments is None else enlistments.begin(self.name)
@@ -222,14 +223,14 @@ class TopicActor(Actor[TopicCore, Step]):
         if step.renewed:
             self._cache.clear()
         since = step.since
-        for roll_prefix, roll in step.rolls:
-            if roll.restart is not None:
+        for batch_prefix, batch in step.row_batches:
+            if batch.restart is not None:
                 self._cache.clear()
-                since = roll.restart
-            if roll.items:
-                self._cache.append(roll_prefix, roll.items, roll.expiries, since, roll.pointers, roll.attributes)
+                since = batch.restart
+            if batch.items:
+                self._cache.append(batch_prefix, batch.items, batch.expiries, since, batch.pointers, batch.attributes)
                 # A cache that could not hold this batch begins anew behind it.
-                since = after(roll.items[-1][1 : 1 + ID_BYTES])
+                since = after(batch.items[-1][1 : 1 + ID_BYTES])
         for pointer, first, last in step.rolled_back:
             self._cache.roll_back(prefix, pointer, first, last)
 
@@ -238,8 +239,8 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
-        if step.told:
-            self._environment.observer.producer_events(step.told)
+        if step.producer_outcomes:
+            self._environment.observer.producer_events(step.producer_outcomes)
         settle_all(answers)
 
     def _now(self, decided: Iterable[int] = ()) -> Now:

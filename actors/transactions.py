@@ -37,7 +37,7 @@ from plainsong.protocol.transactions.asks import (
 from plainsong.protocol.transactions.ledger import ManagerNow, ManagerStep, TransactionSettings
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from plainsong.protocol.transactions.manager import LedgerLoader, ManagerCore, pruning_figures
-from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, Changes, replica_update
+from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, PointerChanges, replica_update
 from plainsong.protocol.transactions.transaction import TransactionType
 from storage.base import Deposed
 
@@ -350,7 +350,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         #: Where detours run; set before ``run``.
         self.nursery: trio.Nursery
         #: What became of pointers under the present claim, and the event of the next change.
-        self.changes = Changes(-1)
+        self.changes = PointerChanges(-1)
         self.changed = trio.Event()
         #: Tickets that come back from a detour, before all that wait in the mailbox.
         self._returning: list[Ticket[Any]] = []
@@ -373,14 +373,14 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
         core = loader.core(self._settings, self._now())
         if self._cluster_locations is None:
-            core.enlist_nobody()
+            core.drop_enlistments()
         else:
             await self._cluster_locations.load(self._store, core)
         return core, claim
 
     def _begin(self, core: ManagerCore, claim: Claim) -> None:
-        self.changes = Changes(claim.epoch)
-        for unfinished in core.being_aborted():
+        self.changes = PointerChanges(claim.epoch)
+        for unfinished in core.unfinished_aborts():
             self._roll_back_first(core, unfinished, ())
 
     async def _wait(self, core: ManagerCore) -> Sequence[Ticket[Any]]:
@@ -456,7 +456,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     def _tell_replicas(self, pointers: Sequence[int]) -> None:
         if pointers:
-            self.changes.took(pointers)
+            self.changes.record(pointers)
             self.wake_replicas()
 
     def _now(self) -> ManagerNow:

@@ -13,7 +13,7 @@ from plainsong.protocol.keys import HIGH_WATER, generation_prefix, metadata_key,
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.topic.row_batch import RowBatch
-from plainsong.protocol.topic.state import Sequence
+from plainsong.protocol.topic.state import PositionSequence
 from plainsong.protocol.topic.usage import ROW_BYTES, Usage
 from storage.leveldb.store import LevelDBStore
 
@@ -35,7 +35,7 @@ def seed(directory: Path, name: str, messages: int, size: int, first_ms: int, tt
 async def _seed(directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int) -> list[bytes]:
     topic_name = topic(name)
     prefix = generation_prefix(topic_name, 1)
-    sequence, usage = Sequence(), Usage()
+    sequence, usage = PositionSequence(), Usage()
     properties = TopicProperties(ttl_s=ttl_s)
     metadata = Metadata(1, properties, created_ms=first_ms, updated_ms=first_ms)
     firsts = []

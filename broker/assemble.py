@@ -24,7 +24,7 @@ from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
 from broker.api.cluster import TOPICS_OPEN, topics_open
 from broker.api.routes import ROUTES, hot_handlers, local_handlers
-from broker.api.stream import PublishStream
+from broker.api.stream import LocalStream
 from broker.authority import build_authority
 from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster
@@ -68,7 +68,7 @@ async def build_service(
     await pointers.load(store)
 
     async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
-        return await (directory if cluster is None else cluster.asking).ask(name, ask)
+        return await (directory if cluster is None else cluster.asks).ask(name, ask)
 
     async def tell(namespace: str) -> None:
         if cluster is not None:
@@ -219,8 +219,8 @@ async def serve(
     """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     settings = http_settings(service.config)
     handlers, cluster = hot_handlers(service), service.cluster
-    begin = partial(PublishStream if cluster is None else cluster.begin, service)
-    peers = None if cluster is None else cluster.door()
+    begin = partial(LocalStream if cluster is None else cluster.begin, service)
+    peers = None if cluster is None else cluster.peer_handler()
     try:
         if service.config.http.processes > 1:
             routes = ROUTES if cluster is None else cluster.routes()
@@ -246,8 +246,8 @@ async def serve(
 async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
     config = service.config
-    own, anywhere = service.decider.own, service.decider.anywhere
-    if not config.transactions.thrift or (own is None and anywhere is None):
+    own, routed = service.decider.own, service.decider.routed
+    if not config.transactions.thrift or (own is None and routed is None):
         return []
     serving = partial(
         serve_thrift,

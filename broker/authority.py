@@ -1,4 +1,4 @@
-"""Who decides transactions for this daemon: its own service, a Tephra, or nobody; started and stopped with it."""
+"""The daemon's transaction authority: its own service, a Tephra, or none; started and stopped with the daemon."""
 
 from __future__ import annotations
 
@@ -31,78 +31,78 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: How long a start waits for the authority to be there: one of our own, which is read from disk, and a Tephra. Without
-#: it plain publishes and polls are served all the same.
+#: How long a start waits for our own service, which is loaded from disk, and for a Tephra. Plain publishes and polls
+#: are served without it.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
 
 
 class Transactions(Protocol):
-    """The daemon's one authority about transactions; asked on the event loop, never waits."""
+    """The daemon's authority on transactions. It is called on the event loop and, except for ``fresh``, never waits."""
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, a checkpoint's or a transaction's first. Raises TransactionsUnavailable."""
+        """What became of a pointer, a checkpoint's or a transaction's first one. Raises TransactionsUnavailable."""
         ...
 
     def view(self) -> View:
-        """What a committed reader sees now. Raises TransactionsUnavailable."""
+        """What readers of committed messages see now. Raises TransactionsUnavailable."""
         ...
 
     async def fresh(self) -> None:
-        """Afterwards the view has all that was committed before, as far as anybody was told. Raises as ``view``."""
+        """Afterwards the view has every commit that was acknowledged before the call. Raises as ``view``."""
         ...
 
 
 class SwitchedOff:
-    """``transactions.service = "off"``: pointers are their clients' own business, and nothing is known to be decided."""
+    """``transactions.service = "off"``: clients manage pointers themselves; every pointer's state is unknown."""
 
     def standing(self, pointer: int) -> Standing:
-        """Always unknown."""
+        """Always "unknown"."""
         del pointer
         return "unknown"
 
     def view(self) -> View:
-        """Raises TransactionsUnavailable: whoever reads here brings a snapshot."""
+        """Raises TransactionsUnavailable: readers bring snapshots of their own."""
         raise TransactionsUnavailable(
             "this daemon has no transaction service",
             hint='set transactions.service to "embedded", or poll with a transaction of your own service',
         )
 
     async def fresh(self) -> None:
-        """Raises TransactionsUnavailable, as ``view``."""
+        """Raises as ``view``."""
         self.view()
 
 
 @dataclass(slots=True)
 class Authority:
-    """Whoever decides, and the task it needs for that."""
+    """The authority in force, and its life."""
 
     transactions: Transactions = field(default_factory=SwitchedOff)
     own: TransactionService | None = None
-    """The same, where it is this daemon's own service, and nobody else's."""
-    anywhere: RoutedTransactions | None = None
-    """The same, where others may have the service: it is here only while this instance owns it."""
+    """Set where it is this daemon's own service, which no other instance can have."""
+    routed: RoutedTransactions | None = None
+    """Set where several instances share the store: the service is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
-    """The same, where it is a Tephra."""
+    """Set where it is a Tephra."""
     ownership: Ownership = field(default_factory=Alone)
-    """Who of several instances looks after what is everybody's."""
+    """Which of several instances keeps what all of them share."""
     _ended: trio.Event = field(default_factory=trio.Event)
 
     @property
     def embedded(self) -> TransactionService | None:
         """The service, if it is here now."""
-        return self.own if self.anywhere is None else self.anywhere.home
+        return self.own if self.routed is None else self.routed.home
 
     @property
     def enlistments(self) -> Enlistments | None:
-        """What topics have to be enlisted for before they write under a pointer; None: nothing."""
-        return None if self.anywhere is None else Enlistments(self.anywhere.enlist)
+        """Enlists topics before they write under a pointer; None: they need not be."""
+        return None if self.routed is None else Enlistments(self.routed.enlist)
 
     @property
     def invalids(self) -> InvalidList | None:
-        """Who keeps the list of invalid pointers, for the janitor's pass and for whoever asks about it.
+        """The list of invalid pointers, for the janitor's pass and for requests about it.
 
-        None: nobody does, or another instance: of several one passes for all.
+        None: there is none, or another instance keeps it: one instance makes the pass for all.
         """
         if self.foreign is not None:
             return self.foreign if self.ownership.is_mine(SERVICE_NAME) else None
@@ -110,20 +110,20 @@ class Authority:
 
     @property
     def has_list(self) -> bool:
-        """Whether there is such a list, here or at another instance."""
-        return self.foreign is not None or self.own is not None or self.anywhere is not None
+        """Whether there is a list of invalid pointers, here or at another instance."""
+        return self.foreign is not None or self.own is not None or self.routed is not None
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Run it in ``nursery``; returns when it is there, or has not come for a while.
+        """Runs it in ``nursery``; returns when it is loaded, or after a while without it.
 
-        Among several instances nobody waits for it: who owns it is known once this one has entered its cluster.
+        Among several instances it does not wait: the owner is known only once this instance has entered the cluster.
         """
         loaded = trio.Event()
         if self.own is not None:
             nursery.start_soon(self._run, self.own, loaded)
-        elif self.anywhere is not None:
-            nursery.start_soon(self._run, self.anywhere, loaded)
-            if not self.anywhere.is_alone:
+        elif self.routed is not None:
+            nursery.start_soon(self._run, self.routed, loaded)
+            if not self.routed.is_alone:
                 return
         elif self.foreign is not None:
             nursery.start_soon(self.foreign.run)
@@ -142,8 +142,8 @@ class Authority:
             self._ended.set()
 
     async def aclose(self) -> None:
-        """Take no more; returns when what was asked has been served."""
-        own = self.own or self.anywhere
+        """Takes no more requests; returns when those it has taken are answered."""
+        own = self.own or self.routed
         if own is not None:
             own.close()
             await self._ended.wait()
@@ -169,15 +169,15 @@ def build_authority(
 
     Args:
       take_over_s: as ``service_settings``.
-      ownership, peer: among several instances, who owns the service, and the way to it.
+      ownership, peer: among several instances, which one owns the service, and the way to it.
     """
     if config.service == "embedded":
         build = partial(
             TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
         )
         if store.traits.shared:
-            anywhere = RoutedTransactions(build, ownership or Alone(), pointers, peer)
-            return Authority(anywhere, anywhere=anywhere)
+            routed = RoutedTransactions(build, ownership or Alone(), pointers, peer)
+            return Authority(routed, routed=routed)
         service = build()
         return Authority(service, own=service)
     if config.service == "tephra":
@@ -199,7 +199,7 @@ def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> Tr
     """The transaction service's part of the settings.
 
     Args:
-      take_over_s: how long a topic may be without an owner that answers: a decision waits for at least as long.
+      take_over_s: how long a topic may be without an owner that answers; a decision waits at least as long.
     """
     return TransactionSettings(
         timeout_ms=config.timeout_s * 1000,
@@ -213,13 +213,13 @@ def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> Tr
         max_change_set_bytes=config.max_change_set_bytes,
         abort_deadline_s=max(config.abort_deadline_s, take_over_s),
         commit_deadline_s=max(config.commit_deadline_s, take_over_s),
-        # Whoever speaks Thrift may have stores of its own, whose rows nobody here rewrites.
+        # Thrift clients may have stores of their own, whose rows this daemon cannot roll back.
         prune=config.prune and not config.thrift,
     )
 
 
 def describe_authority(config: TransactionsConfig) -> str:
-    """Who decides, in a few words for the banner."""
+    """The authority, for the banner."""
     if config.service == "embedded":
         return "transactions itself"
     return f"no transactions, the Tephra at {config.tephra} does" if config.service == "tephra" else "no transactions"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.metrics import Metrics
     from broker.service import Service
-    from plainsong.protocol.topic.producers import Book
+    from plainsong.protocol.topic.producer_state import ProducerTable
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.asks import ServiceFigures
     from storage.base import Store
@@ -69,8 +69,8 @@ def add_gauges(
             "Requests of producers that were read again when the open topics were loaded.",
             lambda: sum(book.replayed_entries for book in _books(directory)),
         ),
-        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.held_bytes),
-        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.held_bytes),
+        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.reserved_bytes),
+        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.reserved_bytes),
         (
             "plainsong_answers_refused_total",
             "Answers refused since the start, as too many waited for their readers.",
@@ -118,7 +118,7 @@ def _parked(directory: Directory) -> int:
     return sum(len(entry.actor.core.parking) for entry in directory if entry.actor.core is not None)
 
 
-def _books(directory: Directory) -> list[Book]:
+def _books(directory: Directory) -> list[ProducerTable]:
     return [entry.actor.core.state.producers for entry in directory if entry.actor.core is not None]
 
 

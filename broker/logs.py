@@ -1,6 +1,11 @@
 """Structured logs that no request ever waits for, and the access log.
 
-Which request a line belongs to, and which process: set by the doors, read when a line is made.
+    logger.info("topic opened", extra={"topic": "orders:paid"})
+      │  the caller's thread makes a line, and puts it into a bounded queue or drops and counts it
+      └─ one daemon thread writes lines to standard output, however slow, full or closed that is
+
+Every floor logs with the standard library alone; ``extra`` becomes the fields of the line. The request and the process
+that a line belongs to are context variables, which the listeners set.
 """
 
 from __future__ import annotations
@@ -23,20 +28,18 @@ if TYPE_CHECKING:
 
     from broker.config.sections import LogConfig
 
-#: The ``X-Request-Id`` of the request being served in this task; empty outside of one.
+#: The ``X-Request-Id`` of the request that this task serves; empty outside of one.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-#: What a front end's process is called, as ``front-1``; empty in the process that owns the topics.
+#: The name of a front end's process, as ``front-1``; empty in the process that owns the topics.
 process: ContextVar[str] = ContextVar("process", default="")
 
 
 # --- lines -----------------------------------------------------------------------------------------
-#
-# One log record as one line: text for people, or a JSON object for programs.
 
 
-#: What every record has of its own; whatever else it has came in through ``extra``.
+#: The attributes of every record; any other one came in through ``extra``.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-#: Characters that would end a line, or paint the terminal of whoever reads it. Names and ids come from clients.
+#: Characters that would end a line, or control the reader's terminal. Names and ids come from clients.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
@@ -61,7 +64,7 @@ class JsonLines(logging.Formatter):
     """``{"ts": …, "level": "info", "logger": …, "event": …, "request_id": …, fields…}`` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object. Fields never take the place of the five names above; one that would gets a ``_`` after it."""
+        """The object. A field named like one of those above gets a ``_`` behind its name."""
         line: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -99,13 +102,11 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 # --- writer ----------------------------------------------------------------------------------------
 #
-# The one thread that writes lines, and the bounded queue in front of it.
-#
-# Whatever the output does — stands still, is closed, has no room — happens to this thread alone. Callers put a line
-# or lose it; at the exit nobody waits for longer than they said.
+# The output may stall, close or fill up: that concerns the writing thread alone. Callers put a line or drop it, and the
+# exit waits no longer than it says.
 
 
-#: Bytes gathered for one write, where that many wait.
+#: Bytes gathered for one write, at most.
 _GATHER_BYTES = 64 * 1024
 
 
@@ -113,8 +114,8 @@ class LineWriter:
     """Writes lines to a file descriptor in the background.
 
     Args:
-      descriptor: where to; None where there is no output at all, which fails every line.
-      max_lines: that may wait.
+      descriptor: the output; None: there is none, and every line fails.
+      max_lines: lines that may wait.
       gap: makes the line that stands for ``n`` dropped ones.
     """
 
@@ -124,7 +125,7 @@ class LineWriter:
         self._descriptor = descriptor
         self._max_lines = max_lines
         self._gap = gap
-        self._gap_told = 0
+        self._gap_written = 0
         self._torn = False
         self._closed = False
         # A SimpleQueue may be put to from anywhere, a signal handler and a destructor included.
@@ -134,7 +135,7 @@ class LineWriter:
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Have ``line`` written some time, or drop and count it. Never waits for the output."""
+        """Queues ``line``, or drops and counts it. Never waits for the output."""
         with self._put:
             if self._closed or self._lines.qsize() >= self._max_lines:
                 self.dropped += 1
@@ -142,7 +143,7 @@ class LineWriter:
                 self._lines.put(line)
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most ``timeout_s``; what is left then is counted as dropped."""
+        """Writes the lines that wait, for at most ``timeout_s``; the rest is counted as dropped."""
         with self._put:
             if not self._closed:
                 self._closed = True
@@ -174,19 +175,19 @@ class LineWriter:
         return batch, False
 
     def _write(self, batch: list[str]) -> None:
-        missed = self.dropped - self._gap_told
+        missed = self.dropped - self._gap_written
         if missed:
             batch = [self._gap(missed), *batch]
         if not batch:
             return
-        # A write that broke off left half a line behind: begin a new one.
+        # A write that broke off left half a line: begin a new one.
         text = ("\n" if self._torn else "") + "\n".join(batch) + "\n"
         try:
             self._write_all(text.encode("utf-8", "backslashreplace"))
         except OSError:
             self.failed += len(batch) - (1 if missed else 0)
         else:
-            self._gap_told += missed
+            self._gap_written += missed
 
     def _write_all(self, data: bytes) -> None:
         if self._descriptor is None:
@@ -196,7 +197,7 @@ class LineWriter:
             try:
                 written = os.write(self._descriptor, rest)
             except BlockingIOError:
-                # Whoever shares the other end made it non-blocking.
+                # A process that shares the output has made it non-blocking.
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
@@ -206,17 +207,15 @@ class LineWriter:
 
 
 # --- setup -----------------------------------------------------------------------------------------
-#
-# Puts the logs in place for a process, and takes them away again.
 
 
-#: Libraries whose chatter is of no use below a warning.
+#: Libraries that log too much below a warning.
 _QUIET = ("hypercorn", "quart", "asyncio", "hpack")
 
 
 @dataclass(frozen=True, slots=True)
 class LogCounters:
-    """Lines that never came out."""
+    """Lines that were never written."""
 
     dropped: int = 0
     """Because too many waited, or at the exit."""
@@ -229,7 +228,7 @@ class Logs:
 
     def __init__(self, config: LogConfig, stream: TextIO | None) -> None:
         self._json = config.format == "json"
-        self._stream = stream  # kept, since a stream that nobody holds closes its descriptor
+        self._stream = stream  # kept, since a stream closes its descriptor when it is collected
         self._handler = _Handler(JsonLines() if self._json else TextLines(), _descriptor(stream), config.queue_lines)
         root = logging.getLogger()
         self._restore = [(root, root.level)]
@@ -241,8 +240,8 @@ class Logs:
                 self._restore.append((logger, logger.level))
                 logger.setLevel(max(logging.WARNING, root.level))
 
-    def say(self, text: str, event: str, **fields: object) -> None:
-        """Something for whoever started the daemon: ``text`` as it is, or ``event`` with fields where logs are JSON."""
+    def announce(self, text: str, event: str, **fields: object) -> None:
+        """Writes ``text`` as it is, for the person who started the daemon; in JSON logs, ``event`` with the fields."""
         if self._json:
             record = logging.makeLogRecord({"name": "plainsong", "msg": event, **fields})
             record.levelno, record.levelname = logging.INFO, "INFO"
@@ -251,11 +250,11 @@ class Logs:
             self._handler.writer.put(text)
 
     def counters(self) -> LogCounters:
-        """What was lost so far."""
+        """The lines lost so far."""
         return LogCounters(self._handler.writer.dropped, self._handler.writer.failed + self._handler.unmade)
 
     def close(self, timeout_s: float = 0.5) -> None:
-        """Write what waits, for at most ``timeout_s``, and leave the root logger as it was. Idempotent."""
+        """Writes what waits, for at most ``timeout_s``, and restores the root logger. Idempotent."""
         for logger, level in self._restore:
             logger.setLevel(level)
         self._restore = []
@@ -264,7 +263,7 @@ class Logs:
 
 
 class _Handler(logging.Handler):
-    """Makes the line in the caller's context, which knows the request, and leaves it to the writer."""
+    """Makes lines in the caller's context, which has the request's id, and queues them."""
 
     def __init__(self, lines: logging.Formatter, descriptor: int | None, queue_lines: int) -> None:
         super().__init__()
@@ -275,7 +274,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception:  # noqa: BLE001 - a line that cannot be made must not fail what it speaks of
+        except Exception:  # noqa: BLE001 - a line that cannot be made must not fail its caller
             self.unmade += 1
         else:
             self.writer.put(line)
@@ -291,11 +290,11 @@ _current: Logs | None = None
 
 
 def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
-    """Install the logs of this process, in place of any before.
+    """Installs the logs of this process, and removes any before.
 
     Args:
       config: the section ``log``.
-      stream: written to through its file descriptor; None, or a closed one, and every line fails.
+      stream: its file descriptor is the output; None or closed: every line fails.
     """
     global _current  # noqa: PLW0603 - a process has one root logger, and so one of these
     if _current is not None:
@@ -305,7 +304,7 @@ def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
 
 
 def counters() -> LogCounters:
-    """What the process's logs lost so far; zeros before ``setup_logs``. For the metrics."""
+    """The lines lost so far, for the metrics; zeros before ``setup_logs``."""
     return _current.counters() if _current is not None else LogCounters()
 
 
@@ -316,29 +315,27 @@ def _descriptor(stream: TextIO | None) -> int | None:
         return None
 
 
-# --- access ----------------------------------------------------------------------------------------
-#
-# One line for every request answered, when ``log.access`` asks for it; and the id all its other lines carry.
+# --- access log ------------------------------------------------------------------------------------
 
 
 log = logging.getLogger("plainsong.access")
 
 
 class AccessLog:
-    """Writes the line, or nothing; both doors and all routes tell it of the same things."""
+    """Writes a line for each answered request, if ``log.access`` is on; the same for both listeners and all routes."""
 
     def __init__(self, *, enabled: bool) -> None:
         #: Whether there are lines at all.
         self.enabled = enabled
 
     def begin(self, identity: str) -> None:
-        """From here on, lines of this task are about the request of this id."""
+        """From here on, this task's log lines carry this request id."""
         request_id.set(identity)
 
     def answered(
         self, route: str, target: str, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """The request was answered; ``target`` is the topic or path it was about. ``headers`` name the owner, if any."""
+        """A request was answered. ``target`` is its topic or path; ``headers`` may name the owner."""
         if self.enabled:
             fields: dict[str, object] = {
                 "route": route,
@@ -350,17 +347,3 @@ class AccessLog:
                 if name == OWNER_HEADER:
                     fields["owner"] = value
             log.info("answered", extra=fields)
-
-
-# --- logs ------------------------------------------------------------------------------------------
-#
-# Structured logs that no request ever waits for.
-#
-#     logger.info("topic opened", extra={"topic": "orders:paid"})
-#       │  the caller's thread: a line is made, and put into a bounded queue or dropped and counted
-#       └─ one daemon thread writes lines to standard output, however slow, full or closed that is
-#
-# Every floor logs with the standard library alone; what is in ``extra`` becomes the line's fields.
-
-
-__all__ = ["LogCounters", "Logs", "counters", "request_id", "setup_logs"]

@@ -1,10 +1,8 @@
 """The daemon's metrics, in Prometheus text with base units and bounded label sets; and the rates of topics.
 
-The daemon's metrics, in Prometheus text with base units and bounded label sets.
-
-Counters and histograms are touched where things happen; everything that can be read off the actors, the
-store or the cache is read when somebody scrapes. No label is a topic, a client or a path: their number is
-not ours to choose. What fails here is counted, and never fails a message.
+Counters and histograms are updated where things happen. What can be read off the actors, the store or the cache is read
+at each scrape. No label is a topic, a client or a path, since clients choose their number. A metric that fails is
+counted, and never fails a request.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Metrics:
     """All metrics of one daemon; implements ``actors.observe.Observer``."""
 
     def __init__(self, version: str) -> None:
-        # A second series per counter, saying since when, is more than readers of text make use of.
+        # The series with each counter's creation time is of no use in the text format.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         self._counters()
@@ -57,7 +55,7 @@ class Metrics:
             registry=registry,
         )
         self._messages = Counter("plainsong_published_messages_total", "Messages made durable.", registry=registry)
-        self._told = Counter(
+        self._producer_events = Counter(
             "plainsong_producer_events_total",
             "What became of producers' requests and of producers, by event.",
             ["event"],
@@ -66,7 +64,7 @@ class Metrics:
         self._falls = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
         )
-        #: Called for each topic that another instance has claimed.
+        #: Called for each topic that another instance has claimed; None: not called.
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
@@ -151,10 +149,10 @@ class Metrics:
             registry=registry,
         )
 
-    # --- told by the front end -----------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
-        """A request was answered, or several as one; ``route`` is the name of a rule, never what the client wrote."""
+        """A request was answered, or several as one. ``route`` is a route's name, never what the client sent."""
         key = (route, status)
         children = self._children.get(key)
         if children is None:
@@ -164,7 +162,7 @@ class Metrics:
         children[1].observe(seconds)
 
     def lagged(self, seconds: float) -> None:
-        """The event loop was late by so much."""
+        """The event loop woke a task this late."""
         self._loop_lag.observe(seconds)
 
     def held(self) -> None:
@@ -173,28 +171,28 @@ class Metrics:
 
     def producer_refused(self, code: str) -> None:
         """A request of a producer was refused with this code."""
-        self._told.labels(code).inc()
+        self._producer_events.labels(code).inc()
 
     def forwarded(self, direction: str) -> None:
         """A request left for its owner (``out``), or came from another instance (``in``)."""
         self._forwarded.labels(direction).inc()
 
     def forward_retried(self) -> None:
-        """The owner of something was looked for again."""
+        """The owner of a name was looked for again."""
         self._forward_retries.inc()
 
     def no_owner_found(self) -> None:
-        """It was not found in time."""
+        """The owner of a name was not found in time."""
         self._no_owner.inc()
 
-    # --- told of transactions (broker.metrics) -----------------------------------------------
+    # --- transactions --------------------------------------------------------------------------
 
     def transactions_decided(self, state: str, count: int) -> None:
-        """So many became committed, aborted or invalid."""
+        """This many transactions became committed, aborted or invalid."""
         self._decided.labels(state).inc(count)
 
     def transactions_timed_out(self, count: int) -> None:
-        """The time of so many was over."""
+        """This many transactions timed out."""
         self._timed_out.inc(count)
 
     def transaction_conflicted(self) -> None:
@@ -205,7 +203,7 @@ class Metrics:
         """The transaction service fell."""
         self._service_falls.inc()
 
-    # --- told by the actors (Observer) ---------------------------------------------------------
+    # --- actors.observe.Observer ---------------------------------------------------------------
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
         """A commit was made durable."""
@@ -217,7 +215,7 @@ class Metrics:
     def producer_events(self, counts: Mapping[str, int]) -> None:
         """Something became of producers' requests, or of producers."""
         for event, count in counts.items():
-            self._told.labels(event).inc(count)
+            self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """An actor fell."""
@@ -232,7 +230,7 @@ class Metrics:
             self.on_deposed()
 
     def handed_over(self, topics: int, seconds: float) -> None:
-        """So many topics that are others' now have been let go, in so long."""
+        """This instance has let go this many topics that others own now."""
         del topics
         self._handed_over.observe(seconds)
 
@@ -246,42 +244,41 @@ class Metrics:
         self._expired.inc(expired)
         self._purged.inc(purged)
 
-    # --- read when scraped ---------------------------------------------------------------------
+    # --- scrapes -------------------------------------------------------------------------------
 
     def reads(self, name: str, text: str, read: Callable[[], float | None]) -> None:
-        """Add a metric that is read at each scrape: a counter when its name ends in ``_total``, else a gauge.
+        """Adds a metric that is read at each scrape: a counter if its name ends in ``_total``, else a gauge.
 
-        ``read`` may answer None for "not known": the metric is then left out of that scrape.
+        ``read`` may return None for "unknown": the metric is then left out of that scrape.
         """
         self.readings.add(name, text, read)
 
     def render(self) -> tuple[bytes, str]:
-        """The text for a scrape, and its content type."""
+        """The text of a scrape, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class Readings(Collector):
-    """What is read when somebody scrapes."""
+    """The metrics that are read at each scrape."""
 
     def __init__(self, errors: Counter) -> None:
         self._errors = errors
         self._readings: list[tuple[str, str, Callable[[], float | None]]] = []
 
     def add(self, name: str, text: str, read: Callable[[], float | None]) -> None:
-        """See ``Metrics.reads``."""
         self._readings.append((name, text, read))
 
     def describe(self) -> Iterator[Metric]:
-        """What there would be to read, without reading it."""
+        """The metrics, without reading them."""
         for name, text, _ in self._readings:
             yield _family(name, text, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Read all that can be read."""
+        """Reads all that can be read."""
         for name, text, read in self._readings:
             try:
                 value = read()
-            except Exception:  # a metric that cannot be read must not hide the others
+            except Exception:  # one metric must not hide the others
                 log.exception("a metric cannot be read")
                 self._errors.inc()
                 continue
@@ -294,7 +291,7 @@ def _family(name: str, text: str, value: float | None) -> Metric:
     return kind(name, text, value=value)
 
 
-# --- decisions -------------------------------------------------------------------------------------
+# --- transactions ----------------------------------------------------------------------------------
 
 
 class Decisions:
@@ -304,7 +301,6 @@ class Decisions:
         self._metrics = metrics
 
     def decided(self, state: State, count: int) -> None:
-        """So many transactions became committed, aborted or invalid, durably."""
         self._metrics.transactions_decided(state, count)
 
     def conflicted(self) -> None:
@@ -312,26 +308,21 @@ class Decisions:
         self._metrics.transaction_conflicted()
 
     def timed_out(self, count: int) -> None:
-        """So many of the invalid ones are so because their time was over."""
         self._metrics.transactions_timed_out(count)
 
     def fell(self, error: BaseException) -> None:
-        """The service fell and is loaded again."""
         del error
         self._metrics.transactions_fell()
 
     def loaded(self, load_s: float) -> None:
-        """It was loaded from disk."""
         del load_s
 
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# How many messages a topic takes and gives a second, over about the last minute, for a few words of memory.
-#
-# Two counters for each topic and direction: of the minute under way and of the one before it. The rate is the older
-# one, less the part of it that is more than a minute ago, and the newer one. Topics nobody touched for longest are
-# forgotten first.
+# Messages published to and read from each topic, a second, over about the last minute. Each topic and direction has two
+# counters: of the current minute and of the one before. The rate is the newer count plus the part of the older one that
+# is not more than a minute old. The longest idle topics are forgotten first.
 
 
 WINDOW_S = 60.0
@@ -352,7 +343,7 @@ class _Window:
 
 
 class Rate:
-    """Things that happen to topics, a second."""
+    """A rate for each topic."""
 
     def __init__(self, max_topics: int = MAX_TOPICS) -> None:
         self._max_topics = max_topics
@@ -362,7 +353,7 @@ class Rate:
         return len(self._windows)
 
     def add(self, name: TopicName, count: int, now_s: float) -> None:
-        """``count`` more happened at ``now_s``, on any clock that goes forward."""
+        """Counts ``count`` more at ``now_s``, on a monotonic clock."""
         number = int(now_s // WINDOW_S)
         window = self._windows.get(name)
         if window is None:
@@ -375,7 +366,7 @@ class Rate:
         window.count += count
 
     def per_second(self, name: TopicName, now_s: float) -> float:
-        """The rate over about the last minute; 0 for a topic nobody remembers."""
+        """The rate over about the last minute; 0 for a topic that is forgotten."""
         window = self._windows.get(name)
         if window is None:
             return 0.0
@@ -387,7 +378,7 @@ class Rate:
 
 
 class Rates:
-    """Both directions, for all topics of the daemon."""
+    """The rates of all topics, in both directions."""
 
     def __init__(self) -> None:
         self.publishing = Rate()

@@ -96,7 +96,7 @@ class Service:
         Raises:
           NoOwner: there is no owner just now; nothing happened. PlainsongError: as ``AskAnywhere.ask`` does.
         """
-        return await (self.directory if self.cluster is None else self.cluster.asking).ask(name, ask)
+        return await (self.directory if self.cluster is None else self.cluster.asks).ask(name, ask)
 
     async def read(
         self,

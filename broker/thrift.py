@@ -1,7 +1,4 @@
-"""Tephra's clients: the transaction service over Thrift, its methods, connections and listener.
-
-Tephra's clients: the transaction service over Thrift, as they expect it.
-"""
+"""The Thrift listener for Tephra's clients: the methods of the transaction service, connections, and the server."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from broker.http.sockets import listen_on, shown
+from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,
@@ -47,13 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from actors.transactions import TransactionService
-    from broker.http.budgets import BodyBudget, Holding
+    from broker.http.budgets import BodyBudget, Reservation
     from plainsong.protocol.tephra.rpc import Call
     from plainsong.protocol.transactions.transaction import Transaction
 
 # --- methods ---------------------------------------------------------------------------------------
-#
-# Tephra's methods, carried out by the daemon's own transaction service, with Tephra's words for what goes wrong.
 
 
 log = logging.getLogger("plainsong.thrift")
@@ -61,7 +56,7 @@ _UNKNOWN_CLIENT = "unknown"
 
 
 class TephraMethods:
-    """Answers messages; stateless, so all connections share one."""
+    """Tephra's methods on the daemon's own transaction service, with Tephra's errors. Stateless: connections share one."""
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
@@ -93,7 +88,7 @@ class TephraMethods:
         """The message that answers a message.
 
         Raises:
-          MalformedThrift: it is no call; there is nobody to answer.
+          MalformedThrift: it is no call, and cannot be answered.
         """
         try:
             call = decode_call(message)
@@ -104,7 +99,7 @@ class TephraMethods:
         except TephraError as error:
             return encode_error(call, error)
         except PlainsongError as error:
-            declared = _in_tephras_words(error)
+            declared = _tephra_error(error)
             return encode_error(call, declared) if declared else failure(call, error.detail)
         except Exception:
             log.exception("a method failed", extra={"method": call.method})
@@ -162,7 +157,7 @@ class TephraMethods:
     async def _checkpoint(self, transaction: Transaction) -> Transaction:
         return (await self._service.checkpoint(transaction.transaction_id, transaction)).transaction
 
-    # --- looking after it -------------------------------------------------------------------------
+    # --- upkeep -----------------------------------------------------------------------------------
 
     async def _snapshot(self) -> bytes:
         try:
@@ -190,16 +185,16 @@ class TephraMethods:
             raise TephraInvalidTruncateTime(error.detail) from None
 
     async def _prune_now(self) -> None:
-        """Nothing, as a Tephra whose pruning is off: while there are Tephra's clients, other stores rely on the list."""
+        """Does nothing, as a Tephra whose pruning is off: the stores of Tephra's clients may rely on the invalid list."""
 
 
 def _named(client_id: str | None) -> str:
     if client_id is None:
-        raise TephraGeneric("a client id is due", ILLEGAL_ARGUMENT)
+        raise TephraGeneric("a client id is missing", ILLEGAL_ARGUMENT)
     return client_id
 
 
-def _in_tephras_words(error: PlainsongError) -> TephraError | None:
+def _tephra_error(error: PlainsongError) -> TephraError | None:
     if isinstance(error, ChangeConflict):
         return TephraConflict(error.transaction_id, error.key, error.client_id)
     if isinstance(error, TransactionNotFound | TransactionNotInProgress):
@@ -212,23 +207,21 @@ def _in_tephras_words(error: PlainsongError) -> TephraError | None:
 
 
 def failure(call: Call, why: str) -> bytes:
-    """The message that says that a call could not be carried out."""
+    """The answer to a call that failed."""
     return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {why}")
 
 
-# --- connection ------------------------------------------------------------------------------------
-#
-# One connection of a Tephra client: frames in, answers out, one at a time and in order.
+# --- connections -----------------------------------------------------------------------------------
 
 
 _RECEIVE_BYTES = 64 << 10
-#: How long a frame may take to come in once it has begun, and an answer to be read; idle connections may stay.
+#: How long a frame may take once it has begun, and the client to read an answer. Idle connections stay open.
 FRAME_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 30.0
 
 
 class Methods(Protocol):
-    """Who answers: the service of this instance, or of whichever owns it."""
+    """The methods of this instance's service, or of the service at its owner."""
 
     async def answer(self, message: bytes) -> bytes:
         """The message that answers a message. Raises MalformedThrift: it is no call."""
@@ -236,7 +229,7 @@ class Methods(Protocol):
 
 
 class ThriftConnection:
-    """Serves one client until it leaves, or sends what is no call."""
+    """Serves one client, one call after the other, until it leaves or sends what is no call."""
 
     def __init__(self, stream: trio.SocketStream, methods: Methods, budget: BodyBudget) -> None:
         self._stream = stream
@@ -247,17 +240,17 @@ class ThriftConnection:
         self._stopping = False
 
     def stop(self) -> None:
-        """Take no further call; one that is being carried out is answered."""
+        """Takes no further call; the one under way is answered."""
         self._stopping = True
         self._idle.cancel()
 
     async def run(self) -> None:
-        """Returns when the connection is over, whoever ended it."""
+        """Returns when the connection is over, whichever side ended it."""
         try:
-            with self._budget.hold() as holding:
-                while not self._stopping and (message := await self._next(holding)) is not None:
+            with self._budget.reserve() as reservation:
+                while not self._stopping and (message := await self._next(reservation)) is not None:
                     answer = framed(await self._methods.answer(message))
-                    holding.release()
+                    reservation.release()
                     with trio.fail_after(SEND_TIMEOUT_S):
                         await self._stream.send_all(answer)
         except (ThriftFrameTooLarge, MalformedThrift) as error:
@@ -267,36 +260,34 @@ class ThriftConnection:
         except (trio.BrokenResourceError, trio.TooSlowError):
             pass  # the client left, or reads and sends too slowly to be served
 
-    async def _next(self, holding: Holding) -> bytes | None:
-        """The next whole message; None: the client has left, or nothing more is to be taken."""
+    async def _next(self, reservation: Reservation) -> bytes | None:
+        """The next whole message; None: the client has left, or the server stops."""
         message = self._frames.take()
         if message is not None:
             return message
         if not self._frames.missing_bytes:
             with trio.CancelScope() as self._idle:
-                if not await self._receive(holding):
+                if not await self._receive(reservation):
                     return None
             if self._idle.cancelled_caught:
                 return None
         with trio.fail_after(FRAME_TIMEOUT_S):
             while (message := self._frames.take()) is None:
-                if not await self._receive(holding):
+                if not await self._receive(reservation):
                     return None
         return message
 
-    async def _receive(self, holding: Holding) -> bool:
+    async def _receive(self, reservation: Reservation) -> bool:
         data = await self._stream.receive_some(_RECEIVE_BYTES)
-        holding.grow(len(data))
+        reservation.grow(len(data))
         self._frames.feed(data)
         return bool(data)
 
 
-# --- listen ----------------------------------------------------------------------------------------
-#
-# The Thrift server: accepts connections within a bound, and ends them in good order.
+# --- server ----------------------------------------------------------------------------------------
 
 
-#: Every process of Tephra's clients keeps up to fifty open.
+#: Each process of Tephra's clients keeps up to fifty connections open.
 MAX_CONNECTIONS = 4_096
 
 
@@ -312,10 +303,10 @@ async def serve_thrift(
 ) -> None:
     """Serves Tephra's clients until ``stop`` is set and calls under way are answered, at most ``grace_s`` later.
 
-    ``task_status`` is given the addresses as ``host:port``. What frames hold counts against ``budget``.
+    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames.
 
     Raises:
-      OSError: ``bind`` cannot be listened on; nothing is left open.
+      OSError: the server cannot listen on ``bind``; nothing is left open.
     """
     sockets = await trio.to_thread.run_sync(listen_on, bind)
     try:
@@ -326,7 +317,7 @@ async def serve_thrift(
                 accepting.start_soon(
                     partial(trio.serve_listeners, server.serve, listeners, handler_nursery=connections)
                 )
-                task_status.started([shown(sock) for sock in sockets])
+                task_status.started([address_of(sock) for sock in sockets])
                 await stop.wait()
                 accepting.cancel_scope.cancel()
             for sock in sockets:
@@ -352,12 +343,12 @@ class _ThriftServer:
             connection.stop()
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serves one connection; whatever goes wrong in it stays in it."""
+        """Serves one connection; its errors end no other."""
         if len(self._open) >= self._max_connections or self._stopping:
             log.warning("a Thrift connection was refused: %s are open", len(self._open))
             await trio.aclose_forcefully(stream)
             return
-        # Idle ones are kept for ever; those whose client vanished without a word are found by the system.
+        # Idle connections stay open; TCP keep-alive finds those whose client has vanished.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = ThriftConnection(stream, self._methods, self._budget)
         self._open.add(connection)

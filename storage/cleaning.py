@@ -30,7 +30,7 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.records import Reader
 from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact, own_ttl_s
 from plainsong.protocol.topic.asks import SliceCleaned
-from plainsong.protocol.topic.step import write_pointers_among
+from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.usage import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Sweep:
         found: list[int] = []
 
         async def note(rows: list[Row]) -> int:
-            found.extend(write_pointers_among(parse_pointer_key(key)[2] for key, _ in rows))
+            found.extend(transactional_pointers(parse_pointer_key(key)[2] for key, _ in rows))
             return 0
 
         await self._remove(Table.METADATA, start, stop, is_pointer, note)

@@ -130,8 +130,8 @@ class _Shown(Walk):
         self.attributes = {}
         return self._feed_one_by_one(rows)
 
-    def _meet(self, message_id: bytes, row: MessageRow) -> None:
-        super()._meet(message_id, row)
+    def _on_message(self, message_id: bytes, row: MessageRow) -> None:
+        super()._on_message(message_id, row)
         self.origins.meet(message_id, row, None if self.reference is None else self.reference.row)
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:

@@ -95,7 +95,7 @@ async def _written(
     while True:
         page = found.page
         content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
-        if room is None or page.count <= 1 or len(content) <= room.held_bytes or room.has(len(content)):
+        if room is None or page.count <= 1 or len(content) <= room.reserved_bytes or room.has(len(content)):
             return content
         del content  # while a shorter one is made it must not be held
         read = partial(service.read, name, found.span, limit=reading.limit, view=found.view)

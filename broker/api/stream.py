@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.mailbox import Ticket
-    from broker.http.budgets import Holding
+    from actors.ownership import Instance
+    from broker.http.budgets import Reservation
     from broker.http.messages import HttpAnswer, ViewRequest
     from broker.service import Service
     from plainsong.protocol.effects import Ask
@@ -65,8 +66,14 @@ class _Taken:
     begun_s: float
 
 
-class PublishStream:
-    """One stream; a ``Conversation``."""
+class LocalStream:
+    """A stream whose topic this instance owns; a ``Conversation``.
+
+    It needs nothing of other instances: ``broker.cluster.remote_stream`` says what is built on it.
+    """
+
+    #: The other instance that owns the topic: none.
+    owner: Instance | None = None
 
     def __init__(
         self,
@@ -74,7 +81,7 @@ class PublishStream:
         namespace: str,
         topic: str,
         request_id: str,
-        held: Holding,
+        held: Reservation,
         bounds: StreamBounds = StreamBounds(),
     ) -> None:
         self._service = service
@@ -100,6 +107,11 @@ class PublishStream:
 
     async def opened(self) -> None:
         """As ``Conversation.opened`` says: nothing to wait for."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes more."""
+        return not self._finished
 
     @property
     def waiting(self) -> bool:
@@ -147,10 +159,10 @@ class PublishStream:
         refusal = await self._enlisted(part)
         if self._finished:
             return
-        held_bytes = self._held.held_bytes
+        reserved_bytes = self._held.reserved_bytes
         put = refusal or self._put(part, size)
         if isinstance(put, PlainsongError):
-            self._held.shrink(self._held.held_bytes - held_bytes)
+            self._held.shrink(self._held.reserved_bytes - reserved_bytes)
             size = 0
         of_producer = isinstance(part, codec.Whole) and part.request.producer is not None
         self._taken.append(_Taken(numbers, len(payloads), size, put, of_producer, perf_counter()))
@@ -160,7 +172,7 @@ class PublishStream:
     async def _room(self, requests: int, size: int) -> None:
         bounds = self._bounds
         while not self._finished and self._taken:
-            if self._requests + requests <= bounds.requests and self._held.held_bytes + size <= bounds.bytes:
+            if self._requests + requests <= bounds.requests and self._held.reserved_bytes + size <= bounds.bytes:
                 return
             self._settled = trio.Event()
             await self._settled.wait()
@@ -221,9 +233,10 @@ class PublishStream:
         outcome: Any = taken.put
         if not isinstance(outcome, PlainsongError):
             try:
-                waiting = partial(outcome.wait, _nobody_waits)
                 outcome = await (
-                    within_answer_timeout(self._service, self._name, waiting) if taken.of_producer else waiting()
+                    within_answer_timeout(self._service, self._name, outcome.wait)
+                    if taken.of_producer
+                    else outcome.wait()
                 )
             except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
                 outcome = self._plain(error)
@@ -285,10 +298,6 @@ def encoded_answer(number: int, outcome: Any) -> bytes:
 
 def _is_ready(put: Ticket[Any] | PlainsongError) -> bool:
     return isinstance(put, PlainsongError) or put.is_settled
-
-
-def _nobody_waits(ticket: Ticket[Any]) -> None:
-    """Publishes are not taken back when their stream ends."""
 
 
 # --- upgrading -------------------------------------------------------------------------------------

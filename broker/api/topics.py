@@ -17,7 +17,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
-from plainsong.protocol.topic.producers import effective_policy
+from plainsong.protocol.topic.producer_state import effective_policy
 
 if TYPE_CHECKING:
     from broker.http.messages import ViewRequest

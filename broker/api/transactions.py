@@ -97,7 +97,7 @@ def embedded(service: Service) -> TransactionService:
     """
     if service.embedded is not None:
         return service.embedded
-    if service.decider.anywhere is not None:
+    if service.decider.routed is not None:
         raise service_moved()
     if service.config.transactions.service == "tephra":
         where = service.config.transactions.tephra

@@ -1,7 +1,4 @@
-"""Enters a cluster and leaves it: this instance's name, its advertised address, and the next owners of its topics.
-
-Coming into a cluster and leaving it: what this instance is called, where it is reached, and who has its topics after it.
-"""
+"""Enters a cluster and leaves it: this instance's name, its advertised address, and the next owners of its topics."""
 
 from __future__ import annotations
 
@@ -30,15 +27,17 @@ if TYPE_CHECKING:
     from broker.service import Service
 
 log = logging.getLogger(__name__)
-#: How much of the time of a hand-over may be spent on portions; then what is left goes at once.
+#: The part of a hand-over's time that may be spent on steps; then the rest of the topics goes at once.
 REBALANCE_SHARE = 0.7
 
 
 async def find_others(config: Config, nursery: trio.Nursery) -> Membership | None:
-    """This instance's view of its cluster, kept in ``nursery``; None where it is to be alone. It owns nothing yet."""
+    """Starts to follow the cluster, in ``nursery``; the instance owns nothing yet. None: it is configured to be alone."""
     if not config.cluster.zookeeper:
         return None
-    from broker.cluster.membership import Membership  # here, so that an instance that is alone needs no ZooKeeper
+    from broker.cluster.membership import (
+        Membership,  # here, so that an instance without a cluster does not load ZooKeeper's library
+    )
 
     membership = Membership(
         parse_ensemble(config.cluster.zookeeper),
@@ -52,55 +51,55 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
 
 
 def instance_of(config: Config) -> str:
-    """What this instance is called: as it is told, or after its host and its port."""
+    """This instance's name: ``cluster.instance``, or one made of its host and its port."""
     if config.cluster.instance:
         return config.cluster.instance
     port = parse_address(config.cluster.advertise or config.http.bind).port
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:80] or "instance"
-    return f"{host}-{port or os.getpid()}"  # a free port is another one after a restart
+    return f"{host}-{port or os.getpid()}"  # a free port differs after a restart
 
 
 def describe_membership(membership: Membership) -> str:
-    """This instance among the others, in a few words for the banner."""
+    """This instance's place in the cluster, for the banner."""
     if not membership.entered:
         return f"{membership.me.name}, not reached yet: nothing is owned"
     return f"{membership.me.name} at {membership.me.address}, one of {len(membership.instances)}"
 
 
 async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
-    """Be one of the instances, reached at ``address``, unless ``stop`` is set first. Raises NameTaken, in a group."""
+    """Enters the cluster, reached at ``address``, unless ``stop`` is set first. Raises NameTaken, in a group."""
     async with trio.open_nursery() as nursery:
 
-        async def not_after_all() -> None:
+        async def cancel_at_stop() -> None:
             await stop.wait()
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(not_after_all)
+        nursery.start_soon(cancel_at_stop)
         await membership.enter(address)
         nursery.cancel_scope.cancel()
 
 
 def start_rebalance(service: Service, membership: Membership, nursery: trio.Nursery) -> Rebalance:
-    """What has topics come and go in portions, kept in ``nursery``."""
+    """Starts what makes topics come and go in steps, in ``nursery``."""
     assert service.cluster is not None  # there is one wherever there is a membership
-    portions = Rebalance(membership, service.cluster.hands)
-    nursery.start_soon(portions.run)
-    return portions
+    rebalance = Rebalance(membership, service.cluster.handover)
+    nursery.start_soon(rebalance.run)
+    return rebalance
 
 
-async def hand_over(service: Service, portions: Rebalance, within_s: float) -> None:
-    """Own nothing any more: others take over, portion by portion; what is theirs already is forwarded to them.
+async def hand_over(service: Service, rebalance: Rebalance, within_s: float) -> None:
+    """Leaves the cluster: other instances take the topics over, step by step.
 
-    Returns when all topics are let go, or after ``within_s``; those that are left towards its end go at once. Readiness
-    is denied from now on, and a held poll is answered when its topic goes.
+    Requests for topics that are gone already are forwarded. A parked poll is answered when its topic goes. Readiness is
+    denied from now on. Returns when all topics are let go, or after ``within_s``; the rest goes at once towards its end.
     """
     service.stopping = True
-    membership, topics, begun_s = portions.membership, len(service.directory), trio.current_time()
+    membership, topics, begun_s = rebalance.membership, len(service.directory), trio.current_time()
     with trio.move_on_after(within_s) as patience:
         if membership.connected:
             with trio.move_on_after(REBALANCE_SHARE * within_s):
                 await membership.begin_to_leave()
-                await portions.gone()
+                await rebalance.all_given_away()
         await membership.leave()
         await service.directory.drained()
     took_s = round(trio.current_time() - begun_s, 3)
@@ -110,20 +109,18 @@ async def hand_over(service: Service, portions: Rebalance, within_s: float) -> N
         log.info("left the cluster", extra={"topics": topics, "seconds": took_s})
 
 
-# --- self check ------------------------------------------------------------------------------------
-#
-# Whether an instance is found at its own address: what it advertises is where all others will look for it.
+# --- advertised address ----------------------------------------------------------------------------
 
 
-#: What an instance is asked for: its name.
+#: The call that an instance answers with its name.
 WHO = "who"
-#: How long finding it may take.
+#: How long verifying may take.
 WITHIN_S = 5.0
 _HINT = "cluster.advertise must be an address by which the others reach this instance, and it reaches itself"
 
 
 def who_handler(name: str) -> CallHandler:
-    """What answers ``WHO`` at the instance of that name."""
+    """Answers ``WHO`` at the instance of this name."""
 
     async def answer(call: Call) -> Reply:
         del call
@@ -136,7 +133,10 @@ def who_handler(name: str) -> CallHandler:
 async def verify_advertised_address(
     name: str, address: str, dial: Callable[[str], Awaitable[trio.abc.Stream]] = connect, within_s: float = WITHIN_S
 ) -> str:
-    """Asks who is at ``address``, the instance's own; why it is not the instance, which the log says, too; or nothing."""
+    """Connects to the instance's own advertised address, as all others will, and asks for its name.
+
+    Returns why the instance is not found there, and logs it; empty when it is.
+    """
     why = await _why_not(name, address, dial, within_s)
     if why:
         log.warning(
@@ -153,15 +153,15 @@ async def _why_not(name: str, address: str, dial: Callable[[str], Awaitable[trio
         except (OSError, ValueError) as error:
             return str(error)
         except LinkBroken as error:
-            return f"whoever is there is no instance of ours: {error.why}"
+            return f"no instance of ours is there: {error.why}"
         except PlainsongError:
-            return ""  # it is one of ours, of an older version
+            return ""  # an instance of an older version, which does not know the call
         return "" if found == name else f"the instance {str(found)[:100]!r} is there"
-    return "nobody answers"
+    return "it does not answer"
 
 
 async def _ask_name(stream: trio.abc.Stream, address: str) -> object:
-    """The name that whoever is there says. Raises LinkBroken, PlainsongError."""
+    """The name of the instance at the other end. Raises LinkBroken, PlainsongError."""
     link = Link(stream, peer=address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run)

@@ -1,16 +1,14 @@
 """This instance among the others: its node in ZooKeeper, its view of the members, and from that who owns what.
 
-This instance among the others: its node in ZooKeeper, its view of who is there, and from that who owns what.
+    an event ──► our node is kept ──► all nodes are read ──► the view changes ──► its listeners are notified
+       ▲                                                                                  │
+       └──────────────────────────────────────────────────────────────────────────────────┘
 
-    noticed ──► our node is kept ──► all nodes are read ──► the view is another one ──► whoever asked for that is told
-       ▲                                                                                              │
-       └──────────────────────────────────────────────────────────────────────────────────────────────┘
+Every event has all nodes read again. While ZooKeeper is away the last view stays in force, and owners go on; of the
+topics that other instances claim meanwhile, as the store reports, none is claimed back before the view has been read
+again. Safety rests on the store alone.
 
-Whatever is noticed, all of it is read again. While ZooKeeper is away the last view stays in force, and owners go on; of
-what others have claimed by then, as the store says, nothing is claimed back before the view has been read again.
-Safety rests on the store alone.
-
-In how many slices this instance takes part is changed by ``portions.py``, step by step.
+``broker.cluster.handover`` changes the number of slices in which this instance takes part, step by step.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
 
 log = logging.getLogger(__name__)
-#: How long nothing may be noticed before all is read again: a watch that was lost costs this much.
+#: The nodes are read again after this long without an event: what a lost watch costs.
 REREAD_S = 30.0
 #: The same after a failure, or while another instance has our name.
 RETRY_S = 0.5
-#: Topics that the store gave to others and that are remembered; beyond them the oldest is claimed again if asked for.
+#: Topics lost to others that are remembered; beyond them the oldest is claimed again by its next request.
 MAX_LOST = 100_000
 #: What entering and leaving may take beyond the time of a session.
 PATIENCE_S = 2.0
@@ -49,33 +47,33 @@ class Membership:
     """Implements ``Ownership``; ``run`` it, and ``enter`` once connections are accepted."""
 
     def __init__(self, ensemble: Ensemble, name: str, *, weight: int, session_timeout_s: float, clock: Clock) -> None:
-        self._zookeeper = ZooKeeper(ensemble.hosts, session_timeout_s=session_timeout_s, on_notice=self._notice)
+        self._zookeeper = ZooKeeper(ensemble.hosts, session_timeout_s=session_timeout_s, on_event=self._on_event)
         self._nodes = Nodes(self._zookeeper, ensemble.path)
         self._session_timeout_s = session_timeout_s
         self._clock = clock
         self._me = Member(name, "", weight)
         self._view = ClusterView()
-        #: By what was the how manieth loss.
+        #: The topics that others have claimed, each with the number of its loss.
         self._lost: OrderedDict[TopicName, int] = OrderedDict()
         self._losses = 0
-        self._noticed = trio.Event()
+        self._event = trio.Event()
         self._read = trio.Event()
         self._reading = trio.Lock()
         self._wanted = False
         self._session = 0
-        #: Whether our node has been there in the life of this process.
+        #: Whether this process has ever had its node.
         self.entered = False
-        #: Where another instance of our name is; None: there is none.
+        #: The address of another instance with our name; None: there is none.
         self.taken_by: str | None = None
-        #: Since when ZooKeeper is what it is, connected or not; milliseconds since 1970.
+        #: When ZooKeeper was last connected or lost; milliseconds since 1970.
         self.since_ms = clock.now_ms()
         self._was_connected = False
-        self._said_why = ""
+        self._logged_why = ""
 
     def __repr__(self) -> str:
         return f"<Membership of {self._me.name} {self._zookeeper!r} {self._view.assignment!r}>"
 
-    # --- what is asked, at once -------------------------------------------------------------------
+    # --- the view, without waiting ----------------------------------------------------------------
 
     @property
     def me(self) -> Instance:
@@ -84,31 +82,28 @@ class Membership:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """See ``Ownership.instances``."""
         return self._view.instances
 
     @property
     def assignment(self) -> Assignment:
-        """The view: members, those that are leaving too, and placement."""
+        """The view: members, leaving ones included, and placement."""
         return self._view.assignment
 
     @property
     def changes(self) -> int:
-        """How often members, pins or drains were seen to change."""
+        """Changes of members, pins and drains seen so far."""
         return self._view.changes
 
     @property
     def connected(self) -> bool:
-        """Whether ZooKeeper is."""
+        """Whether ZooKeeper is connected."""
         return self._zookeeper.connected
 
     def owner(self, name: TopicName) -> Instance | None:
-        """See ``Ownership.owner``."""
         owner = self._view.assignment.owner(name)
         return None if owner is None or name in self._lost else self._view.instance(owner.name)
 
     def is_mine(self, name: TopicName) -> bool:
-        """See ``Ownership.is_mine``."""
         owner = self._view.assignment.owner(name)
         return (
             owner is not None
@@ -119,17 +114,16 @@ class Membership:
         )
 
     def slices_of(self, instance: str) -> int:
-        """See ``Ownership.slices_of``."""
         return self._view.slices_of(instance)
 
     @property
     def slices(self) -> int:
-        """In how many slices this instance takes part, of those that it may."""
+        """The number of slices in which this instance takes part."""
         return self._me.slices if self.entered and self.taken_by is None else 0
 
     @property
     def wanted(self) -> int:
-        """In how many it is to in the end, as operators and its own leaving have it."""
+        """The number of slices in which it should take part in the end, by placement and its own leaving."""
         if not self.entered or self.taken_by is not None or self._me.leaving:
             return 0
         if self._me.name not in self._view:
@@ -137,44 +131,43 @@ class Membership:
         return wanted_slices(self._view.assignment.members, self._view.assignment.placement, self._me.name)
 
     def deposed(self, name: TopicName) -> None:
-        """See ``Ownership.deposed``: it is nobody's until the view has been read again."""
+        """See ``Ownership.deposed``: the topic has no owner here until the view has been read again."""
         self._losses += 1
         self._lost[name] = self._losses
         self._lost.move_to_end(name)
         if len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
-        self._notice()
+        self._on_event()
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """See ``Ownership.on_change``."""
-        self._view.told.append(told)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._view.listeners.append(listener)
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow ZooKeeper until cancelled; then our node goes. Never raises."""
+        """Follows ZooKeeper until cancelled; then our node goes. Never raises."""
         async with self._zookeeper:
             task_status.started()
             while True:
-                noticed = self._noticed
+                event = self._event
                 pause_s = REREAD_S
-                if not await self._look():
+                if not await self._reread():
                     pause_s = RETRY_S
                     await self._zookeeper.renew()
                 with trio.move_on_after(pause_s):
-                    await noticed.wait()
+                    await event.wait()
 
     async def enter(self, address: str) -> None:
-        """Be one of the instances from now on, reached at ``address``; one without topics while others have them.
+        """Enters the cluster, reached at ``address``, without topics while others have them.
 
-        Returns when it is so, or after a while, when it will be as soon as ZooKeeper is there.
+        Returns when the node is there, or after a while; then it is made as soon as ZooKeeper answers.
 
         Raises:
           NameTaken: another instance has our name, and keeps it.
         """
         self._me = replace(self._me, address=address)
         self._wanted = True
-        self._notice()
+        self._on_event()
         with trio.move_on_after(self._session_timeout_s + PATIENCE_S):
             while not self.entered:
                 await self._read.wait()
@@ -184,50 +177,50 @@ class Membership:
             log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
 
     async def begin_to_leave(self) -> None:
-        """Tell everybody that this instance is going; it owns what it owns until ``take`` or ``leave`` says otherwise."""
-        await self._say(replace(self._me, leaving=True))
+        """Announces that this instance leaves; it owns what it owns until ``take_slices`` or ``leave`` changes that."""
+        await self._announce(replace(self._me, leaving=True))
 
     async def leave(self) -> None:
-        """Own nothing from now on, and tell the others; without ZooKeeper they learn it when our session ends."""
-        await self._say(replace(self._me, leaving=True, slices=0))
+        """Owns nothing from now on, and announces it; without ZooKeeper the others learn it when our session ends."""
+        await self._announce(replace(self._me, leaving=True, slices=0))
 
-    async def take(self, slices: int) -> bool:
-        """Take part in so many slices. False: that could not be told, and it is as it was.
+    async def take_slices(self, slices: int) -> bool:
+        """Takes part in this many slices. False: ZooKeeper did not record it, and nothing has changed.
 
-        Topics of which there are fewer then are not ours from this moment on; what comes is, when it has been told.
+        Topics that this takes from us are not ours from the call on; those that it gives us are, once it is recorded.
         """
         before = self._me
         mine = replace(before, slices=slices)
-        if await self._say(mine):
+        if await self._announce(mine):
             return True
         if self._me is mine:
             self._me = before
-            self._view.see_again(self._mine())
+            self._view.update_own(self._mine())
         return False
 
-    async def _say(self, mine: Member) -> bool:
-        """What our node is to say from now on; whether it does."""
+    async def _announce(self, mine: Member) -> bool:
+        """Has our node say this; whether it does."""
         self._me = mine
-        self._view.see_again(self._mine())
+        self._view.update_own(self._mine())
         with trio.move_on_after(PATIENCE_S):
-            return await self._look()
+            return await self._reread()
         return False
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> None:
-        """Have operators' words changed; in force here when this returns, elsewhere a moment later.
+        """Changes pins and drains; in force here when this returns, elsewhere a moment later.
 
         Raises:
-          ClusterUnavailable: ZooKeeper does not answer; asked again the same it is the same.
+          ClusterUnavailable: ZooKeeper does not answer; the same change may be made again.
         """
         try:
             await self._nodes.change_placement(edit)
         except Disconnected as error:
             raise ClusterUnavailable(str(error), hint="ask again; topics are served meanwhile") from error
-        await self._look()
+        await self._reread()
 
-    # --- reading it all ---------------------------------------------------------------------------
+    # --- reading the nodes ------------------------------------------------------------------------
 
-    def _notice(self) -> None:
+    def _on_event(self) -> None:
         if self._zookeeper.connected != self._was_connected:
             self._was_connected = self._zookeeper.connected
             self.since_ms = self._clock.now_ms()
@@ -235,39 +228,39 @@ class Membership:
                 log.info("zookeeper is there", extra={"session": f"{self._zookeeper.session:#x}"})
             else:
                 log.warning("zookeeper is away, owners go on", extra={"session": f"{self._zookeeper.session:#x}"})
-        self._noticed.set()
-        self._noticed = trio.Event()
+        self._event.set()
+        self._event = trio.Event()
 
-    async def _look(self) -> bool:
-        """Read everything; whether that went well."""
+    async def _reread(self) -> bool:
+        """Keeps our node and reads all nodes; whether that succeeded."""
         async with self._reading:
             losses = self._losses
             try:
                 if self._wanted and not self.entered:
                     others = await self._nodes.members()
                     self._me = replace(self._me, slices=first_slices(others, self._me))
-                well = self._wanted is False or await self._keep()
+                succeeded = self._wanted is False or await self._keep()
                 members, placement = await self._nodes.members(), await self._nodes.placement()
             except Disconnected as error:
                 self._not_read(error)
-                well = False
+                succeeded = False
             else:
-                self._said_why = ""
+                self._logged_why = ""
                 while self._lost and next(iter(self._lost.values())) <= losses:
-                    self._lost.popitem(last=False)  # lost before this look, which says who has it
-                self._view.see(members, placement, self._mine())
+                    self._lost.popitem(last=False)  # lost before these nodes were read, which show its owner
+                self._view.update(members, placement, self._mine())
         self._read.set()
         self._read = trio.Event()
-        return well
+        return succeeded
 
     def _not_read(self, error: Disconnected) -> None:
-        """Tell, once, of a ZooKeeper that is connected and gives no answer, as where nobody may read or write there."""
-        if self._zookeeper.connected and str(error) != self._said_why:
-            self._said_why = str(error)
-            log.warning("zookeeper cannot be used, owners go on", extra={"why": self._said_why})
+        """Logs, once, why a connected ZooKeeper does not answer: the nodes may be closed to us by their ACLs."""
+        if self._zookeeper.connected and str(error) != self._logged_why:
+            self._logged_why = str(error)
+            log.warning("zookeeper cannot be used, owners go on", extra={"why": self._logged_why})
 
     async def _keep(self) -> bool:
-        """Our node; False while another instance has our name."""
+        """Keeps our node; False while another instance has our name."""
         try:
             await self._nodes.keep(self._me, first=not self.entered)
         except NameTaken as error:
@@ -277,36 +270,33 @@ class Membership:
                     extra={"instance": self._me.name, "address": error.address},
                 )
                 self.taken_by = error.address
-                self._view.tell()
+                self._view.notify()
             return False
-        # In another session, too: whatever the others told meanwhile, this instance has not heard.
+        # Also in another session: this instance may have missed what the others announced meanwhile.
         came = not self.entered or self.taken_by is not None or self._session != self._zookeeper.session
         self.entered, self.taken_by, self._session = True, None, self._zookeeper.session
         if came:
             log.info("joined the cluster", extra={"instance": self._me.name, "address": self._me.address})
-            self._view.tell()
+            self._view.notify()
         return True
 
     def _mine(self) -> Member | None:
-        """What we say of ourselves; None while the node of our name is another's."""
+        """Our own member; None while another instance has the node of our name."""
         return self._me if self.taken_by is None else None
 
 
 # --- view ------------------------------------------------------------------------------------------
-#
-# What one instance knows of all of them: the members and the placement as they were read, and from that who owns
-# what.
 
 
 class ClusterView:
-    """The latest one."""
+    """The members and the placement as they were last read, and from them who owns what."""
 
     def __init__(self) -> None:
         self._members: Sequence[Member] = ()
         self._by_name: dict[str, Instance] = {}
         self.assignment = Assignment((), Placement())
-        self.told: list[Callable[[], None]] = []
-        #: How often it has changed, steps of a hand-over not counted.
+        self.listeners: list[Callable[[], None]] = []
+        #: Changes so far, without the steps of a hand-over.
         self.changes = 0
 
     def __contains__(self, instance: str) -> bool:
@@ -314,24 +304,22 @@ class ClusterView:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """See ``Ownership.instances``."""
         return [self._by_name[each.name] for each in self.assignment.members if each.slices or not each.leaving]
 
     def instance(self, name: str) -> Instance:
-        """One that is there. Raises KeyError."""
+        """The instance of this name. Raises KeyError."""
         return self._by_name[name]
 
     def slices_of(self, instance: str) -> int:
-        """See ``Ownership.slices_of``."""
         return next((each.slices for each in self.assignment.members if each.name == instance), 0)
 
-    def see(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:
-        """Members as their nodes say, but for ``me``: what we give away is given before anybody has read it.
+    def update(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:
+        """Takes over what was read, but for ``me``: slices that we give up are given up before other instances know.
 
-        Whoever asked for that is told when anything is another than before.
+        Notifies the listeners if anything has changed.
         """
         self._members = members
-        mine = (each if me is None or each.name != me.name else _as_said(each, me) for each in members)
+        mine = (each if me is None or each.name != me.name else _own_member(each, me) for each in members)
         before = self.assignment
         seen = self.assignment = Assignment(mine, placement, before=before)
         if seen == before:
@@ -340,24 +328,24 @@ class ClusterView:
         if not _differs_by_a_step(before, seen):
             self.changes += 1
             _log(seen)
-        self.tell()
+        self.notify()
 
-    def see_again(self, me: Member | None) -> None:
-        """The same members, since ``me`` is another."""
-        self.see(self._members, self.assignment.placement, me)
+    def update_own(self, me: Member | None) -> None:
+        """Takes over a change of ``me``."""
+        self.update(self._members, self.assignment.placement, me)
 
-    def tell(self) -> None:
-        """That something is another, or may be."""
-        for told in self.told:
-            told()
+    def notify(self) -> None:
+        """Calls every listener: something has changed, or may have."""
+        for listener in self.listeners:
+            listener()
 
 
-def _as_said(node: Member, me: Member) -> Member:
+def _own_member(node: Member, me: Member) -> Member:
     return replace(node, leaving=me.leaving, slices=min(node.slices, me.slices))
 
 
 def _differs_by_a_step(before: Assignment, after: Assignment) -> bool:
-    """Whether nothing is another but in how many slices somebody takes part."""
+    """Whether only the numbers of slices differ."""
     return before.placement == after.placement and (
         [replace(each, slices=SLICES) for each in before.members]
         == [replace(each, slices=SLICES) for each in after.members]

@@ -1,19 +1,17 @@
-"""Finds a name's owner, here or over a link, and retries while it is certain that nothing happened.
-
-Has something done at a name's owner: here, or over a link; and again, as long as it is known not to have happened.
-"""
+"""Runs a request at the owner of a name, here or over a link, and retries while it is certain that nothing happened."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
 from weakref import WeakSet
 
 import trio
 
 from actors.topic import TOPIC_READS
 from broker.link.flow import LinkBroken
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, ShuttingDown
 from plainsong.protocol.topic.asks import ClosePointers, Look, RollBackPointer
 
@@ -24,20 +22,18 @@ if TYPE_CHECKING:
     from actors.ownership import Instance, Ownership
     from broker.link.client import Link, Links
     from plainsong.protocol.effects import Ask
-    from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
 
 A = TypeVar("A")
-#: How long an owner is looked for, unless the request itself has longer to wait.
+#: How long an owner is looked for, unless the request itself may wait longer.
 PATIENCE_S = 2.0
-#: Between two looks, unless the view changes sooner; they double.
-FIRST_PAUSE_S = 0.02
-MAX_PAUSE_S = 0.25
+#: Pauses between attempts, unless the view changes sooner; the last one repeats.
+PAUSES_S = (0.02, 0.04, 0.08, 0.16, 0.25)
 Direction = Literal["in", "out"]
 
 
-class Counted(Protocol):
-    """Who is told of what is forwarded: ``broker.metrics``."""
+class ForwardingMetrics(Protocol):
+    """Counts what is forwarded; ``broker.metrics`` implements it."""
 
     def forwarded(self, direction: Direction) -> None:
         """A request left for its owner, or came from another instance."""
@@ -46,189 +42,202 @@ class Counted(Protocol):
         """An owner was looked for again."""
 
     def no_owner_found(self) -> None:
-        """None was found in time."""
+        """No owner was found in time."""
 
 
-class Watcher(Protocol):
-    """Who is to look again when the view has changed."""
+class ViewListener(Protocol):
+    """Looks again when the view of the cluster has changed."""
 
-    def look(self) -> None:
-        """The view has changed."""
+    def on_view_change(self) -> None:
+        """The view has changed. Must not raise."""
 
 
 class Owners:
-    """The way to the owner of any name; one for an instance."""
+    """Finds the owner of any name; one for an instance."""
 
-    def __init__(self, ownership: Ownership, links: Links, counted: Counted) -> None:
+    def __init__(self, ownership: Ownership, links: Links, metrics: ForwardingMetrics) -> None:
         self.ownership = ownership
         self.links = links
-        self.counted = counted
+        self.metrics = metrics
+        #: Set, and replaced by another one, at each change of the view.
         self.changed = trio.Event()
-        self._watchers: WeakSet[Watcher] = WeakSet()
-        self._asked: set[_Staying] = set()
-        ownership.on_change(self._has_changed)
+        self._listeners: WeakSet[ViewListener] = WeakSet()
+        self._bound: set[_BoundToOwner] = set()
+        ownership.on_change(self._on_change)
 
-    def _has_changed(self) -> None:
+    def _on_change(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
-        for watcher in [*self._watchers, *self._asked]:
-            watcher.look()
-        there = {instance.address for instance in self.ownership.instances}
+        for listener in [*self._listeners, *self._bound]:
+            listener.on_view_change()
+        present = {instance.address for instance in self.ownership.instances}
         for address in [*dict(self.links), *self.links.unreachable]:
-            if address not in there:
-                self.links.forget(address)  # gone, or leaving: what is under way is answered, if anybody is there
+            if address not in present:
+                self.links.forget(address)  # it still answers what is under way, unless it has died
 
-    def watch(self, watcher: Watcher) -> None:
-        """Have ``watcher.look`` called after every change of the view, for as long as somebody else holds it."""
-        self._watchers.add(watcher)
+    def listen(self, listener: ViewListener) -> None:
+        """Notifies ``listener`` of every change of the view, and does not keep it alive."""
+        self._listeners.add(listener)
 
-    def elsewhere(self, name: TopicName) -> Instance | None:
-        """The other instance that owns a name; None: this one does, or nobody."""
+    def remote_owner(self, name: TopicName) -> Instance | None:
+        """The other instance that owns a name; None: this instance owns it, or none does."""
         owner = None if self.ownership.is_mine(name) else self.ownership.owner(name)
         return None if owner is None or owner.name == self.ownership.me.name else owner
 
-    async def do(
+    def attempts(self, until_s: float | None = None) -> Attempts:
+        """Attempts at something that needs an owner; see ``Attempts``."""
+        return Attempts(self, until_s)
+
+    async def run_at_owner(
         self,
         name: TopicName,
-        here: Callable[[int], Awaitable[A]],
-        there: Callable[[Link, Instance, int], Awaitable[A]],
+        local: Callable[[int], Awaitable[A]],
+        remote: Callable[[Link, Instance, int], Awaitable[A]],
         *,
-        only_looks: bool,
+        repeatable: bool,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> A:
-        """What ``here`` or ``there`` gives, whichever is at the owner; each is told for how many ms was waited already.
+        """Runs ``local`` if this instance owns the name, else ``remote`` over a link to its owner; retries without one.
 
         Args:
-          only_looks: nothing happens by it, so that it may be done again after a doubt. It is, as soon as the name has
-            another owner than the one that was asked, which may never answer; whatever writes waits for its answer.
-          patience_s: how long an owner is looked for; asked once one was not found.
+          local, remote: get the milliseconds that the request has waited already.
+          repeatable: running it twice is the same as running it once. Such a request is run again when its answer was
+            lost, and as soon as the name has another owner than the one that was asked, which may never answer. Any
+            other request waits for its answer.
+          patience_s: how long an owner is looked for; asked once there was none.
         Raises:
-          NoOwner: none was found in time; nothing happened.
-          OutcomeUnknown: the link broke before its answer came.
-          PlainsongError: whatever ``here`` and ``there`` raise.
+          NoOwner: no owner was found in time; nothing happened.
+          OutcomeUnknown: the link broke before the answer came.
+          PlainsongError: as ``local`` and ``remote`` raise it.
         """
         begun_s = trio.current_time()
-        waited_ms = 0
-        search = self.search()
-        while True:
-            search.look()
+        attempts = self.attempts()
+        refusal: NoOwner | None = None
+        async for _ in attempts:
+            waited_ms = round((trio.current_time() - begun_s) * 1000)
             try:
-                return await self._once(name, here, there, waited_ms, only_looks=only_looks)
+                if self.ownership.is_mine(name):
+                    return await local(waited_ms)
+                owner = self.remote_owner(name)
+                if owner is None:
+                    raise NoOwner(f"no instance owns {name} just now")
+                return await self._forward(name, owner, remote, waited_ms, repeatable=repeatable)
             except NoOwner as error:
                 refusal = error
-            except LinkBroken as broken:
-                refusal = _after_break(name, broken, only_looks=only_looks)
-            if search.until_s is None:  # one that was there may have said nothing for long before it was lost
-                search.until_s = max(begun_s + patience_s(), trio.current_time() + PATIENCE_S)
-            if not await search.goes_on():
-                self.counted.no_owner_found()
-                raise refusal
-            waited_ms = round((trio.current_time() - begun_s) * 1000)
+            if attempts.until_s is None:  # the owner may have been silent for long before it was lost
+                attempts.until_s = max(begun_s + patience_s(), trio.current_time() + PATIENCE_S)
+        self.metrics.no_owner_found()
+        raise refusal or NoOwner()
 
-    async def while_owner(self, names: Iterable[TopicName], owner: Instance, answering: Awaitable[A]) -> A:
-        """An answer that is waited for as long as all these names are ``owner``'s; then it is left, and cancelled there.
-
-        Raises:
-          LinkBroken: one of them is not any more. Whatever ``answering`` raises.
-        """
-        staying = _Staying(self, names, owner)
-        self._asked.add(staying)
-        staying.look()  # the view may have changed while a link was dialled
-        try:
-            with staying.scope:
-                return await answering
-        finally:
-            self._asked.discard(staying)
-        raise LinkBroken(f"{owner.name} does not own all of what it was asked for any more", sent=True)
-
-    def search(self, until_s: float | None = None) -> Search:
-        """A search for somebody who is not there, until then on trio's clock."""
-        return Search(self, until_s)
-
-    async def _once(
+    async def _forward(
         self,
         name: TopicName,
-        here: Callable[[int], Awaitable[A]],
-        there: Callable[[Link, Instance, int], Awaitable[A]],
+        owner: Instance,
+        remote: Callable[[Link, Instance, int], Awaitable[A]],
         waited_ms: int,
         *,
-        only_looks: bool,
+        repeatable: bool,
     ) -> A:
-        if self.ownership.is_mine(name):
-            return await here(waited_ms)
-        owner = self.elsewhere(name)
-        if owner is None:
-            raise NoOwner(f"nobody owns {name} just now")
-        link = await self.links.to(owner.address)
-        self.counted.forwarded("out")
+        """Runs ``remote`` once. Raises NoOwner: nothing happened, or nothing that matters; OutcomeUnknown."""
+
+        async def forward(link: Link) -> A:
+            self.metrics.forwarded("out")
+            return await remote(link, owner, waited_ms)
+
         try:
-            answering = there(link, owner, waited_ms)
-            return await (self.while_owner((name,), owner, answering) if only_looks else answering)
-        except ShuttingDown as error:  # its own: somebody else takes over
+            return await self.call_owner((name,), owner, forward, repeatable=repeatable)
+        except LinkBroken as broken:
+            if broken.sent and not repeatable:
+                raise OutcomeUnknown(
+                    f"the owner of {name} was lost before it answered", hint="read to see whether it happened"
+                ) from broken
+            raise NoOwner(f"the owner of {name} cannot be reached") from broken
+
+    async def call_owner(
+        self, names: Iterable[TopicName], owner: Instance, call: Callable[[Link], Awaitable[A]], *, repeatable: bool
+    ) -> A:
+        """Runs ``call`` on the link to the instance that owns these names, once.
+
+        Raises:
+          LinkBroken: there is no link to it, or the link broke; if ``repeatable``, also: it lost one of the names.
+          NoOwner: it is shutting down, and another instance takes over; nothing happened.
+          PlainsongError: as ``call`` raises it.
+        """
+        link = await self.links.to(owner.address)
+        try:
+            return await (self.while_owner(names, owner, call(link)) if repeatable else call(link))
+        except ShuttingDown as error:
             raise NoOwner(error.detail) from error
 
+    async def while_owner(self, names: Iterable[TopicName], owner: Instance, answer: Awaitable[A]) -> A:
+        """Waits for an answer for as long as ``owner`` owns all these names; then cancels the call.
 
-class _Staying:
-    """Implements ``Watcher``: ends its scope when one of some names has another owner than the one they had."""
+        Raises:
+          LinkBroken: it does not own one of them any more. Whatever ``answer`` raises.
+        """
+        bound = _BoundToOwner(self, names, owner)
+        self._bound.add(bound)
+        bound.on_view_change()  # the view may have changed while the link was dialled
+        try:
+            with bound.scope:
+                return await answer
+        finally:
+            self._bound.discard(bound)
+        raise LinkBroken(f"{owner.name} does not own all of what it was asked for any more", sent=True)
+
+
+class _BoundToOwner:
+    """Implements ``ViewListener``: cancels its scope when a name has another owner than the one that was asked."""
 
     def __init__(self, owners: Owners, names: Iterable[TopicName], owner: Instance) -> None:
         self.scope = trio.CancelScope()
         self._owners, self._names, self._owner = owners, tuple(names), owner
 
-    def look(self) -> None:
-        """See ``Watcher.look``."""
-        if any(self._owners.elsewhere(name) != self._owner for name in self._names):
+    def on_view_change(self) -> None:
+        if any(self._owners.remote_owner(name) != self._owner for name in self._names):
             self.scope.cancel()
 
 
-class Search:
-    """Looks, and pauses between them: until the view changes, and never for long, since it may be late."""
+class Attempts:
+    """The retry loop: ``async for`` enters its body once at once, and again after each pause until the time is over.
+
+    A pause ends early when the view changes, also if it changed while the body ran. It is never long, since the view
+    may be late. The body leaves the loop by ``return`` or ``break`` once it has succeeded.
+    """
 
     def __init__(self, owners: Owners, until_s: float | None) -> None:
+        #: The end on trio's clock; None: without an end. The body may set it.
         self.until_s = until_s
         self._owners = owners
-        self._pause_s = FIRST_PAUSE_S
-        self._changed = owners.changed
+        self._backoff = Backoff(PAUSES_S)
+        self._changed: trio.Event | None = None
 
-    def look(self) -> None:
-        """To be called before each look: a change that comes after it ends the pause behind it."""
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> None:
+        if self._changed is not None:
+            await self._pause(self._changed)
         self._changed = self._owners.changed
 
-    async def goes_on(self) -> bool:
-        """Pauses; False at once when the time is over."""
+    async def _pause(self, changed: trio.Event) -> None:
         now_s = trio.current_time()
         if self.until_s is not None and now_s >= self.until_s:
-            return False
-        with trio.move_on_at(min(self.until_s or inf, now_s + self._pause_s)):
-            await self._changed.wait()
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._owners.counted.forward_retried()
-        return True
+            raise StopAsyncIteration
+        with trio.move_on_at(min(self.until_s or inf, now_s + self._backoff.failed())):
+            await changed.wait()
+        self._owners.metrics.forward_retried()
 
 
-def _after_break(name: TopicName, broken: LinkBroken, *, only_looks: bool) -> NoOwner:
-    """What a broken link leaves to say: that nothing happened. Raises OutcomeUnknown where nobody knows that."""
-    if broken.sent and not only_looks:
-        unknown: PlainsongError = OutcomeUnknown(
-            f"the owner of {name} was lost before it answered", hint="read to see whether it happened"
-        )
-        raise unknown from broken
-    refusal = NoOwner(f"the owner of {name} cannot be reached")
-    refusal.__cause__ = broken
-    return refusal
+# --- asks of topics, wherever they are -------------------------------------------------------------
 
 
-# --- asking ----------------------------------------------------------------------------------------
-#
-# Asking a topic's actor wherever it lives: here, or at the instance that owns the topic.
-
-
-#: What a decision waits for: done twice it changes nothing, so it is asked again like what only looks.
+#: What a transaction's decision waits for: done twice it changes nothing, so it is repeatable as reads are.
 SETTLES = (ClosePointers, RollBackPointer)
 
 
 class RoutedAsks:
-    """``Directory.ask`` for topics of all instances: what is not a client's request goes this way."""
+    """``Directory.ask`` for the topics of all instances, for what is not a client's request."""
 
     def __init__(self, owners: Owners, directory: Directory) -> None:
         self._owners = owners
@@ -238,34 +247,36 @@ class RoutedAsks:
         """The actor's answer.
 
         Args:
-          patience_s: how long an owner is looked for, at least ``owners.PATIENCE_S``.
+          patience_s: how long an owner is looked for, at least ``PATIENCE_S``.
         Raises:
-          NoOwner: none was found in time; nothing happened.
+          NoOwner: no owner was found in time; nothing happened.
           OutcomeUnknown: the link broke before its answer came.
           PlainsongError: whatever ``Directory.ask`` raises there.
         """
 
-        async def here(waited_ms: int) -> A:
+        async def local(waited_ms: int) -> A:
             del waited_ms
             return await self._directory.ask(name, ask)
 
-        async def there(link: Link, owner: Instance, waited_ms: int) -> A:
+        async def remote(link: Link, owner: Instance, waited_ms: int) -> A:
             del owner, waited_ms
             return cast("A", (await link.call("ask", encode_ask(name, ask))).value)
 
-        again = isinstance(ask, (*TOPIC_READS, *SETTLES))
-        return await self._owners.do(name, here, there, only_looks=again, patience_s=lambda: patience_s)
+        repeatable = isinstance(ask, (*TOPIC_READS, *SETTLES))
+        return await self._owners.run_at_owner(
+            name, local, remote, repeatable=repeatable, patience_s=lambda: patience_s
+        )
 
 
 def encode_ask(name: TopicName, ask: Ask[Any]) -> list[Any]:
-    """An ask as it travels: a deadline as what is left until it, since no two clocks are the same."""
+    """An ask as it travels: a deadline becomes the time that is left, since no two clocks are the same."""
     if isinstance(ask, Look) and ask.deadline_s is not None:
         return [name, replace(ask, deadline_s=None), max(0.0, ask.deadline_s - trio.current_time())]
     return [name, ask, None]
 
 
 def decode_ask(value: list[Any]) -> tuple[TopicName, Ask[Any]]:
-    """The ask that ``told_ask`` told. Raises ValueError."""
+    """The reverse of ``encode_ask``. Raises ValueError."""
     name, ask, left_s = value
     if isinstance(ask, Look) and left_s is not None:
         ask.deadline_s = trio.current_time() + left_s

@@ -1,9 +1,10 @@
-"""Streams of publishes to topics owned by another instance: the client's side, the owner's side, and the way between.
+"""Streams of publishes to the topics of other instances.
 
-Streams of publishes to topics owned elsewhere: the owner's end of one, and how a client's stream finds its owner.
-
-A stream is a row of *legs*, each a conversation with whoever owns the topic: the next one begins when the view has
-changed and all that the one before took is answered. So the order of answers is that of requests, as ever.
+A stream is local, remote or routed. ``LocalStream`` (``broker.api.stream``) puts requests into the mailbox of a topic
+that this instance owns. ``RemoteStream`` sends them over a link to the instance that owns it, where ``serve_stream``
+answers them. ``RoutedStream`` is what a client of a cluster gets: a row of local and remote ones, since its topic may
+change hands while it lives. The next one begins when all that the one before has taken is answered, so answers have the
+order of the requests throughout.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.route import LOOP_BYTES
-from broker.api.stream import REQUEST_BYTES, PublishStream, StreamBounds, encoded_answer
+from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds, encoded_answer
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
@@ -31,163 +32,120 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.ownership import Instance
-    from broker.cluster.owners import Owners, Search
-    from broker.http.budgets import Holding
+    from broker.cluster.owners import Owners
+    from broker.http.budgets import Reservation
     from broker.http.messages import Conversation
     from broker.link.client import Channel
     from broker.link.server import ServedChannel
     from broker.service import Service
 
-#: In front of answers that travel: how many requests of the conversation are answered with them.
+#: Precedes answers that travel: how many requests of the conversation are answered, these included.
 ANSWERED = struct.Struct(">Q")
 
 
-async def serve_stream(
-    service: Service,
-    owners: Owners,
-    channel: ServedChannel,
-    namespace: str,
-    topic: str,
-    request_id: str,
-    held: Holding,
-) -> None:
-    """The owner's end: what comes is put into the topic's mailbox, and answered.
-
-    Whoever sent it may see later than this instance that the topic has gone. What comes until then is passed on to its
-    next owner, as from a client of this instance: nobody is refused because views are not changed in one moment.
-
-    Raises:
-      NoOwner: the topic is not this instance's; nothing was taken.
-    """
-    name = topic_name(namespace, topic)
-    if not owners.ownership.is_mine(name):
-        raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
-    stream = RoutedStream(service, owners, namespace, topic, request_id, held)
-    try:
-        await converse(stream, channel)
-    finally:
-        stream.close()
-
-
-async def converse(conversation: Conversation, channel: ServedChannel) -> None:
-    """Answer what comes over a channel, until no more comes and all is answered."""
-
-    async def take() -> None:
-        with suppress(MalformedBody):  # whoever sent it has read it, too, and says so to the client
-            while (message := await channel.receive()) is not None:
-                await conversation.take([message])
-        conversation.finish()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(take)
-        while (answers := await conversation.answers()) is not None:
-            await channel.send(ANSWERED.pack(conversation.answered) + answers)
-        nursery.cancel_scope.cancel()
-
-
-class _LocalStream(PublishStream):
-    """A leg at this instance; where nobody owns the topic, its directory refuses what is asked, request by request."""
-
-    owner: Instance | None = None
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it takes more."""
-        return not self._finished
-
-
 class RoutedStream:
-    """A client's stream; a ``Conversation``."""
+    """A client's stream to a topic of any instance; a ``Conversation``."""
 
     def __init__(
-        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, held: Holding
+        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, reservation: Reservation
     ) -> None:
         self._service = service
         self._owners = owners
         self._name = topic_name(namespace, topic)
         self._request_id = request_id
-        self._held = held
-        self._legs: deque[_LocalStream | RemoteStream] = deque()
+        self._reservation = reservation
+        #: The one that takes requests is the last, the one that answers is the first.
+        self._parts: deque[LocalStream | RemoteStream] = deque()
         self._finished = False
         self._answered_before = 0
         self._taking = False
         self._changed = trio.Event()
-        owners.watch(self)
+        owners.listen(self)
         self._begun_s = perf_counter()
-        self._first = owners.elsewhere(self._name)
+        self._first_owner = owners.remote_owner(self._name)
 
     @property
     def headers(self) -> list[tuple[str, str]]:
         """Where the owner is, for the client's next stream."""
-        return [] if self._first is None else [(OWNER_HEADER, self._first.address)]
+        return [] if self._first_owner is None else [(OWNER_HEADER, self._first_owner.address)]
 
     @property
     def answered(self) -> int:
-        """Requests that have been answered."""
-        return self._answered_before + (self._legs[0].answered if self._legs else 0)
+        return self._answered_before + (self._parts[0].answered if self._parts else 0)
 
     async def opened(self) -> None:
-        """As ``Conversation.opened`` says: nothing to wait for."""
+        """See ``Conversation``: nothing to wait for."""
 
     @property
     def waiting(self) -> bool:
-        """Whether there are requests that are not answered yet."""
-        return any(leg.waiting for leg in self._legs)
+        return any(part.waiting for part in self._parts)
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """As ``Conversation.take`` says."""
         self._taking = True
         try:
-            leg = await self._leg()
-            if leg is not None:
-                await leg.take(messages)
+            part = self._current_part() or await self._next_part()
+            if part is not None:
+                await part.take(messages)
         finally:
             self._taking = False
 
-    def look(self) -> None:
-        """The view has changed: a leg to who does not own the topic any more ends, once all it took is answered."""
-        last = self._legs[-1] if self._legs else None
-        if last is not None and not self._taking and last.owner != self._owners.elsewhere(self._name):
+    def on_view_change(self) -> None:
+        """Ends the last part if its instance does not own the topic any more; what it has taken is answered first."""
+        last = self._parts[-1] if self._parts else None
+        if last is not None and not self._taking and last.owner != self._owners.remote_owner(self._name):
             last.finish()
 
-    async def _leg(self) -> _LocalStream | RemoteStream | None:
-        """Where requests go now; None: nowhere any more."""
-        search = self._owners.search(trio.current_time() + PATIENCE_S)
-        while not self._finished:
-            search.look()
-            is_mine, owner = self._owners.ownership.is_mine(self._name), self._owners.elsewhere(self._name)
-            last = self._legs[-1] if self._legs else None
-            if last is not None and last.is_usable and last.owner == owner and (is_mine or owner is not None):
-                return last
-            if last is not None:
-                await self._drained(last)
-                search.until_s = trio.current_time() + PATIENCE_S
-            leg = await self._opened(is_mine, owner, search)
-            if leg is not None and not self._finished:
-                self._legs.append(leg)
-                self._wake()
-                return leg
-        return None
-
-    async def _opened(
-        self, is_mine: bool, owner: Instance | None, search: Search
-    ) -> _LocalStream | RemoteStream | None:
-        """A leg to the owner; None: the view is to be looked at again."""
-        if owner is not None:
-            try:
-                link = await self._owners.links.to(owner.address)
-                channel = await link.converse("stream", [*self._name, self._request_id])
-                self._owners.counted.forwarded("out")
-                return RemoteStream(channel, owner, self._held)
-            except (LinkBroken, NoOwner, ShuttingDown):
-                pass  # nothing was sent
-        if not is_mine and await search.goes_on():
+    def _current_part(self) -> LocalStream | RemoteStream | None:
+        """The last part, if the topic is still where it leads."""
+        last, owner = self._parts[-1] if self._parts else None, self._owners.remote_owner(self._name)
+        if last is None or not last.is_usable or last.owner != owner:
             return None
-        return _LocalStream(self._service, *self._name, self._request_id, self._held)
+        return last if owner is not None or self._owners.ownership.is_mine(self._name) else None
 
-    async def _drained(self, leg: _LocalStream | RemoteStream) -> None:
-        leg.finish()
-        while leg in self._legs:
+    async def _next_part(self) -> LocalStream | RemoteStream | None:
+        """The part that takes requests now; None: the stream has finished."""
+        attempts = self._owners.attempts(trio.current_time() + PATIENCE_S)
+        async for _ in attempts:
+            if self._finished:
+                return None
+            current = self._current_part()
+            if current is not None:
+                return current
+            is_mine, owner = self._owners.ownership.is_mine(self._name), self._owners.remote_owner(self._name)
+            if self._parts:
+                await self._drained(self._parts[-1])
+                attempts.until_s = trio.current_time() + PATIENCE_S
+            part = None if owner is None else await self._open_remote(owner)
+            if part is not None:
+                return self._appended(part)
+            if is_mine:
+                break
+        # Without an owner, the topic's directory refuses request by request.
+        return self._appended(LocalStream(self._service, *self._name, self._request_id, self._reservation))
+
+    def _appended(self, part: LocalStream | RemoteStream) -> LocalStream | RemoteStream | None:
+        if self._finished:
+            return None
+        self._parts.append(part)
+        self._wake()
+        return part
+
+    async def _open_remote(self, owner: Instance) -> RemoteStream | None:
+        """A stream to the owner; None: nothing was sent, and the view may have changed."""
+        try:
+            link = await self._owners.links.to(owner.address)
+            channel = await link.converse("stream", [*self._name, self._request_id])
+        except (LinkBroken, NoOwner, ShuttingDown):
+            return None
+        if self._finished:
+            channel.close()
+            return None
+        self._owners.metrics.forwarded("out")
+        return RemoteStream(channel, owner, self._reservation)
+
+    async def _drained(self, part: LocalStream | RemoteStream) -> None:
+        part.finish()
+        while part in self._parts:
             await self._changed.wait()
 
     def _wake(self) -> None:
@@ -195,45 +153,40 @@ class RoutedStream:
         self._changed = trio.Event()
 
     async def answers(self) -> bytes | None:
-        """As ``Conversation.answers`` says."""
         while True:
-            while not self._legs:
+            while not self._parts:
                 if self._finished:
                     return None
                 await self._changed.wait()
-            answers = await self._legs[0].answers()
+            answers = await self._parts[0].answers()
             if answers is not None:
                 return answers
-            over = self._legs.popleft()
-            self._answered_before += over.answered
-            over.close()
+            done = self._parts.popleft()
+            self._answered_before += done.answered
+            done.close()
             self._wake()
 
     def finish(self) -> None:
-        """As ``Conversation.finish`` says."""
         self._finished = True
-        for leg in self._legs:
-            leg.finish()
+        for part in self._parts:
+            part.finish()
         self._wake()
 
     def close(self) -> None:
-        """As ``Conversation.close`` says."""
         self.finish()
-        while self._legs:
-            self._legs.popleft().close()
-        self._held.release()
-        if self._first is not None:
+        while self._parts:
+            self._parts.popleft().close()
+        self._reservation.release()
+        if self._first_owner is not None:
             seconds = perf_counter() - self._begun_s
             self._service.access.begin(self._request_id)
             self._service.access.answered("stream", str(self._name), 101, seconds, self.headers)
 
 
-# --- away ------------------------------------------------------------------------------------------
-#
-# One leg of a stream whose topic is owned elsewhere: messages go as they are, and their numbers are kept.
+# --- remote ----------------------------------------------------------------------------------------
 
 
-#: Messages that came together travel as one, up to so many bytes.
+#: Messages that came together travel as one, up to this size.
 JOINED_BYTES = 64 << 10
 
 
@@ -243,18 +196,23 @@ class _Sent:
 
     numbers: deque[int]
     size: int
-    """What it holds."""
+    """Its share of the budget."""
     error: PlainsongError | None
     """Why there is no answer from the owner."""
 
 
 class RemoteStream:
-    """A conversation with the owner; see ``Conversation``. ``owner`` is whose it is."""
+    """A stream over a link to the topic's owner, or to the process that owns the store; a ``Conversation``.
 
-    def __init__(self, channel: Channel, owner: Instance, held: Holding, bounds: StreamBounds | None = None) -> None:
+    Messages travel as they are. Their numbers are kept, to answer them if the owner is lost.
+    """
+
+    def __init__(
+        self, channel: Channel, owner: Instance, reservation: Reservation, bounds: StreamBounds | None = None
+    ) -> None:
         self.owner: Instance | None = owner
         self._channel = channel
-        self._held = held
+        self._reservation = reservation
         self._bounds = bounds or StreamBounds()
         self._reader = codec.RequestReader()
         self._sent: deque[_Sent] = deque()
@@ -272,13 +230,11 @@ class RemoteStream:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are requests that are not answered yet."""
         return bool(self._sent)
 
     # --- in ------------------------------------------------------------------------------------
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """As ``Conversation.take`` says."""
         joined: list[bytes] = []
         numbers: list[int] = []
         for message in messages:
@@ -296,7 +252,7 @@ class RemoteStream:
 
     async def _send(self, joined: list[bytes], numbers: list[int]) -> None:
         if not numbers:
-            return  # nothing that could be answered
+            return  # nothing in it wants an answer
         data = b"".join(joined)
         size = len(data) + REQUEST_BYTES * len(numbers)
         await self._room(len(numbers), size)
@@ -314,10 +270,10 @@ class RemoteStream:
                 self._break(error)
 
     async def _refusal(self, size: int) -> PlainsongError | None:
-        """Why requests of so many bytes are not sent. They are then the oldest: the owner's answers pass nobody by."""
+        """Why requests of this size are not sent; then all before them are answered, so answers keep their order."""
         while self._broken is None:
             try:
-                self._held.grow(size)
+                self._reservation.grow(size)
             except Overloaded as error:
                 if not self._sent:
                     return error
@@ -329,26 +285,23 @@ class RemoteStream:
     async def _room(self, requests: int, size: int) -> None:
         bounds = self._bounds
         while not self._finished and self._sent:
-            if self._requests + requests <= bounds.requests and self._held.held_bytes + size <= bounds.bytes:
+            if self._requests + requests <= bounds.requests and self._reservation.reserved_bytes + size <= bounds.bytes:
                 return
             await self._changed.wait()
 
     def finish(self) -> None:
-        """As ``Conversation.finish`` says."""
         if not self._finished:
             self._finished = True
             self._channel.finish()
             self._wake()
 
     def close(self) -> None:
-        """As ``Conversation.close`` says."""
         self.finish()
         self._channel.close()
 
     # --- out -----------------------------------------------------------------------------------
 
     async def answers(self) -> bytes | None:
-        """As ``Conversation.answers`` says."""
         while True:
             while not self._sent:
                 if self._finished or self._broken is not None:
@@ -369,7 +322,7 @@ class RemoteStream:
             return answers
 
     def _settle(self, requests: int) -> None:
-        """So many, the oldest, are answered."""
+        """The oldest requests, this many, are answered."""
         self._requests -= requests
         while requests and self._sent:
             oldest = self._sent[0]
@@ -379,11 +332,11 @@ class RemoteStream:
             requests -= some
             if not oldest.numbers:
                 self._sent.popleft()
-                self._held.shrink(oldest.size)
+                self._reservation.shrink(oldest.size)
         self._wake()
 
     def _refused(self, error: PlainsongError) -> bytes:
-        """What the oldest are answered that the owner does not answer."""
+        """The answers of the oldest requests, which the owner does not answer."""
         numbers = list(self._sent[0].numbers)
         self._settle(len(numbers))
         return b"".join([encoded_answer(number, error) for number in numbers])
@@ -403,3 +356,49 @@ def _unknown(error: Exception) -> PlainsongError:
     unknown = OutcomeUnknown("the topic's owner was lost before it answered", hint="read to see whether it happened")
     unknown.__cause__ = error
     return unknown
+
+
+# --- the owner's end -------------------------------------------------------------------------------
+
+
+async def serve_stream(
+    service: Service,
+    owners: Owners,
+    channel: ServedChannel,
+    namespace: str,
+    topic: str,
+    request_id: str,
+    reservation: Reservation,
+) -> None:
+    """Publishes what comes over a channel from another instance, and answers it.
+
+    That instance may learn later than this one that the topic has another owner. Requests that come until then are
+    routed on to the next owner, as a client's would be: none is refused because views do not change in one moment.
+
+    Raises:
+      NoOwner: this instance does not own the topic; nothing was taken.
+    """
+    name = topic_name(namespace, topic)
+    if not owners.ownership.is_mine(name):
+        raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
+    stream = RoutedStream(service, owners, namespace, topic, request_id, reservation)
+    try:
+        await converse(stream, channel)
+    finally:
+        stream.close()
+
+
+async def converse(conversation: Conversation, channel: ServedChannel) -> None:
+    """Answers what comes over a channel, until no more comes and all is answered."""
+
+    async def take() -> None:
+        with suppress(MalformedBody):  # the other end has read it too, and tells the client
+            while (message := await channel.receive()) is not None:
+                await conversation.take([message])
+        conversation.finish()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        while (answers := await conversation.answers()) is not None:
+            await channel.send(ANSWERED.pack(conversation.answered) + answers)
+        nursery.cancel_scope.cancel()

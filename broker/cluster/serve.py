@@ -1,7 +1,4 @@
-"""This instance as one of several: its links, the way to any owner, and its answers to other instances.
-
-What a daemon among others has besides: links to them, the way to any owner, and what it answers to them.
-"""
+"""This instance as one of several: its links, the way to any owner, and its answers to other instances."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from broker.http.wire import answer_to
 from broker.link.client import Links
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted, encode_answer, encode_page
-from broker.link.server import CallHandler, peer_door
+from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
@@ -37,14 +34,14 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from broker.api.route import Route
     from broker.config import Config
-    from broker.http.budgets import AnswerRoom, Holding
+    from broker.http.budgets import AnswerRoom, Reservation
     from broker.http.messages import Conversation, HotHandlers, HttpAnswer
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from broker.link.server import Call
     from broker.metrics import Metrics
     from broker.service import Service
 
-#: Calls of a link that are no client's.
+#: Calls of a link that are not clients' requests.
 OWN_CALLS = 1024
 
 
@@ -52,20 +49,20 @@ class Cluster:
     """This instance as one of several.
 
     Args:
-      nursery: where links live: they end after all that needs them.
+      nursery: runs the links, which end after all that needs them.
     """
 
     def __init__(
         self, config: Config, ownership: Ownership, directory: Directory, metrics: Metrics, nursery: trio.Nursery
     ) -> None:
         self.ownership = ownership
-        # Each connection may have one request under way, a poll that waits most often; and daemons ask, too.
+        # Each connection may have one request under way, most often a poll that waits; and daemons call each other.
         self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
         self.links = Links(nursery, self._bounds)
         self.owners = Owners(ownership, self.links, metrics)
-        self.asking = RoutedAsks(self.owners, directory)
-        self.hands = Handover(directory, self.owners)
-        directory.open_at_owners = self.hands.pass_on
+        self.asks = RoutedAsks(self.owners, directory)
+        self.handover = Handover(directory, self.owners)
+        directory.open_at_owners = self.handover.pass_on
         self.forwarding = Forwarding(
             self.owners,
             ScatterGather(self.owners),
@@ -77,39 +74,41 @@ class Cluster:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """What answers other instances; there once ``answer_with`` was called."""
+        """Answers other instances; there once ``answer_with`` was called."""
         assert self._dispatcher is not None
         return self._dispatcher
 
     def answer_with(self, service: Service, handlers: HotHandlers) -> None:
-        """Answer other instances with this service; ``handlers`` are those that answer here, uncounted."""
+        """Answers other instances with this service; ``handlers`` are the local ones, uncounted."""
         self._dispatcher = Dispatcher(service, self.owners, handlers, ROUTES, self._budget)
-        self._dispatcher.kinds |= self.hands.kinds()
+        self._dispatcher.kinds |= self.handover.kinds()
 
-    def door(self) -> PeerDoor:
-        """What serves the connections of other instances."""
-        return peer_door(self.dispatcher, self._bounds)
+    def peer_handler(self) -> PeerHandler:
+        """Serves the connections of other instances."""
+        return peer_handler(self.dispatcher, self._bounds)
 
     def routes(self) -> tuple[Route, ...]:
-        """All routes that are not hot, answered wherever they belong."""
+        """All routes that are not hot, each answered at its owner."""
         return self.forwarding.routes(ROUTES)
 
-    def begin(self, service: Service, namespace: str, topic: str, request_id: str, held: Holding) -> Conversation:
-        """A client's stream, wherever its topic is. Raises InvalidName."""
-        return RoutedStream(service, self.owners, namespace, topic, request_id, held)
+    def begin(
+        self, service: Service, namespace: str, topic: str, request_id: str, reservation: Reservation
+    ) -> Conversation:
+        """A client's stream to a topic of any instance. Raises InvalidName."""
+        return RoutedStream(service, self.owners, namespace, topic, request_id, reservation)
 
 
 # --- dispatch --------------------------------------------------------------------------------------
 
 
 class Dispatcher:
-    """The peer door's ``Dispatch``. What comes here is answered here, or refused with NoOwner: never passed on.
+    """Answers the calls of other instances: at once, or with NoOwner, but never by a third instance.
 
-    But for a stream that was begun here: it goes on when its topic has gone (``streaming.serve_stream``).
+    A stream that was begun here is the exception: it goes on when its topic has gone (``serve_stream``).
 
     Args:
-      handlers, routes: as they are without a cluster: they answer here.
-      budget: what the streams of other instances' clients may hold.
+      handlers, routes: the local ones, as without a cluster.
+      budget: bounds the memory of other instances' streams.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Dispatcher:
         self._handlers = handlers
         self._routes = {route.name: route for route in routes}
         self._budget = budget
-        #: Who answers what; other parts of the daemon add kinds of their own, such as ``tx.begin``.
+        #: The handlers by kind of call; other parts of the daemon add their own, such as ``tx.sync``.
         self.kinds: dict[str, CallHandler] = {
             "hot": self._hot,
             "view": self._view,
@@ -131,7 +130,7 @@ class Dispatcher:
         }
 
     async def __call__(self, call: Call) -> Reply:
-        """The answer. Raises NoOwner: it is not this instance's to answer, and nothing happened."""
+        """The answer. Raises NoOwner: this instance does not own what the call is about, and nothing happened."""
         handler = self.kinds.get(call.kind)
         if handler is None:
             raise BadRequest(f"{call.kind[:80]!r} is nothing this version answers", hint="are all of one version?")
@@ -159,8 +158,8 @@ class Dispatcher:
         return await self._answered(route.view(self._service, replace(request, room=room)), request.request_id, room)
 
     async def _answered(self, answering: Awaitable[HttpAnswer], request_id: str, room: AnswerRoom) -> Reply:
-        """The whole answer, problems too: the client is to see what it would see here. Raises NoOwner."""
-        self._owners.counted.forwarded("in")
+        """The whole answer, also a problem, so that the client sees what it would see here. Raises NoOwner."""
+        self._owners.metrics.forwarded("in")
         self._service.access.begin(request_id)
         try:
             return await encode_admitted(answering, room, only_looks=False)
@@ -173,12 +172,12 @@ class Dispatcher:
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
         namespace, topic, request_id = call.value
-        self._owners.counted.forwarded("in")
-        with self._budget.hold() as held:
-            await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, held)
+        self._owners.metrics.forwarded("in")
+        with self._budget.reserve() as reservation:
+            await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, reservation)
         return Reply()
 
-    # --- what is no client's request -----------------------------------------------------------
+    # --- calls of the daemons themselves -------------------------------------------------------
 
     async def _ask(self, call: Call) -> Reply:
         name, ask = decode_ask(call.value)

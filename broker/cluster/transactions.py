@@ -1,8 +1,6 @@
 """The transaction service of another instance, over links: for replicas, topics and Tephra's clients.
 
-The transaction service of another instance, over links: what mirrors and topics ask, and who answers it.
-
-tx.sync      [term, changes, wait_ms]         the state, as ``Synced.packed``, in the body
+tx.sync      [term, changes, wait_ms]         the state, as ``ReplicaUpdate.packed``, in the body
 tx.enlist    [pointer, namespace, topic]      whether the service has issued the pointer
 tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
 ns.changed   namespace                        once the row of its properties has been read again
@@ -15,22 +13,23 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.replica import PATIENCE_S, PAUSES_S
 from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
+from broker.link.http_codec import collect
 from broker.thrift import TephraMethods, failure
-from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, TransactionsUnavailable
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
 from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     from actors.ownership import Instance
     from actors.transactions import TransactionService
     from broker.cluster.owners import Owners
+    from broker.link.client import Link
     from broker.link.server import Call, CallHandler
     from broker.service import Service
     from plainsong.protocol.names import TopicName
@@ -38,63 +37,55 @@ if TYPE_CHECKING:
 #: How long an answer may take that waits for nothing but the service.
 ANSWER_S = 5.0
 #: How long instances may take to read what another one has changed.
-TELL_S = 2.0
+NOTIFY_S = 2.0
 log = logging.getLogger(__name__)
 
 
 class LinkedPeer:
-    """Implements ``actors.replica.Peer``: the service at the instance that owns it now."""
+    """Implements ``actors.replica.Peer``: the service at the instance that owns it now.
+
+    A call whose answer was lost leaves nothing in doubt: it may be asked again.
+    """
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
-        """``owners``: the way to other instances, once it is there."""
+        """``owners``: called at each call, since they are built later."""
         self._owners = owners
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """See ``Peer.sync``."""
-        reply = await self._asked("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
-        return ReplicaUpdate.unpack(await _body(reply))
+        reply = await self._call("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
+        return ReplicaUpdate.unpack(await collect(reply.body))
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """See ``Peer.enlist``."""
-        return bool((await self._asked("tx.enlist", [pointer, *name], ANSWER_S)).value)
+        return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
-    async def thrift(self, message: bytes) -> bytes:
-        """The answer to a message of Tephra's clients. Raises as all calls, and OutcomeUnknown."""
-        return await _body(await self._call("tx.thrift", None, message))
-
-    async def _asked(self, kind: str, value: Any, within_s: float) -> Reply:
-        """What may be asked again: nothing is in doubt when its answer is lost."""
-        try:
-            return await self._call(kind, value, deadline_s=trio.current_time() + within_s)
-        except OutcomeUnknown as error:
-            raise TransactionsUnavailable(error.detail, hint="ask again") from error
-
-    async def _call(self, kind: str, value: Any, body: bytes = b"", deadline_s: float | None = None) -> Reply:
-        """The answer; with a deadline, as long as the service has the owner that was asked."""
+    async def _call(self, kind: str, value: Any, within_s: float) -> Reply:
         owners = self._owners()
-        owner = owners.elsewhere(SERVICE_NAME)
+        owner = owners.remote_owner(SERVICE_NAME)
         if owner is None:
             raise service_moved()
+        deadline_s = trio.current_time() + within_s
+
+        def call(link: Link) -> Awaitable[Reply]:
+            return link.call(kind, value, deadline_s=deadline_s)
+
         try:
-            link = await owners.links.to(owner.address)
-            answering = link.call(kind, value, body, deadline_s=deadline_s)
-            return await (answering if deadline_s is None else owners.while_owner((SERVICE_NAME,), owner, answering))
+            return await owners.call_owner((SERVICE_NAME,), owner, call, repeatable=True)
         except LinkBroken as error:
             raise TransactionsUnavailable(
                 f"{owner.name}, which owns the transaction service, cannot be reached", hint="ask again"
             ) from error
-        except ShuttingDown as error:
-            raise NoOwner(error.detail) from error
+        except OutcomeUnknown as error:
+            raise TransactionsUnavailable(error.detail, hint="ask again") from error
 
 
 async def announce_namespace(owners: Owners, namespace: str) -> None:
-    """Have every other instance read a namespace's row again; who does not within ``TELL_S`` does it later by itself."""
+    """Has every other instance read a namespace's row again; one that does not within ``NOTIFY_S`` reads it later."""
 
-    async def tell(instance: Instance) -> None:
+    async def notify(instance: Instance) -> None:
         try:
-            with trio.fail_after(TELL_S):
+            with trio.fail_after(NOTIFY_S):
                 link = await owners.links.to(instance.address)
-                await link.call("ns.changed", namespace, deadline_s=trio.current_time() + TELL_S)
+                await link.call("ns.changed", namespace, deadline_s=trio.current_time() + NOTIFY_S)
         except (LinkBroken, PlainsongError, trio.TooSlowError) as error:
             why = error.detail if isinstance(error, PlainsongError) else str(error) or "it did not answer in time"
             log.warning(
@@ -105,23 +96,17 @@ async def announce_namespace(owners: Owners, namespace: str) -> None:
     async with trio.open_nursery() as nursery:
         for instance in owners.ownership.instances:
             if instance.name != owners.ownership.me.name:
-                nursery.start_soon(tell, instance)
-
-
-async def _body(reply: Reply) -> bytes:
-    if isinstance(reply.body, bytes):
-        return reply.body
-    return b"".join([part async for part in reply.body])
+                nursery.start_soon(notify, instance)
 
 
 class TransactionCalls:
-    """What this instance answers others while it owns the service. Everything raises NoOwner when it does not."""
+    """Answers the calls of other instances; those of the service raise NoOwner unless this instance owns it."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def kinds(self) -> dict[str, CallHandler]:
-        """What answers what."""
+        """The handlers of this module's calls, by kind."""
         return {
             "tx.sync": self._sync,
             "tx.enlist": self._enlist,
@@ -152,22 +137,14 @@ class TransactionCalls:
         return Reply()
 
 
-# --- thrift ----------------------------------------------------------------------------------------
-#
-# The door of Tephra's clients among several instances: whoever is asked answers, or has the service's owner answer.
+# --- Tephra's clients ------------------------------------------------------------------------------
 
 
 class RoutedTephraMethods:
-    """Answers messages as ``TephraMethods`` does, wherever the service is."""
+    """Answers messages as ``TephraMethods`` does, at the instance that owns the service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._peer = LinkedPeer(self._owners)
-
-    def _owners(self) -> Owners:
-        if self._service.cluster is None:
-            raise NoOwner("nobody owns the transaction service just now")
-        return self._service.cluster.owners
 
     async def answer(self, message: bytes) -> bytes:
         """The message that answers a message. Raises MalformedThrift: it is no call."""
@@ -175,18 +152,22 @@ class RoutedTephraMethods:
             call = decode_call(message)
         except RefusedCall as refused:
             return encode_failure(refused.call, refused.number, refused.message)
-        patience_s = trio.current_time() + PATIENCE_S
-        failures = 0
-        while True:
+
+        async def local(waited_ms: int) -> bytes:
+            del waited_ms
             home = self._service.embedded
-            if home is not None:
-                return await TephraMethods(home).answer(message)
-            try:
-                return await self._peer.thrift(message)
-            except NoOwner as error:
-                if trio.current_time() >= patience_s:
-                    return failure(call, error.detail)
-            except PlainsongError as error:
-                return failure(call, error.detail)
-            await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
-            failures += 1
+            if home is None:
+                raise service_moved()
+            return await TephraMethods(home).answer(message)
+
+        async def remote(link: Link, owner: Instance, waited_ms: int) -> bytes:
+            del owner, waited_ms
+            return await collect((await link.call("tx.thrift", None, message)).body)
+
+        cluster = self._service.cluster
+        try:
+            if cluster is None:
+                return await local(0)
+            return await cluster.owners.run_at_owner(SERVICE_NAME, local, remote, repeatable=False)
+        except PlainsongError as error:
+            return failure(call, error.detail)

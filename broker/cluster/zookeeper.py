@@ -1,16 +1,14 @@
 """ZooKeeper from the event loop: sessions, small nodes and watches; and the nodes that a cluster keeps there.
 
-ZooKeeper, spoken to from the event loop: one session after another, small nodes, and word when something changes.
-
-    away ──► connected ──► away …        the library connects again by itself, in threads of its own
+    away ──► connected ──► away …        the library reconnects by itself, in threads of its own
                  │
-                 └── another session     the one before expired: its ephemeral nodes are gone, and so are watches
+                 └── another session     the one before expired: its ephemeral nodes are gone, and so are its watches
 
-A client of the library that has been away for longer than its session can have lived is replaced by a new one: it might
-never come back, since a server refuses whoever has seen more than it knows, as after its data were lost.
+A library client that has been away for longer than its session can live is replaced by a new one. It might never come
+back: a server refuses a client that has seen more than the server knows, as after the loss of its data.
 
-Every call has a deadline and is only made while connected. Whatever is noticed, a connection, a changed node, is told
-by one call of ``on_notice``: whoever listens then reads again all there is to know.
+Every call has a deadline, and is made only while connected. Every event, a connection or a changed node, calls
+``on_event``, whose owner then reads all nodes again.
 """
 
 from __future__ import annotations
@@ -42,46 +40,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
-#: The library tells of every attempt to connect; what an operator needs to know is told by us.
+#: The library logs every attempt to connect; this module logs what an operator needs to know.
 _quiet = logging.getLogger(f"{__name__}.library")
 _quiet.setLevel(logging.CRITICAL)
 #: How long a call may take; a node of ours is read in a millisecond.
 CALL_TIMEOUT_S = 5.0
-#: How long a session may take to say goodbye; then the ensemble finds out by itself.
+#: How long closing a session may take; then the ensemble expires it.
 STOP_TIMEOUT_S = 2.0
-#: After so many times of a session without an answer the library's client is replaced.
+#: The library's client is replaced after this many session time-outs without an answer.
 RENEW_SESSIONS = 2
-#: What the library says when there was no answer; all else is one.
+#: The library's errors for a missing answer; any other error is an answer.
 _NOT_ANSWERED = (ConnectionClosedError, ConnectionLoss, SessionExpiredError)
 
 
 class Disconnected(Exception):
-    """There is no connection just now, or no answer in time; for a change: nobody knows whether it happened."""
+    """There is no connection, or no answer in time; whether a change happened is unknown."""
 
 
 class Exists(Exception):
-    """A node of this path is there already."""
+    """A node of this path exists already."""
 
 
 class Changed(Exception):
-    """The node is not of the expected version any more, or gone."""
+    """The node has another version than expected, or is gone."""
 
 
 class Node(NamedTuple):
-    """What is in a node."""
+    """A node as it was read."""
 
     value: bytes
     version: int
     session: int
-    """Whose it is while it is ephemeral; 0 for others."""
+    """The session that owns an ephemeral node; 0 for any other."""
 
 
 class ZooKeeper:
     """One client of an ensemble; ``async with`` it."""
 
-    def __init__(self, hosts: str, *, session_timeout_s: float, on_notice: Callable[[], None]) -> None:
-        """``on_notice``: called on the event loop; from then on what was read may be old."""
-        self._on_notice = on_notice
+    def __init__(self, hosts: str, *, session_timeout_s: float, on_event: Callable[[], None]) -> None:
+        """``on_event``: called on the event loop; what was read before may be old."""
+        self._on_event = on_event
         self._hosts = hosts
         self._session_timeout_s = session_timeout_s
         self._client = self._new_client()
@@ -100,7 +98,7 @@ class ZooKeeper:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Say goodbye, so that ephemeral nodes go at once."""
+        """Closes the session, so that its ephemeral nodes go at once."""
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
             await trio.to_thread.run_sync(_stop, self._client, abandon_on_cancel=True)
 
@@ -115,7 +113,7 @@ class ZooKeeper:
         return client
 
     async def renew(self) -> None:
-        """Begin with another client of the library, if this one's session is over; to be called while calls fail."""
+        """Replaces the library's client if its session is over; to be called while calls fail."""
         since_s, now_s = self._unanswered_since_s, trio.current_time()
         if since_s is None or now_s - since_s < RENEW_SESSIONS * self._session_timeout_s:
             return
@@ -129,7 +127,7 @@ class ZooKeeper:
     # --- calls ------------------------------------------------------------------------------------
 
     async def get(self, path: str) -> Node | None:
-        """A node, watched; None: there is none, and that is watched too. Raises Away."""
+        """Reads and watches a node; None: it does not exist, which is watched too. Raises Disconnected."""
         while True:
             try:
                 value, stat = await self._call(lambda: self._client.get_async(path, watch=self._event_in_thread))
@@ -140,7 +138,7 @@ class ZooKeeper:
                 return None
 
     async def children(self, path: str) -> list[str]:
-        """The names of the nodes below one, watched; none where that is not there. Raises Away."""
+        """Reads and watches the names of the nodes below one; none if it does not exist. Raises Disconnected."""
         try:
             names: list[str] = await self._call(
                 lambda: self._client.get_children_async(path, watch=self._event_in_thread)
@@ -151,7 +149,7 @@ class ZooKeeper:
         return sorted(names)
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        """A new node, with those above it. Raises Exists, Away."""
+        """Creates a node, and the missing ones above it. Raises Exists, Disconnected."""
         try:
             await self._call(
                 lambda: self._client.create_async(path, value, ephemeral=ephemeral, makepath=True),
@@ -160,14 +158,14 @@ class ZooKeeper:
             raise Exists(path) from None
 
     async def set(self, path: str, value: bytes, version: int) -> None:
-        """Replace the value of a node that has not changed since ``version``. Raises Changed, Away."""
+        """Replaces the value of a node that has not changed since ``version``. Raises Changed, Disconnected."""
         try:
             await self._call(lambda: self._client.set_async(path, value, version=version))
         except (BadVersionError, NoNodeError):
             raise Changed(path) from None
 
     async def delete(self, path: str, version: int = -1) -> None:
-        """Remove a node, if it is there and has not changed since ``version``. Raises Changed, Away."""
+        """Removes a node, if it is there and has not changed since ``version``. Raises Changed, Disconnected."""
         try:
             await self._call(lambda: self._client.delete_async(path, version=version))
         except NoNodeError:
@@ -197,61 +195,59 @@ class ZooKeeper:
         except KazooException as error:
             raise Disconnected(f"ZooKeeper: {str(error) or type(error).__name__}") from error
 
-    # --- told by threads of the library -----------------------------------------------------------
+    # --- called in threads of the library ---------------------------------------------------------
 
     def _state_in_thread(self, client: KazooClient, state: str) -> None:
         session = client.client_id
-        self._run(self._became, client, state == KazooState.CONNECTED, 0 if session is None else session[0])
+        self._run(self._on_state, client, state == KazooState.CONNECTED, 0 if session is None else session[0])
 
     def _event_in_thread(self, event: object) -> None:
         del event
-        self._run(self._on_notice)
+        self._run(self._on_event)
 
     def _run(self, call: Callable[..., object], *args: object) -> None:
         assert self._token is not None
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call, *args)
 
-    def _became(self, client: KazooClient, connected: bool, session: int) -> None:
+    def _on_state(self, client: KazooClient, connected: bool, session: int) -> None:
         if client is not self._client:
             return  # it was replaced
         self.connected = connected
         if connected:
             self.session = session
-        self._on_notice()
+        self._on_event()
 
 
 def _stop(client: KazooClient) -> None:
-    client.state_listeners.clear()  # that it ends is no news
-    with suppress(Exception):  # it would only say that the ensemble was not there
+    client.state_listeners.clear()  # its end is not an event
+    with suppress(Exception):  # the ensemble may be away
         client.stop()
         client.close()
 
 
 # --- nodes -----------------------------------------------------------------------------------------
 #
-# What a cluster keeps in ZooKeeper: a node for each instance that is there, and one for what operators have said.
-#
-# <path>/instances/<name> ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64}
-# <path>/placement pins and drains, changed by compare-and-set
+# <path>/instances/<name>   ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64}
+# <path>/placement          the operators' pins and drains, changed by compare-and-set
 
 
-#: Attempts at what somebody else changes at the same moment.
+#: Attempts at a change that collides with another instance's.
 ATTEMPTS = 20
 
 
 class Nodes:
-    """The nodes below one path; every call raises Away."""
+    """The nodes below one path; every call raises Disconnected."""
 
     def __init__(self, zookeeper: ZooKeeper, path: str) -> None:
         self._zookeeper = zookeeper
         self._instances = f"{path}/instances"
         self._placement = f"{path}/placement"
-        #: Sessions of ours that may be over: a node of one of these is our own, and goes.
+        #: Sessions of ours that may be over: a node of one of them is our own, and is deleted.
         self._sessions: deque[int] = deque(maxlen=16)
 
     async def members(self) -> list[Member]:
-        """All instances that are there."""
+        """All instances."""
         found: list[Member] = []
         for name in await self._zookeeper.children(self._instances):
             node = await self._zookeeper.get(f"{self._instances}/{name}")
@@ -261,12 +257,12 @@ class Nodes:
         return found
 
     async def placement(self) -> Placement:
-        """What operators have said; nothing where it cannot be read."""
+        """The pins and drains; none where they cannot be read."""
         node = await self._zookeeper.get(self._placement)
         return Placement() if node is None else _decoded(node.value)
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> Placement:
-        """Say something else; what holds now. Raises ClusterUnavailable, and whatever ``edit`` does."""
+        """Edits the placement; returns what holds now. Raises ClusterUnavailable, and whatever ``edit`` raises."""
         for _ in range(ATTEMPTS):
             node = await self._zookeeper.get(self._placement)
             before = Placement() if node is None else _decoded(node.value)
@@ -286,10 +282,10 @@ class Nodes:
         raise ClusterUnavailable("others change the placement all the time", hint="nothing happened; ask again")
 
     async def keep(self, me: Member, *, first: bool) -> None:
-        """See that our node is there, in this session, and says what it should.
+        """Creates our node in this session, or brings it up to date.
 
         Args:
-          first: whether this process has had none yet: one with our address is of a process that is gone.
+          first: whether this process has had no node yet; then one with our address is of a process that has ended.
         Raises:
           NameTaken: it belongs to another instance.
         """
@@ -318,19 +314,19 @@ class Nodes:
 
 
 def encode_member(member: Member) -> bytes:
-    """What an instance's node says."""
+    """The value of an instance's node."""
     return json.dumps(
         {"address": member.address, "weight": member.weight, "leaving": member.leaving, "slices": member.slices}
     ).encode()
 
 
 def decode_member(name: str, value: bytes) -> Member | None:
-    """The reverse; None for what is none of ours, which is told."""
+    """The reverse; None, and a log line, for a value that cannot be read."""
     try:
-        said = json.loads(value)
-        address, weight, leaving = said["address"], said["weight"], bool(said["leaving"])
-        # Without it, it is all or nothing.
-        slices = said.get("slices", 0 if leaving else SLICES)
+        fields = json.loads(value)
+        address, weight, leaving = fields["address"], fields["weight"], bool(fields["leaving"])
+        # Versions before slices take part in all of them or in none.
+        slices = fields.get("slices", 0 if leaving else SLICES)
     except (ValueError, KeyError, TypeError, AttributeError):
         address, weight, leaving, slices = None, 0, False, 0
     if isinstance(address, str) and isinstance(weight, int) and weight >= 1 and slices in range(SLICES + 1):

@@ -1,4 +1,4 @@
-"""``plainsong config``: what the settings are, where they come from, and what is wrong with them."""
+"""``plainsong config``: shows the settings and where they come from, and checks them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _as_json(loaded: LoadedConfig, origin: bool) -> str:
 
 
 def _as_toml(loaded: LoadedConfig, origin: bool) -> str:
-    """Lines that can be a settings file again."""
+    """The lines of a settings file."""
     shown = {
         name: f"{name} = {show_value(setting.meaning, loaded.config.value(name))}"
         for name, setting in every_setting().items()

@@ -1,4 +1,4 @@
-"""``plainsong copy``: takes a deployment from one store into another, while no daemon serves either."""
+"""``plainsong copy``: copies a deployment from one store to another, while no daemon serves either."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from storage.copy_parts import Figures, Part
     from storage.copying import PartComparison
 
-#: The line that says how far it has come is written again this often at most.
+#: The progress line is written again at most this often, in seconds.
 EVERY_S = 0.25
 _STAGES = {"look": "looking", "write": "copying", "compare": "comparing"}
 
@@ -78,12 +78,12 @@ def copy(
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if urls[0] == urls[1]:
         raise CommandFailed("source and target are the same store", code=Exit.USAGE)
-    told = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
+    report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
     try:
         instead = "dry-run" if dry_run else "verify" * verify_only
-        trio.run(until_ctrl_c, partial(_copy, urls[0], urls[1], asked, settings, told, instead))
+        trio.run(until_ctrl_c, partial(_copy, urls[0], urls[1], asked, settings, report, instead))
     except BaseException as error:
-        told.clear()
+        report.clear()
         for leaf in leaves(error):
             if isinstance(leaf, PlainsongError):
                 raise _failed(leaf) from error
@@ -102,7 +102,7 @@ async def _copy(
     target_url: StoreUrl,
     asked: CopyRequest,
     settings: HBaseConfig,
-    told: CopyReport,
+    report: CopyReport,
     instead: str,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -111,17 +111,17 @@ async def _copy(
             target = await stack.enter_async_context(open_to_look(target_url, settings))
         else:
             target = await stack.enter_async_context(open_named(target_url, settings, make=not instead))
-        copying = CopyRun(source, target, asked, on_rows=told.step)
+        copying = CopyRun(source, target, asked, on_rows=report.step)
         if instead == "dry-run":
             found = await copying.look()
             await copying.refuse(found)
-            told.looked(found)
+            report.looked(found)
         elif instead:
-            told.compared(compared := await copying.verify(), "compared")
+            report.compared(compared := await copying.verify(), "compared")
             refuse_differences(compared)
         else:
             done = await copying.run(lambda: time.time_ns() // 1_000_000)
-            told.compared(done or [], "copied") if done is not None else told.done_before()
+            report.compared(done or [], "copied") if done is not None else report.done_before()
 
 
 def _failed(error: PlainsongError) -> CommandFailed:
@@ -137,49 +137,49 @@ def _failed(error: PlainsongError) -> CommandFailed:
 
 
 class CopyReport:
-    """What people and programs are told of a copy."""
+    """The output of a copy, for people or for programs."""
 
     def __init__(self, *, as_json: bool, shown: bool) -> None:
         self._as_json = as_json
         self._shown = shown and not as_json
         self._rows: dict[str, int] = dict.fromkeys(_STAGES, 0)
         self._stage = ""
-        self._told_s = 0.0
+        self._shown_s = 0.0
         self._is_shown = False
         self._lock = threading.Lock()
 
     def step(self, stage: str, rows: int) -> None:
-        """So many rows more; from any thread."""
+        """Counts rows; from any thread."""
         with self._lock:
             self._rows[stage] += rows
             now_s = time.monotonic()
-            if not self._shown or (stage == self._stage and now_s - self._told_s < EVERY_S):
+            if not self._shown or (stage == self._stage and now_s - self._shown_s < EVERY_S):
                 return
-            self._stage, self._told_s, self._is_shown = stage, now_s, True
+            self._stage, self._shown_s, self._is_shown = stage, now_s, True
             of = f" of {show_count(self._rows['look'])}" if stage != "look" else ""
             click.echo(f"\r{_STAGES[stage]}: {show_count(self._rows[stage])}{of} rows\x1b[K", err=True, nl=False)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Clears the progress line."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False
 
     def looked(self, found: Mapping[Part, Figures]) -> None:
-        """What would be copied."""
+        """Shows what would be copied."""
         self.clear()
         rows = [(part.label, figures, None) for part, figures in found.items()]
         self._table(rows)
         self._end("would copy", "dry-run", [figures for _, figures, _ in rows], same=None)
 
     def compared(self, compared: Sequence[PartComparison], verb: str) -> None:
-        """What was copied, or compared, with the digests of both sides."""
+        """Shows what was copied or compared, with the digests of both sides."""
         self.clear()
         self._table([(each.part.label, each.source, each.target) for each in compared])
         self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
 
     def done_before(self) -> None:
-        """Nothing was changed."""
+        """Says that the copy was done before, and nothing was changed."""
         self.clear()
         if self._as_json:
             echo_json({"event": "done-before"})
@@ -202,8 +202,8 @@ class CopyReport:
     def _end(self, says: str, event: str, figures: Sequence[Figures], *, same: bool | None) -> None:
         rows, size = sum(each.rows for each in figures), sum(each.size for each in figures)
         if self._as_json:
-            told = {"event": event, "parts": len(figures), "rows": rows, "bytes": size}
-            echo_json(told if same is None else {**told, "same": same})
+            line = {"event": event, "parts": len(figures), "rows": rows, "bytes": size}
+            echo_json(line if same is None else {**line, "same": same})
         else:
             verdict = {None: "", True: ": both sides are the same", False: ": the two sides DIFFER"}[same]
             click.echo(f"{says} {show_count(rows)} rows, {show_bytes(size)}, in {len(figures)} parts{verdict}")

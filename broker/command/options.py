@@ -1,7 +1,4 @@
-"""What the daemon's commands share: the options that choose settings, Ctrl-C, and the errors in a group.
-
-The options that choose settings, and loading them for a command.
-"""
+"""What the daemon's commands share: the options that choose settings, Ctrl-C, and the errors in a group."""
 
 from __future__ import annotations
 
@@ -61,22 +58,20 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
         raise CommandFailed("\n".join(lines), code=Exit.USAGE) from error
 
 
-# --- interrupting ----------------------------------------------------------------------------------
-#
-# Ctrl-C ends a command where it waits, not in the middle of a line.
-#
-# An exception that is raised anywhere would end whoever writes for all, and leave those who wait for that writing
-# to wait for ever: one copy of five hundred hung so.
+# --- Ctrl-C ----------------------------------------------------------------------------------------
 
 
 async def until_ctrl_c(work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work``; Ctrl-C cancels it. A second one, while it tidies up, interrupts whatever is done.
+    """Runs ``work``; Ctrl-C cancels it where it waits. A second one, during the cleanup, interrupts any line.
+
+    A KeyboardInterrupt at any line could end the task that writes for others, which would then wait for ever: one of
+    five hundred copies hung so.
 
     Raises:
       KeyboardInterrupt: it was cancelled; in a group.
       whatever ``work`` raises; in a group.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as whoever started it wants: nohup, a job beside others
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # its parent ignores it too: nohup, a background job
         await work()
         return
     async with trio.open_nursery() as nursery:
@@ -92,13 +87,8 @@ async def _wait_for_ctrl_c(task_status: trio.TaskStatus[None] = trio.TASK_STATUS
     raise KeyboardInterrupt
 
 
-# --- leaves ----------------------------------------------------------------------------------------
-#
-# The errors in a group of groups: nurseries wrap what falls in them.
-
-
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """``error`` itself, or all that are in it, however deep."""
+    """``error`` itself, or all errors in the group, at any depth."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from leaves(part)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 logger = logging.getLogger(__name__)
-#: What the system says when an address cannot be listened on, and what that means.
+#: The system's errors for an address that cannot be listened on, and what they mean.
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("is in use", "another daemon, or another program, listens there; choose a port with --bind"),
     errno.EADDRNOTAVAIL: ("is no address of this machine", "choose another with --bind"),
@@ -69,7 +69,7 @@ def _run(config: Config, logs: Logs) -> None:
             "thrift": running.thrift,
             "cluster": running.cluster,
         }
-        logs.say(banner(running), "serving", **facts)
+        logs.announce(banner(running), "serving", **facts)
 
     async def daemon() -> None:
         await run_daemon(config, announce=announce)
@@ -90,7 +90,7 @@ def _run(config: Config, logs: Logs) -> None:
 
 
 def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
-    """What to tell whoever started a daemon that ended with ``error``; None if it is a bug of ours."""
+    """The failure of the command for a daemon that ended with ``error``; None: a bug."""
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
@@ -114,16 +114,13 @@ def _last_line(error: BaseException) -> str:
     return f"{type(leaf).__name__}: {leaf}".splitlines()[0]
 
 
-# --- openfiles -------------------------------------------------------------------------------------
-#
-# Asks the system for as many open files as the settings need.
+# --- open files ------------------------------------------------------------------------------------
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raise this process's limit on open files to ``wanted``, as far as it may; returns what is allowed now.
+    """Raises this process's limit on open files to ``wanted``, as far as allowed; returns the limit.
 
-    A shell's limit is often 1024, for the sake of programs that ``select``; what a process may raise it
-    to by itself is usually far more.
+    A shell's limit is often 1024, for programs that ``select``; a process may usually raise it much further.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

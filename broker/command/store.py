@@ -1,7 +1,4 @@
-"""``plainsong store``: shows what a stopped data directory, or a store in HBase, holds, without changing it.
-
-``plainsong store``: what a stopped data directory, or a store in HBase, holds, read without changing it.
-"""
+"""``plainsong store``: shows what a stopped data directory, or a store in HBase, holds, without changing it."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _WHERE = (
 
 
 class Position(click.ParamType[bytes]):
-    """A place in a topic: a message id, or a time in milliseconds since 1970; ten bytes."""
+    """A position in a topic: a message id, or a time in milliseconds since 1970; ten bytes."""
 
     name = "id|ms"
 
@@ -100,7 +97,7 @@ def dump(
     """
     chosen = frozenset(_TABLES[name] for name in tables) or frozenset(Table)
     if topic is not None and ":" in topic:
-        # As explain and dump themselves print it.
+        # As explain and dump print it.
         namespace, topic = topic.split(":", 1)
     choice = RowFilter(namespace, topic, generation, first, stop, chosen)
     left = limit
@@ -164,16 +161,14 @@ def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> I
 
 
 def _fail_if_stopped(stopped: dict[Table, str]) -> None:
-    said = [
+    problems = [
         f"the {table.name.lower()} table could not be read to its end: {why}" for table, why in stopped.items() if why
     ]
-    if said:
-        raise CommandFailed("\n".join(said), hint="what was shown is good; keep a copy of the directory")
+    if problems:
+        raise CommandFailed("\n".join(problems), hint="what was shown is good; keep a copy of the directory")
 
 
-# --- store text ------------------------------------------------------------------------------------
-#
-# How ``plainsong store`` shows rows and summaries: lines for people, objects for programs.
+# --- text and JSON ---------------------------------------------------------------------------------
 
 
 _MAX_SHOWN_BYTES = 60
@@ -185,8 +180,8 @@ def row_line(row: DescribedRow) -> str:
     if row.problem:
         where = where or row.key[:_MAX_SHOWN_BYTES].hex()
         return f"{row.table.name.lower():8} {where}  DOES NOT PARSE: {row.problem}"
-    said = {name: value for name, value in row.fields.items() if name not in ("payload", "payload_bytes")}
-    text = " ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+    fields = {name: value for name, value in row.fields.items() if name not in ("payload", "payload_bytes")}
+    text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     return f"{row.kind:8} {where}  {text}{_payload(row)}"
 
 
@@ -270,13 +265,13 @@ def summary_text(summary: Summary) -> str:
 
 
 def _oldest(summary: Summary) -> int | None:
-    """The lowest write pointer any topic has not forgotten."""
+    """The lowest write pointer that a topic still has rows of."""
     known = (rows.oldest_pointer for topic in summary.topics.values() for rows in topic.generations.values())
     return min((pointer for pointer in known if pointer is not None), default=None)
 
 
 def _transactions(summary: Summary) -> list[str]:
-    """What is needed for pruning the invalid list by hand."""
+    """The facts for pruning the invalid list by hand."""
     pruning = summary.pruning
     lines = [
         f"transactions  service {pruning.authority or 'never chosen'}, {pruning.transactions} in progress, "

@@ -1,11 +1,11 @@
 """The settings of the daemon: their names, defaults and bounds, and where each value came from.
 
-A value is looked for in four places; the later wins:
+A value may come from four places; the later wins:
 
     the default in its class < the TOML file < the environment < the command line
 
-Read once, at the door, and checked together before anything is opened. After that nobody reads a file
-or the environment: ``broker.main`` hands each section to the one who needs it.
+They are read once, when a command starts, and checked together before anything is opened. After that no code reads a
+file or the environment: ``broker.main`` passes each section to what needs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""All settings together: walked by name, and checked against each other; unlikely ones are noted by ``config check``.
-
-All settings together, and how to walk over them by name.
-"""
+"""All settings together: by name, checked against each other, and noted by ``config check`` where they are unlikely."""
 
 from __future__ import annotations
 
@@ -119,13 +116,11 @@ def _filled(section: Any, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 # --- problems --------------------------------------------------------------------------------------
-#
-# What can be wrong with the settings; all of it is told at once.
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, where it was said, and what to do about it."""
+    """One thing that is wrong: where it was set, what is wrong, and what to do about it."""
 
     origin: str
     detail: str
@@ -136,23 +131,21 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. Nothing was opened; ``problems`` has every reason."""
+    """The settings cannot be used, for all reasons in ``problems``. Nothing was opened."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
 
-# --- together --------------------------------------------------------------------------------------
-#
-# What settings must be to each other: values that are fine alone, and could not work together.
+# --- cross-field checks ----------------------------------------------------------------------------
 
 
-#: The first must be at least so many times the third, else what the fourth says.
+#: The first setting must be at least this many times the third; else the fourth text is the consequence.
 _AT_LEAST = (
-    # A compressed body is held beside what it decompresses to.
+    # A compressed body is in memory beside its decompressed form.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
-    # A page is held beside what it is encoded to, and a part of the room is for small answers.
+    # A page is in memory beside its encoded form, and the last part of the budget is for small answers.
     ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest message allowed could hardly ever be read"),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
@@ -173,12 +166,15 @@ _AT_LEAST = (
 
 
 def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Every pair of settings that cannot work together."""
-    return _too_small(config, origins) + _whose_service(config, origins) + _in_a_cluster(config, origins)
+    """The problems of settings that are valid alone and cannot work together."""
+    return _too_small(config, origins) + _service_mismatches(config, origins) + _cluster_problems(config, origins)
 
 
 def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Decisions that give up before topics of an instance that died have another owner; where nothing is said, longer."""
+    """Deadlines of decisions that end before the topics of an instance that died have another owner.
+
+    Deadlines left at their default are extended instead.
+    """
     least_s = config.cluster.take_over_s
     return [
         Problem(
@@ -199,8 +195,8 @@ def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     ]
 
 
-def _whose_service(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A Tephra's address belongs to one choice of the service, a port for Tephra's clients to another."""
+def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A Tephra's address needs one choice of the service, a listener for Tephra's clients another."""
     chosen = config.transactions
     service = "transactions.service"
     found: list[Problem] = []
@@ -215,8 +211,8 @@ def _whose_service(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     return found
 
 
-def _in_a_cluster(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Several instances need a store that all of them reach, and have to reach each other."""
+def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Several instances need a store that all of them reach, and must reach each other."""
     cluster, origin = config.cluster, origins["cluster.zookeeper"]
     if not cluster.zookeeper:
         return []
@@ -257,17 +253,14 @@ def _shown(config: Config, name: str) -> str:
 
 
 # --- notes -----------------------------------------------------------------------------------------
-#
-# What settings come to that are allowed, and most likely not what was meant: told by ``config check``, refused
-# nowhere.
 
 
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
 def notes(config: Config) -> list[str]:
-    """Sentences about such settings; none when there is nothing to say."""
-    return [*_idle(config), *(_together(config) if config.cluster.zookeeper else _alone(config))]
+    """Notes on settings that are allowed and most likely not intended, for ``config check``."""
+    return [*_idle(config), *(_clustered(config) if config.cluster.zookeeper else _alone(config))]
 
 
 def _idle(config: Config) -> Iterator[str]:
@@ -289,7 +282,7 @@ def _alone(config: Config) -> Iterator[str]:
         )
 
 
-def _together(config: Config) -> Iterator[str]:
+def _clustered(config: Config) -> Iterator[str]:
     name = "cluster.advertise" if config.cluster.advertise else "http.bind"
     address = parse_address(config.value(name))
     if address.host.startswith(_LOOPBACK):

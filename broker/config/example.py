@@ -49,7 +49,7 @@ def example_toml() -> str:
 
 
 def bounds_of(setting: Setting) -> str:
-    """Unit and bounds in a few words, as ``Bytes, 1 KiB to 2 GiB``; the choices where there are some."""
+    """The unit and bounds, as ``Bytes, 1 KiB to 2 GiB``; or the choices."""
     meaning = setting.meaning
     if meaning.choices:
         return "One of: " + ", ".join(meaning.choices)

@@ -26,15 +26,15 @@ class LoadedConfig:
 
 
 def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedConfig:
-    """Read and check all settings. Opens nothing but ``file``.
+    """Reads and checks all settings. Opens nothing but ``file``.
 
     Args:
       file: the TOML file; None reads none.
-      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` the port of ``http.bind``;
-        other names, also other ``PLAINSONG_`` names, are not the daemon's.
+      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` sets the
+        port of ``http.bind``; other names, also with ``PLAINSONG_``, are ignored.
       flags: values by ``section.key``, as text or as values.
     Raises:
-      ConfigError: with every problem there is, not only the first.
+      ConfigError: with all problems, not only the first.
     """
     loading = _Loading()
     if file is not None:
@@ -43,7 +43,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     for name, raw in flags.items():
         loading.take(name, raw, "flag", text=True)
     config = config_of(loading.values)
-    # Values that are wrong one by one say nothing about how they go together.
+    # Settings are checked against each other only once each is valid alone.
     problems = loading.problems or check_across(config, loading.origins)
     if problems:
         raise ConfigError(problems)
@@ -51,7 +51,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
 
 
 class _Loading:
-    """The values so far, later ones over earlier ones, and what was wrong with them."""
+    """The values so far, later ones over earlier ones, and their problems."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -106,14 +106,14 @@ class _Loading:
             self._take_port(environ["PORT"].strip())
 
     def _take_port(self, port: str) -> None:
-        """Platforms that start processes say the port, and only that, in ``PORT``."""
+        """Platforms that start processes give the port, and only that, in ``PORT``."""
         bound = self.values.get("http.bind", every_setting()["http.bind"].default)
         self.take("http.bind", str(parse_address(bound)).rpartition(":")[0] + ":" + port, "environment PORT", text=True)
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The variables that mean a setting, with its name: those with a double underscore after the prefix."""
+    """The variables of settings, with the settings' names: those with a double underscore after the prefix."""
     for variable in sorted(environ):
-        said = variable.removeprefix(PREFIX)
-        if variable.startswith(PREFIX) and "__" in said:
-            yield variable, said.replace("__", ".").lower()
+        name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and "__" in name:
+            yield variable, name.replace("__", ".").lower()

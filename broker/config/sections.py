@@ -1,7 +1,4 @@
-"""Every setting of the daemon, by section: default, unit, bounds, and what happens at both ends of them.
-
-The settings of what is behind the doors: the store, topics, commits, polls and cleaning.
-"""
+"""Every setting of the daemon, by section: default, unit, bounds, and what happens at both ends of them."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ _CENTURY_S = 100 * 365 * 86_400
 
 
 # --- hbase -----------------------------------------------------------------------------------------
-#
-# The settings of a store in HBase: where it is, and how much is asked of it.
 
 
 #: A namespace of HBase's own, and what its table names may begin with.
@@ -50,7 +45,7 @@ class HBaseConfig:
 
     thrift: str = addresses(
         "127.0.0.1:9090",
-        "HBase's Thrift gateways (Thrift 1, started with -f), parted by commas; when one is gone the next is asked.",
+        "HBase's Thrift gateways (Thrift 1, started with -f), separated by commas; when one is down the next is called.",
     )
     table_prefix: str = text(
         "plainsong_",
@@ -61,23 +56,23 @@ class HBaseConfig:
     )
     timeout_s: float = seconds(
         30.0,
-        "How long a call to HBase may take with all its attempts; after it the answer is 503 and nobody knows.",
+        "How long a call to HBase may take with all its attempts; after it the answer is 503 and the outcome is unknown.",
         small="a region that moves, or a pause of a region server, fails requests",
-        large="requests wait for as long when HBase is gone",
+        large="requests wait for as long while HBase is down",
         low=0.1,
         high=3_600.0,
     )
     max_connections: int = count(
         16,
-        "Connections to the gateways, all together; each has one call under way, further ones wait.",
+        "Connections to all gateways together; each has one call under way, further calls wait.",
         small="calls wait for each other",
-        large="a gateway has a thread for each, and turns away what is beyond its own bound",
+        large="a gateway has a thread for each, and refuses those beyond its own bound",
         low=2,
         high=10_000,
     )
     max_cell_bytes: int = size(
         9 * MIB,
-        "The largest cell; it must stay below hbase.client.keyvalue.maxsize (10 MiB where nothing is said) and below "
+        "The largest cell; it must stay below hbase.client.keyvalue.maxsize (10 MiB by default) and below "
         "the gateways' max_frame_size_in_mb.",
         small="commits take more cells, and large messages are refused",
         large="HBase refuses the cell, and publishes fail",
@@ -86,8 +81,8 @@ class HBaseConfig:
     )
     create_tables: bool = switch(
         True,
-        "Whether tables that are missing are made, with one region each; "
-        "etc/hbase/tables.rb makes them with many, which a deployment wants.",
+        "Whether missing tables are created, with one region each; "
+        "etc/hbase/tables.rb creates them with many, which a deployment wants.",
     )
 
 
@@ -103,19 +98,20 @@ class StorageConfig:
         "memory",
     )
     data_dir: Path = path(  # noqa: RUF009 - declares a field, like its neighbours
-        "data", "The directory of the store, made when absent; a relative one starts at the working directory."
+        "data",
+        "The directory of the store, created if it does not exist; a relative one starts at the working directory.",
     )
     min_free_bytes: int = size(
         256 * MIB,
         "Free disk space below which publishes get 503 low_space, while polls and cleaning go on.",
-        small="the disk fills up, and then there is no room even to delete",
-        large="publishes are refused while there is room",
+        small="the disk fills up, and then there is no space even to delete",
+        large="publishes are refused while there is space",
         low=0,
         high=1024 * TIB,
     )
     write_buffer_bytes: int = size(
         8 * MIB,
-        "What LevelDB gathers in memory before it writes a sorted table; up to two of these are held.",
+        "What LevelDB gathers in memory before it writes a sorted table; up to two of these at once.",
         small="many small tables, and more work merging them",
         large="more memory, and a longer start after a crash",
         low=64 * KIB,
@@ -140,29 +136,29 @@ class TopicConfig:
         604_800,
         "The time to live of a topic created without one; 7 days by default.",
         small="messages expire before slow consumers read them",
-        large="the disk fills with what nobody reads any more",
+        large="the disk fills with messages that no consumer reads any more",
         low=1,
         high=_CENTURY_S,
     )
     max_message_bytes: int = size(
         8 * MIB,
         "The largest message; beyond it the answer is 413 message_too_large.",
-        small="producers must cut their messages",
-        large="single messages crowd out pages and caches",
+        small="producers must split their messages",
+        large="single messages fill pages and caches",
         low=1,
         high=1 * GIB,
     )
     idle_s: float = seconds(
         300.0,
-        "How long a topic that nobody asks for stays open.",
-        small="topics used now and then are loaded from disk again and again",
-        large="memory is held for topics that nobody uses",
+        "How long a topic without requests stays open.",
+        small="topics that are used now and then are loaded from disk each time",
+        large="idle topics take memory",
         low=0.1,
         high=86_400.0,
     )
     max_open: int = count(
         10_000,
-        "Topics open at once; beyond it the longest idle one is let go, or the answer is 503 overloaded.",
+        "Topics open at once; beyond it the longest idle one is closed, or the answer is 503 overloaded.",
         small="topics take turns, and each turn reads the disk",
         large="memory grows with the number of topics in use",
         high=1_000_000,
@@ -170,21 +166,21 @@ class TopicConfig:
     mailbox_requests: int = count(
         4096,
         "Requests that may wait for one topic; beyond it the answer is 503 overloaded.",
-        small="bursts are sent away",
+        small="bursts are refused",
         large="requests wait for seconds when the disk is slow",
         high=1_000_000,
     )
     mailbox_bytes: int = size(
         64 * MIB,
         "Bytes of messages that may wait for one topic; beyond it the answer is 503 overloaded.",
-        small="bursts of large requests are sent away",
+        small="bursts of large requests are refused",
         large="one busy topic takes much of http.max_inflight_bytes",
         low=KIB,
         high=64 * GIB,
     )
     checkpoint_rows: int = count(
         10_000,
-        "Rows after which a topic notes its counts and positions on disk, so that loading it reads no further back.",
+        "Rows after which a topic writes a checkpoint of its counts and positions, so that loading it reads no further back.",
         small="more rows to write",
         large="a topic takes longer to load after a crash",
         high=100_000_000,
@@ -192,7 +188,7 @@ class TopicConfig:
     max_parked_polls: int = count(
         10_000,
         "Long polls that may wait on one topic; beyond it the answer is 503 overloaded.",
-        small="waiting consumers are sent away",
+        small="waiting consumers are refused",
         large="memory grows with waiting consumers",
         high=1_000_000,
     )
@@ -213,7 +209,7 @@ class CommitConfig:
         8 * MIB,
         "Bytes of rows in one commit; a larger request goes alone.",
         small="each synced write carries less",
-        large="everyone in the commit waits for one long write",
+        large="all requests of the commit wait for one long write",
         low=KIB,
         high=1 * GIB,
     )
@@ -221,19 +217,19 @@ class CommitConfig:
 
 @dataclass(frozen=True, slots=True)
 class PollConfig:
-    """The bounds of a page of messages, and of a wait for one."""
+    """The bounds of a page of messages, and of the wait for one."""
 
     max_messages: int = count(
         100_000,
         "Messages in one page, whatever limit the request names.",
-        small="readers far behind make many requests",
-        large="one page keeps others waiting",
+        small="readers that are far behind make many requests",
+        large="one page delays others",
         high=10_000_000,
     )
     max_bytes: int = size(
         16 * MIB,
         "Bytes of payload in one page; at least one message is always returned, whatever its size.",
-        small="readers far behind make many requests",
+        small="readers that are far behind make many requests",
         large="memory grows with the number of readers at once",
         low=1,
         high=1 * GIB,
@@ -249,23 +245,23 @@ class PollConfig:
 
 
 # --- front -----------------------------------------------------------------------------------------
-#
-# The settings of the daemon's face: HTTP, logs, and leaving.
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The doors: where they are, and the bounds on what comes through them."""
+    """The HTTP listener: its address, and the bounds of requests and answers."""
 
-    bind: str = address("127.0.0.1:7420", "The address and port to listen on; port 0 takes a free one and says which.")
+    bind: str = address(
+        "127.0.0.1:7420", "The address and port to listen on; port 0 takes a free one, which the banner shows."
+    )
     lane: bool = switch(
         True, "Serve publish, store, rollback and poll by the fast lane; false sends every request through the server."
     )
     processes: int = count(
         1,
-        "Front ends: with more than one, so many processes accept connections and read requests, and one owns the topics.",
+        "Front ends: with more than one, this many processes accept connections and read requests, and one owns the topics.",
         small="reading requests and writing answers keeps one core busy while others rest",
-        large="memory is taken, and cores that share their work do not get faster by more of them",
+        large="each takes memory, and more of them than cores are no faster",
         high=64,
     )
     max_body_bytes: int = size(
@@ -278,22 +274,22 @@ class HttpConfig:
     )
     max_connections: int = count(
         10_000,
-        "Connections held at once; a further one is answered 503 overloaded and closed.",
-        small="clients are sent away while the daemon is idle",
+        "Connections open at once; a further one is answered 503 overloaded and closed.",
+        small="clients are refused while the daemon is idle",
         large="the limit on open files is reached first, or memory runs out",
         high=1_000_000,
     )
     max_inflight_bytes: int = size(
         256 * MIB,
-        "Bodies held in memory at once, over all connections, compressed and not; beyond it the answer is 503 overloaded.",
-        small="parallel large publishes are sent away",
+        "Memory of request bodies over all connections, compressed and not; beyond it the answer is 503 overloaded.",
+        small="parallel large publishes are refused",
         large="the daemon's memory grows by as much under load",
         low=KIB,
         high=1024 * GIB,
     )
     max_answer_bytes: int = size(
         256 * MIB,
-        "Answers held in memory at once until their readers have taken them; pages get shorter as it is used up, "
+        "Memory of answers until their readers have taken them; pages get shorter as it is used up, "
         "beyond it the answer is 503 overloaded.",
         small="readers that are far behind get short pages, and make many requests",
         large="the daemon's memory grows by as much under readers that do not read",
@@ -303,8 +299,8 @@ class HttpConfig:
     keep_alive_s: float = seconds(
         75.0,
         "How long an idle connection is kept.",
-        small="clients that re-send a POST on a closed connection double messages (the JDK's keeps idle ones for 5 s)",
-        large="connections of vanished clients count against http.max_connections for as long",
+        small="clients that re-send a POST on a closed connection duplicate messages (the JDK's client keeps idle ones for 5 s)",
+        large="connections of vanished clients count against http.max_connections meanwhile",
         low=1.0,
         high=86_400.0,
     )
@@ -312,15 +308,15 @@ class HttpConfig:
         10.0,
         "How long the head of a request may take from its first byte to its last.",
         small="clients on slow lines are cut off",
-        large="clients that send nothing more hold their connections",
+        large="clients that stall keep their connections",
         low=0.1,
         high=3_600.0,
     )
     body_timeout_s: float = seconds(
         30.0,
-        "How long the body of a request may take from the end of its head; each 16 KiB received give a second more.",
+        "How long the body of a request may take from the end of its head; each 16 KiB received add a second.",
         small="large bodies over slow lines are cut off",
-        large="clients that stall hold memory against http.max_inflight_bytes",
+        large="bodies of clients that stall count against http.max_inflight_bytes",
         low=0.1,
         high=86_400.0,
     )
@@ -328,7 +324,7 @@ class HttpConfig:
         30.0,
         "How long a client may take no byte of its answer before it is cut off.",
         small="readers that pause between pages of a long answer lose it",
-        large="readers that stopped reading hold memory for as long",
+        large="readers that stopped reading take memory meanwhile",
         low=0.1,
         high=86_400.0,
     )
@@ -337,9 +333,9 @@ class HttpConfig:
     )
     gzip_min_bytes: int = size(
         1 * KIB,
-        "Answers of at least so many bytes are compressed when the client accepts gzip.",
+        "Answers of at least this many bytes are compressed when the client accepts gzip.",
         small="time is spent on answers that do not shrink",
-        large="answers that would shrink travel whole",
+        large="answers that would shrink are sent uncompressed",
         low=0,
         high=1 * GIB,
     )
@@ -347,7 +343,7 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What the daemon says on its standard output."""
+    """The daemon's log, on its standard output."""
 
     format: str = choice("text", "Lines for people, or one JSON object a line for programs.", "text", "json")
     level: str = choice("info", "The least important lines to write.", "debug", "info", "warning", "error")
@@ -355,21 +351,21 @@ class LogConfig:
         10_000,
         "Lines that may wait for a slow output; further ones are dropped and counted, no request ever waits for a line.",
         small="bursts leave gaps in the log",
-        large="memory is held while the output stands still",
+        large="lines take memory while the output stands still",
         low=16,
         high=10_000_000,
     )
-    access: bool = switch(False, "Write a line for every request; small publishes are served less often for it.")
+    access: bool = switch(False, "Write a line for every request; small publishes get slower.")
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownConfig:
-    """Leaving."""
+    """The end of the daemon."""
 
     drain_s: float = seconds(
         10.0,
         "How long after SIGTERM the requests already taken may finish; parked polls are answered at once.",
-        small="answers of large requests are cut off, and their clients must ask what happened",
+        small="answers of large requests are cut off, and their clients do not learn the outcome",
         large="a stuck disk or client delays the exit by as much",
         low=0.0,
         high=3_600.0,
@@ -377,8 +373,6 @@ class ShutdownConfig:
 
 
 # --- keeping ---------------------------------------------------------------------------------------
-#
-# The settings of what is remembered and for how long: cache, cleaning, readers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +382,8 @@ class CacheConfig:
     max_bytes: int = size(
         64 * MIB,
         "The memory of the scan cache over all topics; 0 switches it off.",
-        small="readers that keep up read from the store all the same",
-        large="memory that nothing else can use",
+        small="readers that keep up read from the store",
+        large="memory that the rest of the daemon cannot use",
         low=0,
         high=256 * GIB,
     )
@@ -397,11 +391,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig:
-    """The janitor, who removes what nobody can see any more."""
+    """The janitor, which removes rows that no request can see any more."""
 
     interval_s: float = seconds(
         60.0,
-        "How long the janitor rests between two rounds.",
+        "The pause between two rounds of the janitor.",
         small="rounds that find little to remove",
         large="expired messages take disk space for longer",
         low=0.01,
@@ -410,29 +404,29 @@ class RetentionConfig:
     delete_grace_s: int = whole_seconds(
         3_600,
         "How long the rows of a deleted topic are kept, so that it can be undeleted; an hour by default.",
-        small="a deletion by mistake is final",
+        small="a deletion by mistake cannot be undone",
         large="deleted topics take disk space for longer",
         low=0,
         high=_CENTURY_S,
     )
     step_rows: int = count(
         200,
-        "Rows the janitor removes in one step, between which publishes and polls go first.",
+        "Rows that the janitor removes in one step; publishes and polls run between the steps.",
         small="cleaning falls behind a busy topic's expiry",
-        large="publishes wait longer while it cleans",
+        large="publishes wait longer during a step",
         high=1_000_000,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadersConfig:
-    """The positions that readers let the daemon keep."""
+    """The positions of readers that the daemon keeps."""
 
     retention_s: int = whole_seconds(
         7_776_000,
         "How long a reader's position is kept after its last change; 90 days by default.",
-        small="a reader that pauses starts anew",
-        large="positions of readers that are gone stay",
+        small="a reader that pauses for longer starts anew",
+        large="positions of readers that have gone stay",
         low=1,
         high=_CENTURY_S,
     )
@@ -446,28 +440,26 @@ class ReadersConfig:
 
 
 # --- deduplicating ---------------------------------------------------------------------------------
-#
-# The settings of producers: what is remembered of them, for how long, and how many there may be.
 
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationConfig:
-    """Producers: messages with sequence ids are stored once, and what that takes."""
+    """Producers: their messages, with sequence ids, are stored once."""
 
     default: bool = switch(
         True,
-        "Whether sequence ids of producers are remembered where neither the topic nor its namespace says; "
+        "Whether sequence ids of producers are remembered where neither the topic nor its namespace sets it; "
         "it costs nothing without a producer.",
     )
     snapshot_entries: int = count(
         1_000,
-        "Requests of producers after which a topic notes on disk what it knows of them.",
+        "Requests of producers after which a topic writes a snapshot of them.",
         small="more rows to write",
         large="a topic takes longer to load after a crash",
     )
     snapshot_interval_s: float = seconds(
         120.0,
-        "How long a change in what a topic knows of its producers may go unnoted.",
+        "How long after a change a topic writes a snapshot of its producers.",
         small="more rows to write",
         large="a topic takes longer to load after a crash",
         low=0.01,
@@ -475,7 +467,7 @@ class DeduplicationConfig:
     )
     producer_retention_s: int = whole_seconds(
         604_800,
-        "How long a producer that does nothing is remembered; 7 days by default.",
+        "How long an idle producer is remembered; 7 days by default.",
         small="a producer that pauses may store a message twice",
         large="short-lived producers take memory and disk space for longer",
         low=1,
@@ -485,21 +477,21 @@ class DeduplicationConfig:
         15_552_000,
         "The longest memory a producer may ask for when it opens its session; 180 days by default.",
         small="producers that pause for long cannot be remembered",
-        large="producers that are gone stay",
+        large="producers that have gone stay",
         low=1,
         high=_CENTURY_S,
     )
     max_producers: int = count(
         10_000,
-        "Producers one topic remembers; a new one takes the place of the longest idle, else it is 503 too_many_producers.",
-        small="new producers are sent away",
+        "Producers that one topic remembers; a new one replaces the longest idle, or the answer is 503 too_many_producers.",
+        small="new producers are refused",
         large="more memory, and a longer load of the topic",
         high=1_000_000,
     )
     max_long_producers: int = count(
         1_000,
-        "Those among them that may be remembered for longer than deduplication.producer_retention_s.",
-        small="producers that pause for long are sent away",
+        "Producers among them that may be remembered for longer than deduplication.producer_retention_s.",
+        small="producers that pause for long are refused",
         large="they take the place of others",
         low=0,
         high=1_000_000,
@@ -508,7 +500,7 @@ class DeduplicationConfig:
         30.0,
         "How long a publish of a producer waits for the store; after it the answer is 503 outcome_unknown, and the "
         "publish may still happen.",
-        small="a slow disk makes producers ask what became of their messages",
+        small="with a slow disk producers often do not learn the outcome",
         large="producers learn late that something is wrong",
         low=0.01,
         high=3_600.0,
@@ -516,18 +508,16 @@ class DeduplicationConfig:
 
 
 # --- transacting -----------------------------------------------------------------------------------
-#
-# The settings of transactions: who decides them, how long they may take, and how many there may be.
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionsConfig:
-    """Transactions: who decides them, and their bounds."""
+    """Transactions: the service that decides them, and their bounds."""
 
     service: str = choice(
         "embedded",
-        "Who decides transactions: this daemon, the Tephra at transactions.tephra, or nobody this daemon knows "
-        "(publishing under a pointer and polling with a snapshot work all the same). It may be changed while no "
+        "The service that decides transactions: this daemon's own, the Tephra at transactions.tephra, or none "
+        "(publishing under a pointer and polling with a snapshot still work). It may be changed while no "
         "undecided pointer has messages here.",
         "embedded",
         "tephra",
@@ -537,20 +527,20 @@ class TransactionsConfig:
     tephra_refresh_s: float = seconds(
         5.0,
         "How often that Tephra is asked for its state.",
-        small="it is asked for its whole state all the time",
+        small="it has to send its whole state all the time",
         large="committed polls see what was committed so much later",
         low=0.05,
         high=3_600.0,
     )
     thrift: str = optional_address(
-        "Where to serve Tephra's clients by Thrift, from the embedded service; empty: nowhere. "
-        "While it is set the invalid list is not pruned by itself, since other stores may rely on it."
+        "The address on which the embedded service serves Tephra's clients by Thrift; empty: none. "
+        "While it is set the invalid list is not pruned automatically, since other stores may rely on it."
     )
     timeout_s: int = whole_seconds(
         30,
         "The time-out of a short transaction that names none.",
         small="clients that pause lose their transactions",
-        large="a client that died holds committed readers for as long",
+        large="a client that died blocks committed readers for as long",
         low=1,
         high=_CENTURY_S,
     )
@@ -558,7 +548,7 @@ class TransactionsConfig:
         3_600,
         "The longest time-out a short transaction may ask for; an hour by default.",
         small="clients with much to do must begin long transactions",
-        large="a client that died holds committed readers for as long",
+        large="a client that died blocks committed readers for as long",
         low=1,
         high=_CENTURY_S,
     )
@@ -566,7 +556,7 @@ class TransactionsConfig:
         86_400,
         "The time-out of a long transaction; a day by default.",
         small="batch jobs lose their transactions",
-        large="a job that died holds committed readers for as long",
+        large="a job that died blocks committed readers for as long",
         low=1,
         high=_CENTURY_S,
     )
@@ -575,33 +565,33 @@ class TransactionsConfig:
         "The age beyond which a write pointer is refused with 409 transaction_expired; 25 hours by "
         "default, 0 switches the check off, and with it the pruning of the invalid list.",
         small="long transactions cannot publish",
-        large="messages of transactions that nobody remembers can still appear, and the invalid list grows for as long",
+        large="messages of forgotten transactions can still appear, and the invalid list grows meanwhile",
         low=0,
         high=_CENTURY_S,
     )
     max_open: int = count(
         20_000,
         "Transactions in progress at once; beyond it the answer to a new one is 503 overloaded.",
-        small="clients are sent away",
+        small="clients are refused",
         large="every snapshot names all of them, and grows by 8 bytes for each",
         high=1_000_000,
     )
     max_invalid: int = count(
         100_000,
         "Pointers on the invalid list; beyond it no transaction begins until some are pruned.",
-        small="a time of many time-outs ends transactions for everybody",
+        small="after many time-outs no client can begin a transaction",
         large="every snapshot names all of them, and grows by 8 bytes for each",
     )
     max_outcomes: int = count(
         200_000,
         "Decided transactions whose outcome is remembered; beyond it the oldest is forgotten.",
-        small="a client that lost the answer to its commit may not be told any more",
+        small="a client that lost the answer to its commit may not learn the outcome",
         large="more memory, and a longer start",
     )
     outcome_retention_s: int = whole_seconds(
         90_000,
         "How long the outcome of a transaction is remembered; 25 hours by default.",
-        small="a client that lost the answer to its commit may not be told any more",
+        small="a client that lost the answer to its commit may not learn the outcome",
         large="more memory, and a longer start",
         low=1,
         high=_CENTURY_S,
@@ -617,23 +607,23 @@ class TransactionsConfig:
     max_per_topic: int = count(
         65_536,
         "Undecided pointers one topic may have messages of; beyond it a new one is 503 overloaded.",
-        small="publishers under many transactions are sent away",
+        small="publishers under many transactions are refused",
         large="more memory, and a longer load of the topic",
         high=1_000_000,
     )
     max_held_polls: int = count(
         10_000,
         "Committed polls that may wait for a transaction to be decided; beyond it the answer is 503 overloaded.",
-        small="waiting consumers are sent away",
+        small="waiting consumers are refused",
         large="memory grows with waiting consumers",
         high=1_000_000,
     )
     commit_deadline_s: float = seconds(
         15.0,
-        "Among several instances, how long a commit waits for its topics to finish what they write under it; after it "
+        "Among several instances, how long a commit waits for its topics to finish their writes under it; after it "
         "nothing has happened, and it can be sent again. At least cluster.session_timeout_s and 3 s.",
         small="commits fail while topics change hands, and have to be sent again",
-        large="whoever commits waits for a topic that does not answer",
+        large="commits wait for a topic that does not answer",
         low=0.1,
         high=3_600.0,
     )
@@ -642,7 +632,7 @@ class TransactionsConfig:
         "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid instead. "
         "Among several instances at least cluster.session_timeout_s and 3 s.",
         small="aborts end as invalidations while topics are being loaded, or change hands",
-        large="whoever aborts waits for a topic that does not answer",
+        large="aborts wait for a topic that does not answer",
         low=0.1,
         high=3_600.0,
     )
@@ -654,50 +644,47 @@ class TransactionsConfig:
 
 
 # --- clustering ------------------------------------------------------------------------------------
-#
-# The settings of a cluster: several instances that share one store, and who of them owns what.
 
 
-#: Where the nodes are, below the ensemble's root, when ``cluster.zookeeper`` names no path.
+#: The path of the nodes when ``cluster.zookeeper`` names none.
 DEFAULT_PATH = "/plainsong"
-#: What it takes, once the session of an owner that died is over, until the next one is found and has answered: a topic
-#: is served within two seconds.
+#: How long it takes, after the session of an owner that died, until the next owner has answered.
 TAKE_OVER_S = 3.0
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Several instances as one service, by way of ZooKeeper."""
+    """Several instances as one service, by ZooKeeper."""
 
     zookeeper: str = text(
         "",
         "The ensemble by which instances find each other, as host:port[,host:port...][/path], by default at "
-        "/plainsong; empty: this instance is alone and owns everything. It needs storage.kind = hbase.",
+        "/plainsong; empty: this instance is alone and owns all topics. It needs storage.kind = hbase.",
         pattern=rf"(?:{_HOST}(?:,{_HOST})*(?:/[\w./-]*)?)?",
         expected='text like "zk1:2181,zk2:2181,zk3:2181/plainsong"',
     )
     instance: str = text(
         "",
-        "What this instance is called among the others, the same after a restart; empty: the host's name and the port.",
+        "The name of this instance, unique and the same after a restart; empty: the host's name and the port.",
         pattern=r"[\w.-]{0,100}",
         expected="up to 100 letters, digits, _, - and .",
     )
     advertise: str = optional_address(
-        "Where clients and other instances reach this one; empty: http.bind, when that is the address of one machine."
+        "The address by which clients and other instances reach this one; empty: http.bind, if that names one machine."
     )
     session_timeout_s: float = seconds(
         10.0,
-        "How long an instance may be silent before its topics go to the others; ZooKeeper has bounds of its own, of 2 "
-        "and 20 ticks.",
+        "How long an instance may be silent before its topics go to the others; ZooKeeper has bounds of its own, 2 and "
+        "20 ticks.",
         small="a short pause of an instance, or of ZooKeeper, moves its topics",
-        large="topics of an instance that died are served by nobody for as long",
+        large="topics of an instance that died are not served meanwhile",
         low=1.0,
         high=600.0,
     )
     weight: int = count(
         100,
-        "This instance's share of the topics, as compared to the others'.",
+        "This instance's share of the topics, relative to the others'.",
         small="the others own more",
         large="this one owns more than it can serve",
         high=1_000_000,
@@ -705,22 +692,22 @@ class ClusterConfig:
 
     @property
     def take_over_s(self) -> float:
-        """How long topics of an instance that died may be without an answer; 0: there are no others to answer."""
+        """How long the topics of an instance that died may be unanswered; 0: there are no other instances."""
         return self.session_timeout_s + TAKE_OVER_S if self.zookeeper else 0.0
 
 
 class Ensemble(NamedTuple):
-    """What ``cluster.zookeeper`` says."""
+    """The parts of ``cluster.zookeeper``."""
 
     hosts: str
-    """``host:port``, parted by commas."""
+    """``host:port``, separated by commas."""
     path: str
     """Where the nodes are: begins with a slash and does not end with one."""
 
 
-def parse_ensemble(said: str) -> Ensemble:
+def parse_ensemble(ensemble: str) -> Ensemble:
     """The parts of ``cluster.zookeeper``. Raises ValueError where an address is none."""
-    hosts, slash, path = said.partition("/")
+    hosts, slash, path = ensemble.partition("/")
     for host in hosts.split(","):
         parse_address(host)
     steps = [step for step in path.split("/") if step]
@@ -730,5 +717,5 @@ def parse_ensemble(said: str) -> Ensemble:
 
 
 def is_wildcard(address: Address) -> bool:
-    """Whether a host stands for all addresses of a machine, so that nobody elsewhere can go there."""
-    return address.host in ("0.0.0.0", "::", "*")  # noqa: S104 - told apart, not listened on
+    """Whether the host stands for all addresses of a machine, which no other machine can connect to."""
+    return address.host in ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not listened on

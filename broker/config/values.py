@@ -1,10 +1,8 @@
 """Kinds of settings with their units and bounds, and how a value is read from text and shown.
 
-What a setting means: its kind and unit, its bounds, and what happens at both ends of them.
-
-Each function below declares one field of a section's class. It returns the default as far as the type
-checker is concerned, and a dataclass field that carries a ``Meaning`` as far as the class is; so the
-sentence stands beside the value, and the example file, the checks and the command line all read it.
+Each function below declares one field of a section's class. For the type checker it returns the default; for the class
+it returns a dataclass field that carries a ``Meaning``. So the sentence stands beside the value, and the example file,
+the checks and the command line all read it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """What a setting holds; the value is what a person is told to write."""
+    """The kind of a setting; its value says in an error what to write."""
 
     SWITCH = "true or false"
     COUNT = "a whole number"
@@ -35,14 +33,14 @@ class Kind(StrEnum):
     MILLISECONDS = "a whole number of milliseconds"
     CHOICE = "one of a few words"
     ADDRESS = 'text like "127.0.0.1:7420" or "[::1]:7420"'
-    ADDRESSES = 'text like "127.0.0.1:9090", or several such, parted by commas'
+    ADDRESSES = 'text like "127.0.0.1:9090", or several such, separated by commas'
     PATH = "a path, as text"
     TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """A setting in words and bounds. ``low`` and ``high`` are both allowed values."""
+    """A setting in words and bounds. ``low`` and ``high`` are allowed values."""
 
     kind: Kind
     says: str
@@ -55,7 +53,7 @@ class Meaning:
     high: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
-    """Whether an empty text, for none, is a value too."""
+    """Whether an empty text, for none, is allowed."""
     pattern: str = ""
     """What all of a text must match; empty: any text without control characters."""
     expected: str = ""
@@ -108,7 +106,7 @@ def optional_address(says: str) -> str:
 
 
 def addresses(default: str, says: str) -> str:
-    """A field that is one or more of a host and a port, parted by commas."""
+    """A field that is one or more of a host and a port, separated by commas."""
     return _declare(default, Meaning(Kind.ADDRESSES, says))
 
 
@@ -127,8 +125,6 @@ def _declare(default: T, meaning: Meaning) -> T:
 
 
 # --- values ----------------------------------------------------------------------------------------
-#
-# From what was written to a value: one setting at a time, from TOML or from text, and back to text.
 
 
 _UNITS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
@@ -176,8 +172,8 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
 
     Args:
       meaning: of the setting.
-      raw: what was written: a TOML value, or text.
-      text: it came from the environment or the command line, where everything is text.
+      raw: a TOML value, or text.
+      text: whether it came from the environment or the command line, where everything is text.
     Raises:
       ValueError: it is of a wrong type or out of bounds; the text says what is expected.
     """
@@ -220,7 +216,7 @@ def _from_text(kind: Kind, raw: str) -> object:
 
 
 def _typed(meaning: Meaning, raw: object) -> Any:
-    """``raw`` if it is what the kind asks for; ``true`` is no number here."""
+    """``raw`` if it is of the kind; ``true`` is no number here."""
     match meaning.kind:
         case Kind.SWITCH if isinstance(raw, bool):
             return raw

@@ -1,7 +1,7 @@
-"""Front ends: processes that own nothing, accept on the daemon's port, and pass what they read to the one that owns."""
+"""Front ends: processes that accept on the daemon's port and forward what they read to the process that owns the store."""
 
 from __future__ import annotations
 
 
 class FrontEndFailed(Exception):
-    """A front end did not come up when the daemon started."""
+    """A front end did not start when the daemon did."""

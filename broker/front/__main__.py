@@ -1,10 +1,10 @@
-"""Starts a front end's process: deaf to Ctrl-C, which reaches all; it ends when its parent has ended.
+"""Starts a front end's process, which ignores Ctrl-C and ends when its parent has ended.
 
-A front end does not outlive the process that started it, not even one that is stopped, or lost in what it does.
+A front end notices that end by its link, answers what it can, and leaves. One that is stopped (SIGSTOP) would notice
+nothing and keep its port. So it has the kernel send SIGCONT when the other end of the handover socket closes, which the
+owning process alone holds. (PR_SET_PDEATHSIG would not do: it fires when the thread ends that started the process.)
 
-It sees that end at its link, tells those who wait what it knows, and leaves. One that is stopped sees nothing, and would
-keep its port; so the system is asked to let it go on when the other end of its door is closed, which the owning process
-alone holds. (A signal at the death of a parent would come when just the thread ends that started us.)
+    python -m broker.front NAME LINK HANDOVER LISTENER…     descriptors that it inherits; the daemon starts it
 """
 
 from __future__ import annotations
@@ -15,48 +15,42 @@ import select
 import signal
 import sys
 
-#: How long an orphan may take to leave, longer than any grace that is sensible; then its own alarm ends it.
-ORPHAN_S = 120
+#: How long it may take to leave without its parent, longer than any sensible grace; then its alarm ends it.
+LEAVE_S = 120
 
 
-def watch_parent(door: int) -> None:
-    """Sees to it that this process ends when nobody holds the other end of ``door``, a descriptor of a socket.
+def watch_parent(handover: int) -> None:
+    """Makes this process end after the other end of ``handover``, a socket's descriptor, has closed.
 
     Raises:
-      SystemExit: nobody does any more.
+      SystemExit: it is closed already.
     """
     other_end = select.poll()
-    other_end.register(door, 0)  # its closing is told in any case
+    other_end.register(handover, 0)  # closing is reported in any case
 
-    def go_on(number: int, frame: object) -> None:
+    def on_continue(number: int, frame: object) -> None:
         del number, frame
         if other_end.poll(0):
-            signal.alarm(ORPHAN_S)
+            signal.alarm(LEAVE_S)
 
-    signal.signal(signal.SIGCONT, go_on)
+    signal.signal(signal.SIGCONT, on_continue)
     if sys.platform == "linux":
-        fcntl.fcntl(door, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(door, fcntl.F_SETSIG, int(signal.SIGCONT))
-        fcntl.fcntl(door, fcntl.F_SETFL, fcntl.fcntl(door, fcntl.F_GETFL) | os.O_ASYNC)
-    if other_end.poll(0):  # it ended before we asked
-        sys.exit("whoever started this front end has ended")
-
-
-# ---   main   --------------------------------------------------------------------------------------
-#
-# Starts a front end's process: deaf to Ctrl-C, which reaches all; the owning process tells it when to leave.
-#
-# python -m broker.front NAME LINK DOOR LISTENER… descriptors it inherits; nobody starts it by hand
+        fcntl.fcntl(handover, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(handover, fcntl.F_SETSIG, int(signal.SIGCONT))
+        fcntl.fcntl(handover, fcntl.F_SETFL, fcntl.fcntl(handover, fcntl.F_GETFL) | os.O_ASYNC)
+    if other_end.poll(0):  # it ended before the signal was set up
+        sys.exit("the process that started this front end has ended")
 
 
 def main() -> None:
-    """The process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # before what takes most of a second to load
-    name, link, door, *listeners = sys.argv[1:]
-    watch_parent(int(door))
+    """Runs the process."""
+    # Ctrl-C reaches the whole process group, and the parent says when to leave. First, since loading takes a second.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name, link, handover, *listeners = sys.argv[1:]
+    watch_parent(int(handover))
     from broker.front.child import run_front_end
 
-    run_front_end(name, [int(number) for number in (link, door, *listeners)])
+    run_front_end(name, [int(number) for number in (link, handover, *listeners)])
 
 
 if __name__ == "__main__":

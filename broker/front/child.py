@@ -1,6 +1,6 @@
-"""A front end's process: HTTP as ever, on sockets it was given, answered over a link by the process that started it.
+"""A front end's process: serves HTTP on sockets that it inherits, and has the process that started it answer.
 
-It ends when it is told to, after its last answers, and when the owning process does.
+It ends when it is told to, after its last answers, or when the owning process ends.
 """
 
 from __future__ import annotations
@@ -31,51 +31,50 @@ if TYPE_CHECKING:
     from broker.service import Service
 
 log = logging.getLogger(__name__)
-#: How long answers may take to leave once the owning process has gone: they only say so.
-ORPHANED_S = 1.0
+#: How long the last answers may take to leave once the owning process has ended.
+LAST_ANSWERS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Accounting:
-    """What the application counts and logs with; the owning process keeps the numbers."""
+    """Counts and logs for the application; the owning process keeps the numbers."""
 
-    passing_on: FrontForwarding
+    forwarding: FrontForwarding
     access: AccessLog
 
     @property
     def metrics(self) -> _Accounting:
-        """Itself: it counts."""
+        """Itself."""
         return self
 
     def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
-        """As ``Metrics.requested``."""
         del requests
-        self.passing_on.counted(route, status, seconds)
+        self.forwarding.count(route, status, seconds)
 
 
 class FrontEnd:
     """The life of this process."""
 
-    def __init__(self, link: socket.socket, door: socket.socket, listeners: list[socket.socket]) -> None:
+    def __init__(self, link: socket.socket, handover: socket.socket, listeners: list[socket.socket]) -> None:
         self._link = Link(sockets.stream_of(link), WITHIN_DAEMON, peer="the owning process")
-        self._door = door
+        self._handover = handover
         self._listeners = listeners
         self._stop = trio.Event()
 
     async def run(self) -> None:
-        """Serves until it is told to leave, or the owning process ends."""
+        """Serves until SIGTERM, or until the owning process ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_link)
             try:
-                told: dict[str, Any] = (await self._link.call("settings", None)).value
+                answer: dict[str, Any] = (await self._link.call("settings", None)).value
             except LinkBroken:
-                return  # it ended as we began
-            config = config_of(told["settings"])
+                return  # the owning process ended meanwhile
+            config = config_of(answer["settings"])
             logs = setup_logs(config.log, sys.stdout)
             try:
-                with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before anybody is let in
+                with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before it accepts connections
                     nursery.start_soon(self._stop_at, signals)
-                    await self._serve(config, is_among_others=told["peers"])
+                    await self._serve(config, has_peers=answer["peers"])
                     nursery.cancel_scope.cancel()
             finally:
                 logs.close()
@@ -90,17 +89,17 @@ class FrontEnd:
         async for _ in signals:
             self._stop.set()
 
-    async def _serve(self, config: Config, *, is_among_others: bool) -> None:
+    async def _serve(self, config: Config, *, has_peers: bool) -> None:
         settings = http_settings(config)
-        passing_on = FrontForwarding(self._link)
-        handlers = passing_on.handlers()
-        told = cast("Service", _Accounting(passing_on, AccessLog(enabled=config.log.access)))
-        application = build_application(told, passing_on.routes(), handlers, settings)
+        forwarding = FrontForwarding(self._link)
+        handlers = forwarding.handlers()
+        accounting = cast("Service", _Accounting(forwarding, AccessLog(enabled=config.log.access)))
+        application = build_application(accounting, forwarding.routes(), handlers, settings)
         try:
             if not (await self._link.call("ready", None)).value:
                 return
         except LinkBroken:
-            return  # it ended meanwhile
+            return  # the owning process ended meanwhile
         await serve_http(
             settings,
             handlers,
@@ -109,29 +108,29 @@ class FrontEnd:
             budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
             stop=self._stop,
             grace_s=config.shutdown.drain_s,
-            begin=passing_on.begin,
-            peers=self._hand_over if is_among_others else None,
+            begin=forwarding.begin,
+            peers=self._hand_peer_over if has_peers else None,
         )
-        with trio.move_on_after(ORPHANED_S):
+        with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()
 
-    async def _hand_over(self, stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
-        """A connection of another instance goes to the owning process."""
+    async def _hand_peer_over(self, stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
+        """Hands a connection of another instance to the owning process."""
         del stop
         connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
         await stream.aclose()
-        await sockets.send_connection(self._door, connection, already_read)
+        await sockets.send_connection(self._handover, connection, already_read)
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:
-    """The process, on descriptors that it was given: its link, its door, its listeners."""
+    """Runs the process on the descriptors that it inherits: its link, its handover socket, its listeners."""
     process.set(name)
-    link, door, *listeners = (socket.socket(fileno=number) for number in numbers)
-    for each in (link, door, *listeners):
+    link, handover, *listeners = (socket.socket(fileno=number) for number in numbers)
+    for each in (link, handover, *listeners):
         each.setblocking(False)
         each.set_inheritable(False)
 
     async def run() -> None:
-        await FrontEnd(link, door, listeners).run()
+        await FrontEnd(link, handover, listeners).run()
 
     trio.run(run)

@@ -1,9 +1,7 @@
 """The front end's side: handlers, views and streams that forward each request to the owning process.
 
-The front end's side: handlers, views and streams that pass on what they read to the owning process.
-
-A publish is decoded and checked here, and travels as values; so the owning process spends on it what only it can do.
-What is refused here is passed on whole instead, to be refused there: in the same words, and counted.
+A publish is decoded and checked here, and travels as values, so that the owning process does only what it alone can do.
+A request that is refused here is forwarded whole instead: the owning process refuses it in its own words, and counts it.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from broker.api.publish import Given
     from broker.api.route import Route
-    from broker.http.budgets import Holding
+    from broker.http.budgets import Reservation
     from broker.http.messages import Conversation, HotHandlers, HotRequest, HttpAnswer, ViewRequest
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
@@ -42,38 +40,38 @@ _OWNER = Instance("the owning process", "")
 
 
 class FrontForwarding:
-    """What a front end's doors answer with; all of it over one link."""
+    """Answers a front end's requests over its one link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        #: Publishes that are under way: one that is alone has no others to share a write with.
+        #: Publishes under way; a single one has no other to share a write with.
         self._publishing = 0
 
     def handlers(self) -> HotHandlers:
-        """Those of the hot routes."""
+        """The handlers of the hot routes."""
         found: dict[Any, HotHandler] = dict.fromkeys(HOT_PATHS, self._hot)
         return found | {"publish": self._publish}
 
     def routes(self) -> tuple[Route, ...]:
-        """All others."""
+        """The other routes."""
         return tuple(replace(route, view=partial(self._view, route.name)) for route in ROUTES)
 
-    def begin(self, namespace: str, topic: str, request_id: str, held: Holding) -> Conversation:
+    def begin(self, namespace: str, topic: str, request_id: str, reservation: Reservation) -> Conversation:
         """A client's stream. Raises InvalidName."""
-        opens = partial(self._link.converse, "stream", [namespace, topic, request_id])
-        return FrontStream(opens, _OWNER, namespace, topic, held)
+        open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id])
+        return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
-    def counted(self, route: str, status: int, seconds: float) -> None:
-        """Has the owning process count what was answered here."""
-        self._link.tell("counted", [route, status, seconds])
+    def count(self, route: str, status: int, seconds: float) -> None:
+        """Has the owning process count an answer of this one."""
+        self._link.notify("counted", [route, status, seconds])
 
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
         try:
             return await self._link.call(kind, value, body, at_once=at_once)
         except LinkBroken as broken:
-            raise _plain(broken) from broken
+            raise _error_of(broken) from broken
 
-    # --- whole ---------------------------------------------------------------------------------
+    # --- whole requests ------------------------------------------------------------------------
 
     async def _hot(self, request: HotRequest) -> HttpAnswer:
         return await decode_answer(await self._call("hot", encode_hot(request, 0), request.body), None)
@@ -90,10 +88,10 @@ class FrontForwarding:
         except PlainsongError:
             return await self._hot(request)
         try:
-            told = await self._published(given, request.request_id)
-        except NoOwner:  # of another instance; whole requests find their way there
+            response = await self._published(given, request.request_id)
+        except NoOwner:  # another instance owns the topic: whole requests are routed to it
             return await self._hot(request)
-        return answer_publish(request, given, told)
+        return answer_publish(request, given, response)
 
     async def _published(self, given: Given, request_id: str) -> PublishResponse | Receipt:
         (namespace, topic), body, size = given.name, given.body, given.size
@@ -120,8 +118,8 @@ def _is_plain(body: PublishRequest) -> bool:
     return PublishRequest(body.messages) == body
 
 
-def _plain(broken: LinkBroken) -> PlainsongError:
-    """What a client is told when the owning process has ended."""
+def _error_of(broken: LinkBroken) -> PlainsongError:
+    """The client's error when the owning process has ended."""
     if broken.sent:
         return OutcomeUnknown("the daemon ended before it answered", hint="read to see whether it happened")
     return ShuttingDown("the daemon is not there any more")
@@ -131,66 +129,62 @@ def _plain(broken: LinkBroken) -> PlainsongError:
 
 
 if TYPE_CHECKING:
-    Opens = Callable[[], Awaitable[Channel]]
+    OpenChannel = Callable[[], Awaitable[Channel]]
 
 
 class FrontStream:
     """A client's stream at a front end; a ``Conversation``.
 
     Args:
-      opens: begins the conversation with the owning process.
-      owner: what stands for that process.
+      open_channel: begins the conversation with the owning process.
+      owner: stands for that process.
     """
 
-    def __init__(self, opens: Opens, owner: Instance, namespace: str, topic: str, held: Holding) -> None:
+    def __init__(
+        self, open_channel: OpenChannel, owner: Instance, namespace: str, topic: str, reservation: Reservation
+    ) -> None:
         topic_name(namespace, topic)
         self.headers: Sequence[tuple[str, str]] = ()
-        self._opens = opens
+        self._open_channel = open_channel
         self._owner = owner
-        self._held = held
-        self._opened: RemoteStream | None = None
+        self._reservation = reservation
+        self._remote: RemoteStream | None = None
 
     async def opened(self) -> None:
-        """As ``Conversation.opened`` says. The first that the owning process says are its headers."""
+        """See ``Conversation``. The owning process first sends the headers."""
         try:
-            channel = await self._opens()
-            self._opened = RemoteStream(channel, self._owner, self._held)
-            said = await channel.receive()
+            channel = await self._open_channel()
+            self._remote = RemoteStream(channel, self._owner, self._reservation)
+            headers = await channel.receive()
         except LinkBroken as broken:
             raise ShuttingDown("the daemon is not there any more") from broken
-        if said is None:
+        if headers is None:
             raise Internal("a stream ended as it began")
-        self.headers = [(name, value) for name, value in VOCABULARY.unpack(said)]
+        self.headers = [(name, value) for name, value in VOCABULARY.unpack(headers)]
 
     @property
-    def _leg(self) -> RemoteStream:
-        assert self._opened is not None  # whoever holds it has opened it
-        return self._opened
+    def _stream(self) -> RemoteStream:
+        assert self._remote is not None  # a conversation is opened before anything else
+        return self._remote
 
     @property
     def waiting(self) -> bool:
-        """Whether there are requests that are not answered yet."""
-        return self._leg.waiting
+        return self._stream.waiting
 
     @property
     def answered(self) -> int:
-        """Requests that have been answered."""
-        return self._leg.answered
+        return self._stream.answered
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """As ``Conversation.take`` says."""
-        await self._leg.take(messages)
+        await self._stream.take(messages)
 
     async def answers(self) -> bytes | None:
-        """As ``Conversation.answers`` says."""
-        return await self._leg.answers()
+        return await self._stream.answers()
 
     def finish(self) -> None:
-        """As ``Conversation.finish`` says."""
-        self._leg.finish()
+        self._stream.finish()
 
     def close(self) -> None:
-        """As ``Conversation.close`` says."""
-        if self._opened is not None:
-            self._opened.close()
-        self._held.release()
+        if self._remote is not None:
+            self._remote.close()
+        self._reservation.release()

@@ -1,10 +1,8 @@
 """The owning process's side of front ends: their sockets and lives, and answers to what they forward.
 
-The owning process's part of front ends: their sockets, which it keeps, and their lives, which it begins and ends.
-
-Each has sockets of its own on the common address, among which the system shares connections out. They listen once all
-front ends are there, so that nobody is let in who would have to wait; and they stay open here when a front end dies, so
-that connections wait for its successor instead of being refused.
+Each front end has sockets of its own on the common address, among which the kernel shares the connections out. They
+listen once all front ends are there, so that no client is accepted that would have to wait. This process keeps them
+open when a front end dies, so that connections wait for its successor instead of being refused.
 """
 
 from __future__ import annotations
@@ -25,11 +23,12 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.messages import only_plain, status_of
-from broker.http.sockets import bind_together, let_in, shown
+from broker.http.sockets import address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_hot, decode_view, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
 from plainsong.protocol.errors import BadRequest, NoOwner, PlainsongError
@@ -47,22 +46,22 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.budgets import BodyBudget
     from broker.http.messages import Begin, Conversation, HotHandlers
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from broker.link.server import Answer, Call, ServedChannel
     from broker.service import Service
 
 log = logging.getLogger(__name__)
-#: Seconds before a front end that ended is started again, growing while it does not live; the last one repeats.
+#: Pauses before a front end that ended is started again, in seconds; the last one repeats.
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
-#: A front end that lived for so long has not failed to start.
+#: A front end that lived this long did not fail to start.
 SETTLED_S = 10.0
-#: How long a front end may answer no ping before it is ended and another takes its place: half of the clients wait.
+#: How long a front end may leave a ping unanswered before it is replaced: its share of the clients waits meanwhile.
 SILENCE_S = 30.0
-#: How long a process whose link has ended has for its last answers.
+#: How long a front end whose link has ended has for its last answers.
 AFTER_LINK_S = 5.0
-#: How long after the grace of a stop a front end may take to end by itself.
+#: How long after the grace of a stop a front end may take to end.
 LAST_S = 1.0
-#: What a front end may hold of answers at least; they stream through it.
+#: The least budget of answers of a front end; they stream through it.
 MIN_ANSWER_BYTES = 4 << 20
 _SECTIONS = ("http", "log", "shutdown")
 
@@ -70,43 +69,43 @@ _SECTIONS = ("http", "log", "shutdown")
 async def serve_front_ends(
     config: Config,
     answering: Answering,
-    peers: PeerDoor | None,
+    peers: PeerHandler | None,
     *,
     stop: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves by ``http.processes`` front ends until ``stop`` is set and they have left, within ``shutdown.drain_s``.
+    """Runs ``http.processes`` front ends until ``stop`` is set and they have left, within ``shutdown.drain_s``.
 
-    ``task_status`` is given the addresses once all of them accept. ``peers`` gets the connections of other instances.
+    ``task_status`` gets the addresses once all of them accept; ``peers`` gets the connections of other instances.
 
     Raises:
       OSError: the address cannot be listened on.
-      FrontEndFailed: one did not come up.
+      FrontEndFailed: a front end did not start.
     """
-    together = await trio.to_thread.run_sync(bind_together, config.http.bind, config.http.processes)
+    rows = await trio.to_thread.run_sync(bind_shared, config.http.bind, config.http.processes)
     try:
         async with trio.open_nursery() as nursery:
-            parts = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
-            front_ends = [_FrontEndProcess(f"front-{number}", row, parts) for number, row in enumerate(together, 1)]
+            shared = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
+            front_ends = [_FrontEndProcess(f"front-{number}", row, shared) for number, row in enumerate(rows, 1)]
             for each in front_ends:
                 nursery.start_soon(each.keep)
             for each in front_ends:
                 await each.ready.wait()
             if not stop.is_set():
-                let_in(together)
-            parts.begun.set()
-            task_status.started([shown(listener) for listener in together[0]])
+                start_listening(rows)
+            shared.begun.set()
+            task_status.started([address_of(listener) for listener in rows[0]])
             await stop.wait()
-            for listener in (each for row in together for each in row):
-                listener.close()  # nobody new is let in; the front ends close theirs
+            for listener in (each for row in rows for each in row):
+                listener.close()  # no new connections; the front ends close their own copies
             nursery.cancel_scope.deadline = trio.current_time() + config.shutdown.drain_s + LAST_S
     finally:
-        for listener in (each for row in together for each in row):
+        for listener in (each for row in rows for each in row):
             listener.close()
 
 
 def share_of(config: Config) -> dict[str, Any]:
-    """The settings of one front end: those of the daemon, and its share of what is bounded for all of them."""
+    """The settings of one front end: the daemon's, with its share of the common bounds."""
     http = config.http
     mine = replace(
         config,
@@ -127,7 +126,7 @@ class _Shared:
         self,
         settings: dict[str, Any],
         answering: Answering,
-        peers: PeerDoor | None,
+        peers: PeerHandler | None,
         stop: trio.Event,
         nursery: trio.Nursery,
         max_peers: int,
@@ -139,7 +138,7 @@ class _Shared:
         self.nursery = nursery
         #: Set once the sockets listen, or the stop came before.
         self.begun = trio.Event()
-        #: Connections of other instances that may be here at a time, and that are.
+        #: Connections of other instances: how many there may be, and are.
         self.max_peers = max_peers
         self.open_peers = 0
 
@@ -147,36 +146,37 @@ class _Shared:
 class _FrontEndProcess:
     """One front end: its sockets, and one process after the other."""
 
-    def __init__(self, name: str, listeners: list[socket.socket], parts: _Shared) -> None:
+    def __init__(self, name: str, listeners: list[socket.socket], shared: _Shared) -> None:
         self._name = name
         self._listeners = listeners
-        self._parts = parts
+        self._shared = shared
         #: Set once the first process is about to accept, or the stop came before.
         self.ready = trio.Event()
 
     async def keep(self) -> None:
-        """Keeps a process running until the stop. Raises FrontEndFailed."""
-        failures = 0
+        """Keeps a process running until the stop. Raises FrontEndFailed: the first did not start."""
+        backoff = Backoff(PAUSES_S)
         while True:
             begun_s = trio.current_time()
             try:
                 status: int | str = await self._run()
-            except OSError as error:  # out of descriptors, processes or memory: as of those that end at once
+            except OSError as error:  # out of descriptors, processes or memory: as if it had ended at once
                 status = str(error)
-            if self._parts.stop.is_set():
+            if self._shared.stop.is_set():
                 self.ready.set()
                 return
             if not self.ready.is_set():
                 raise FrontEndFailed(f"{self._name} ended with status {status} before it accepted connections")
-            failures = 0 if trio.current_time() - begun_s > SETTLED_S else failures + 1
-            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            if trio.current_time() - begun_s > SETTLED_S:
+                backoff.reset()
+            pause_s = backoff.failed()
             log.error("a front end ended", extra={"front_end": self._name, "status": status, "again_in_s": pause_s})
             with trio.move_on_after(pause_s):
-                await self._parts.stop.wait()
+                await self._shared.stop.wait()
                 return
 
     async def _run(self) -> int:
-        """One process, from its start to its end; its exit status."""
+        """Runs one process; its exit status."""
         ours: list[socket.socket] = []
         theirs: list[socket.socket] = []
         try:
@@ -194,78 +194,75 @@ class _FrontEndProcess:
         finally:
             for each in theirs:
                 each.close()
-        link, door = ours
+        link, handover = ours
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve, sockets.stream_of(link), process)
-                nursery.start_soon(self._take_peers, door)
-                nursery.start_soon(self._tell_to_leave, process)
+                nursery.start_soon(self._take_peers, handover)
+                nursery.start_soon(self._terminate_at_stop, process)
                 status = await process.wait()
                 nursery.cancel_scope.cancel()
             return status
         finally:
-            door.close()
+            handover.close()
             if process.returncode is None:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
 
     async def _serve(self, link: trio.SocketStream, process: trio.Process) -> None:
-        quick = QuickPublishes(self._parts.answering.service)
+        inline = PublishBatcher(self._shared.answering.service)
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
-        await serve_link(link, self._dispatch, bounds, quick=quick, peer=self._name)
+        await serve_link(link, self._dispatch, bounds, inline=inline, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
-        process.kill()  # frozen or lost: it would keep its connections waiting for ever
+        process.kill()  # it is frozen: its connections would wait for ever
 
-    async def _tell_to_leave(self, process: trio.Process) -> None:
-        await self._parts.stop.wait()
+    async def _terminate_at_stop(self, process: trio.Process) -> None:
+        await self._shared.stop.wait()
         process.terminate()
 
     async def _dispatch(self, call: Call) -> Reply:
         if call.kind == "settings":
-            return Reply({"settings": self._parts.settings, "peers": self._parts.peers is not None})
+            return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None})
         if call.kind != "ready":
-            return await self._parts.answering.dispatch(call)
+            return await self._shared.answering.dispatch(call)
         self.ready.set()
-        await self._parts.begun.wait()
-        if self._parts.stop.is_set():
+        await self._shared.begun.wait()
+        if self._shared.stop.is_set():
             return Reply(False)
         log.info("a front end accepts connections", extra={"front_end": self._name})
         return Reply(True)
 
-    async def _take_peers(self, door: socket.socket) -> None:
-        """Connections of other instances that came to this front end; they outlive it."""
-        while (taken := await sockets.receive_connection(door)) is not None:
-            self._parts.nursery.start_soon(self._serve_peer, *taken)
+    async def _take_peers(self, handover: socket.socket) -> None:
+        """Serves connections of other instances that the front end accepted; they outlive it."""
+        while (taken := await sockets.receive_connection(handover)) is not None:
+            self._shared.nursery.start_soon(self._serve_peer, *taken)
 
     async def _serve_peer(self, connection: socket.socket, already_read: bytes) -> None:
-        parts = self._parts
-        if parts.peers is None or parts.open_peers >= parts.max_peers:
+        shared = self._shared
+        if shared.peers is None or shared.open_peers >= shared.max_peers:
             connection.close()
             return
-        parts.open_peers += 1
+        shared.open_peers += 1
         try:
-            await parts.peers(sockets.stream_of(connection), already_read, parts.stop)
+            await shared.peers(sockets.stream_of(connection), already_read, shared.stop)
         except Exception:
             log.exception("a connection failed")
         finally:
-            parts.open_peers -= 1
+            shared.open_peers -= 1
 
 
-# --- answering -------------------------------------------------------------------------------------
-#
-# The owning process's side of its front ends: what they pass on is answered by the very handlers of one process.
-#
-# What there is most of, small plain publishes, is answered in ``quick.py``, unless each is to have a line in the
-# log.
+# --- answers ---------------------------------------------------------------------------------------
 
 
 class Answering:
-    """The ``Dispatch`` of the links to front ends.
+    """Answers the calls of front ends, with the handlers that a daemon of one process has.
+
+    ``PublishBatcher`` answers the most frequent calls, small plain publishes, unless each has a line in the access log.
 
     Args:
-      handlers, routes, begin: what a door of this process would have, counted and forwarded as there.
-      budget: what the streams of all clients may hold.
+      handlers, routes, begin: as for a listener of this process, counted and forwarded.
+      budget: bounds the memory of all clients' streams.
     """
 
     def __init__(
@@ -289,7 +286,7 @@ class Answering:
         """Answers one call of a front end."""
         handler = self._kinds.get(call.kind)
         if handler is None:
-            raise BadRequest(f"{call.kind[:80]!r} is nothing that front ends ask for")
+            raise BadRequest(f"{call.kind[:80]!r} is no call of front ends")
         return await handler(call)
 
     # --- whole requests ------------------------------------------------------------------------
@@ -310,12 +307,12 @@ class Answering:
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
         namespace, topic, request_id = call.value
-        with self._budget.hold() as held:
-            await serve_conversation(self._begin(namespace, topic, request_id, held), call.channel)
+        with self._budget.reserve() as reservation:
+            await serve_conversation(self._begin(namespace, topic, request_id, reservation), call.channel)
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:
-        """A front end answered something itself."""
+        """Counts a request that a front end has answered."""
         route, status, seconds = call.value
         self.service.metrics.requested(route, status, seconds)
         return Reply()
@@ -337,7 +334,7 @@ class Answering:
         begun_s = perf_counter()
         self.service.access.begin(request_id)
         try:
-            told = await published(self.service, name, body, size)
+            response = await published(self.service, name, body, size)
         except NoOwner:
             raise
         except Exception as error:
@@ -345,7 +342,7 @@ class Answering:
             self._account(name, 500 if plain is None else status_of(plain), begun_s)
             raise
         self._account(name, 200, begun_s)
-        return Reply(told)
+        return Reply(response)
 
     def _account(self, name: TopicName, status: int, begun_s: float) -> None:
         seconds = perf_counter() - begun_s
@@ -353,30 +350,28 @@ class Answering:
         self.service.access.answered("publish", str(name), status, seconds)
 
 
-# --- quick -----------------------------------------------------------------------------------------
-#
-# Small plain publishes without a task each: those that a front end sends in one go are one ask of each topic.
-#
-# As with the requests of a stream, a run of singles is stored as one and answered one by one: neither their order
-# nor their answers can tell. So what a publish costs the owning process is reading its frame and writing its
-# answer.
+# --- small publishes -------------------------------------------------------------------------------
 
 
-#: What the topic says of a run: the receipt of all of it, or of each, or why there is none.
+#: A topic's answer to a run: one receipt for all of it, or an outcome for each, or an error for all.
 PublishOutcome: TypeAlias = "Receipt | list[Receipt | PlainsongError] | PlainsongError"
 
 
 @dataclass(slots=True)
 class _Run:
-    """Singles for one topic."""
+    """Publishes of one message each, for one topic."""
 
     payloads: list[bytes] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     size: int = 0
 
 
-class QuickPublishes:
-    """The ``Quick`` of one link to a front end."""
+class PublishBatcher:
+    """Puts small plain publishes that arrive together into their topic's mailbox as one ask; an ``InlineHandler``.
+
+    A run is stored as one and answered one by one, as in a stream: neither the order nor the answers differ. So a publish
+    costs the owning process a frame read and a frame written, and no task.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -384,8 +379,7 @@ class QuickPublishes:
         self._begun_s = 0.0
 
     def take(self, call: Call, answer: Answer) -> bool:
-        """As ``Quick.take`` says."""
-        if call.kind != "publish" or self._service.access.enabled:  # a line names its request, and so needs its task
+        if call.kind != "publish" or self._service.access.enabled:  # a log line names its request by the task's context
             return False
         namespace, topic, messages, size, _ = call.value
         if len(messages) != 1:
@@ -399,11 +393,10 @@ class QuickPublishes:
         run.answers.append(answer)
         run.size += size
         if len(run.payloads) >= MAX_RUN:
-            self.taken()
+            self.flush()
         return True
 
-    def taken(self) -> None:
-        """Puts what was gathered into the mailboxes of its topics."""
+    def flush(self) -> None:
         if not self._runs:
             return
         runs, self._runs = self._runs, {}
@@ -411,8 +404,8 @@ class QuickPublishes:
             self._put(TopicName(*name), run, self._begun_s)
 
     def _put(self, name: TopicName, run: _Run, begun_s: float) -> None:
-        def settled(told: PublishOutcome) -> None:
-            self._answer(name, run, told, perf_counter() - begun_s)
+        def settled(outcome: PublishOutcome) -> None:
+            self._answer(name, run, outcome, perf_counter() - begun_s)
 
         try:
             ticket = self._service.directory.put(name, PublishEach(run.payloads, run.size))
@@ -421,36 +414,37 @@ class QuickPublishes:
         else:
             ticket.on_settled(settled)
 
-    def _answer(self, name: TopicName, run: _Run, told: PublishOutcome, seconds: float) -> None:
+    def _answer(self, name: TopicName, run: _Run, outcome: PublishOutcome, seconds: float) -> None:
         service, answers = self._service, run.answers
-        if isinstance(told, Receipt):
-            assert told.first_id is not None  # singles are nobody's duplicates
-            generation = told.generation
-            for answer, first_id in zip(answers, consecutive_ids(told.first_id, len(answers)), strict=True):
+        if isinstance(outcome, Receipt):
+            assert outcome.first_id is not None  # plain publishes are never duplicates
+            generation = outcome.generation
+            for answer, first_id in zip(answers, consecutive_ids(outcome.first_id, len(answers)), strict=True):
                 answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
-            _account(service, name, told, len(answers), seconds)
+            _account(service, name, outcome, len(answers), seconds)
             return
-        each = told if isinstance(told, list) else [told] * len(answers)
+        each = outcome if isinstance(outcome, list) else [outcome] * len(answers)
         for answer, one in zip(answers, each, strict=True):
             answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
             _account(service, name, one, 1, seconds)
 
 
-def _account(service: Service, name: TopicName, told: Receipt | PlainsongError, requests: int, seconds: float) -> None:
-    """Counts publishes of one message that are answered; one that finds its way to another owner is counted there."""
-    if isinstance(told, Receipt):
+def _account(
+    service: Service, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float
+) -> None:
+    """Counts answered publishes; one that is forwarded to another owner is counted there."""
+    if isinstance(outcome, Receipt):
         service.metrics.requested("publish", 200, seconds, requests)
         service.rates.published(name, requests, trio.current_time())
-    elif not isinstance(told, NoOwner):
-        service.metrics.requested("publish", status_of(told), seconds, requests)
+    elif not isinstance(outcome, NoOwner):
+        service.metrics.requested("publish", status_of(outcome), seconds, requests)
 
 
 # --- streams ---------------------------------------------------------------------------------------
 
 
 async def serve_conversation(conversation: Conversation, channel: ServedChannel) -> None:
-    """The owning process's end: ``conversation`` is what a WebSocket of its own would have behind it."""
-
+    """The owning process's end of a front end's stream."""
     try:
         await channel.send(VOCABULARY.pack([list(each) for each in conversation.headers]))
         await converse(conversation, channel)

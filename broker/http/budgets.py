@@ -1,7 +1,4 @@
-"""Bounds of the HTTP server: its settings, and the byte budgets over all request bodies and over all answers.
-
-What the HTTP front end can be told: bounds and time-outs, under the names of the configuration's ``http`` section.
-"""
+"""Bounds of the HTTP server: its settings, and the byte budgets over all request bodies and over all answers."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Bounds of both doors. Bytes are bytes, times are seconds.
+    """Bounds of both listeners, in bytes and seconds.
 
     Raises:
-      ValueError: ``max_inflight_bytes`` could not hold one body and what it decompresses to.
+      ValueError: ``max_inflight_bytes`` cannot hold one body beside its decompressed form.
     """
 
     #: Serve the hot routes without hypercorn.
@@ -42,7 +39,7 @@ class HttpSettings:
     max_inflight_bytes: int = 256 * MIB
     #: Answers that wait for their readers, in bytes; beyond it pages are cut, then 503 ``overloaded``.
     max_answer_bytes: int = 256 * MIB
-    #: How long a connection may rest between requests.
+    #: How long a connection may be idle between requests.
     keep_alive_s: float = 75.0
     #: From the first byte of a request to the end of its head.
     header_timeout_s: float = 10.0
@@ -62,7 +59,7 @@ class HttpSettings:
 
 
 def http_settings(config: Config) -> HttpSettings:
-    """What the configuration says of them."""
+    """The HTTP server's part of the settings."""
     http = config.http
     return HttpSettings(
         lane=http.lane,
@@ -79,67 +76,65 @@ def http_settings(config: Config) -> HttpSettings:
 
 
 # --- bodies ----------------------------------------------------------------------------------------
-#
-# Request bodies within bounds: one byte budget over all connections, one bound per body, gzip counted as it grows.
 
 
-#: What a body must keep up once ``body_timeout_s`` is used up; a slow line is welcome, a slow loris is not.
+#: The least rate of a body once ``body_timeout_s`` is used up; a slow line is welcome, a slow loris is not.
 MIN_BODY_BYTES_PER_S = 16 << 10
-#: From here on a worker thread decompresses, so that nobody else waits.
+#: Larger bodies are decompressed by a worker thread, so that the event loop does not wait.
 INLINE_BYTES = 64 << 10
 _STEP_BYTES = 1 << 20
 _GZIP_WINDOW = 31
 
 
 class BodyBudget:
-    """The bytes that the bodies of all requests under way may hold together; and beside them, those of the answers."""
+    """The memory of all request bodies under way; and beside it the budget of the answers."""
 
-    __slots__ = ("answers", "held_bytes", "max_bytes")
+    __slots__ = ("answers", "max_bytes", "reserved_bytes")
 
     def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
+        self.reserved_bytes = 0
         self.answers = answers or AnswerBudget()
 
-    def hold(self) -> Holding:
-        """A place for one request's bytes, nothing held yet."""
-        return Holding(self)
+    def reserve(self) -> Reservation:
+        """A share for one request's bytes, empty at first."""
+        return Reservation(self)
 
 
-class Holding:
-    """What one request holds of the budget; given back at the end of the ``with`` block."""
+class Reservation:
+    """One request's share of the budget; released at the end of the ``with`` block."""
 
-    __slots__ = ("_budget", "held_bytes")
+    __slots__ = ("_budget", "reserved_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self.held_bytes = 0
+        self.reserved_bytes = 0
 
     def grow(self, more_bytes: int) -> None:
         """Takes ``more_bytes`` of the budget.
 
         Raises:
-          Overloaded: the budget has no more; nothing was taken.
+          Overloaded: the budget is used up; nothing was taken.
         """
         budget = self._budget
-        if budget.held_bytes + more_bytes > budget.max_bytes:
+        if budget.reserved_bytes + more_bytes > budget.max_bytes:
             raise Overloaded(
-                f"bodies of {budget.held_bytes} bytes are under way, of {budget.max_bytes} that may be",
+                f"bodies of {budget.reserved_bytes} bytes are under way, of {budget.max_bytes} that may be",
                 hint="retry a little later, or raise http.max_inflight_bytes",
             )
-        budget.held_bytes += more_bytes
-        self.held_bytes += more_bytes
+        budget.reserved_bytes += more_bytes
+        self.reserved_bytes += more_bytes
 
     def shrink(self, fewer_bytes: int) -> None:
-        """Gives ``fewer_bytes`` of what is held back."""
-        fewer_bytes = min(fewer_bytes, self.held_bytes)
-        self._budget.held_bytes -= fewer_bytes
-        self.held_bytes -= fewer_bytes
+        """Gives back ``fewer_bytes``."""
+        fewer_bytes = min(fewer_bytes, self.reserved_bytes)
+        self._budget.reserved_bytes -= fewer_bytes
+        self.reserved_bytes -= fewer_bytes
 
     def release(self) -> None:
-        """Gives everything back; a second call does nothing."""
-        self._budget.held_bytes -= self.held_bytes
-        self.held_bytes = 0
+        """Gives everything back. Idempotent."""
+        self._budget.reserved_bytes -= self.reserved_bytes
+        self.reserved_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +161,7 @@ def broke_off(received_bytes: int) -> MalformedBody:
 
 
 def body_deadline(started: float, received_bytes: int, body_timeout_s: float) -> float:
-    """When the rest of a body must be there, on the clock of ``started``."""
+    """When the whole body must have arrived, on the clock of ``started``."""
     return started + body_timeout_s + received_bytes / MIN_BODY_BYTES_PER_S
 
 
@@ -175,7 +170,7 @@ def needs_decoding(headers: Mapping[str, str]) -> bool:
     return headers.get("content-encoding", "identity") not in ("", "identity")
 
 
-async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: int, held: Holding) -> bytes:
+async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: int, reservation: Reservation) -> bytes:
     """``body`` without its content coding.
 
     Raises:
@@ -190,12 +185,12 @@ async def decoded_body(body: bytes, headers: Mapping[str, str], max_body_bytes: 
     if coding not in ("gzip", "x-gzip"):
         raise UnsupportedMediaType(f"the content encoding {coding!r} is not read here", hint="send gzip or identity")
     if len(body) <= INLINE_BYTES:
-        return _gunzipped(body, max_body_bytes, held)
-    # Only integers are shared with the loop's thread, and it waits for nobody: a late look at the budget is harmless.
-    return await trio.to_thread.run_sync(_gunzipped, body, max_body_bytes, held)
+        return _gunzipped(body, max_body_bytes, reservation)
+    # The thread shares only integers with the event loop, and a late reading of the budget is harmless.
+    return await trio.to_thread.run_sync(_gunzipped, body, max_body_bytes, reservation)
 
 
-def _gunzipped(body: bytes, max_body_bytes: int, held: Holding) -> bytes:
+def _gunzipped(body: bytes, max_body_bytes: int, reservation: Reservation) -> bytes:
     unpacked = bytearray()
     rest = body
     try:
@@ -206,7 +201,7 @@ def _gunzipped(body: bytes, max_body_bytes: int, held: Holding) -> bytes:
                 rest = unpacker.unconsumed_tail
                 if len(unpacked) + len(part) > max_body_bytes:
                     raise too_large(max_body_bytes)
-                held.grow(len(part))
+                reservation.grow(len(part))
                 unpacked += part
                 if not part and not rest and not unpacker.eof:
                     raise MalformedBody(f"the gzip body breaks off after {len(body)} bytes")
@@ -219,54 +214,54 @@ def _gunzipped(body: bytes, max_body_bytes: int, held: Holding) -> bytes:
 # --- answers ---------------------------------------------------------------------------------------
 
 
-#: Bodies up to this size are not counted: the kernel takes them at once, and a connection costs as much by itself.
+#: Bodies up to this size are not counted: the kernel takes them at once, and a connection costs as much anyway.
 FREE_BYTES = 4 << 10
-#: What takes no more than this finds room in the last part of the budget, where nothing larger is let in.
+#: Answers up to this size may use the last part of the budget, which larger ones may not.
 SMALL_BYTES = 512 << 10
 #: The last part, as a fraction of the budget.
 LAST_PART = 8
-#: A page takes no more than this fraction of what is left: those that come after it shall have something, too.
+#: A page takes at most this fraction of what is left, so that there is something for the next ones.
 SHARE = 4
 #: How long a request waits for room before it is refused.
 PATIENCE_S = 2.0
 
 
 class AnswerBudget:
-    """The bytes that the answers of all requests may hold together, until their readers have taken them."""
+    """The memory of all answers until their readers have taken them."""
 
-    __slots__ = ("_large", "_small", "held_bytes", "max_bytes", "patience_s", "refused")
+    __slots__ = ("_large", "_small", "max_bytes", "patience_s", "refused", "reserved_bytes")
 
     def __init__(self, max_bytes: int = 1 << 62, patience_s: float = PATIENCE_S) -> None:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
-        self.held_bytes = 0
-        #: Requests that were told to come back.
+        self.reserved_bytes = 0
+        #: Requests that were refused for lack of room.
         self.refused = 0
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
 
     def room(self) -> AnswerRoom:
-        """A place for the bytes of one answer at a time, nothing held yet."""
+        """A share for the bytes of one answer at a time, empty at first."""
         return AnswerRoom(self)
 
     def share_of(self, least: int, most: int) -> int:
-        """What a page may take now, from ``least`` to ``most`` bytes; 0: not even that is left."""
-        if not self.held_bytes:
+        """What a page may take now, from ``least`` to ``most`` bytes; 0: not even ``least`` is left."""
+        if not self.reserved_bytes:
             return max(least, min(most, self.max_bytes))  # one answer is always possible, whatever its size
-        left = self.max_bytes - self.held_bytes
+        left = self.max_bytes - self.reserved_bytes
         beyond_last_part = left - self.max_bytes // LAST_PART
         if least <= beyond_last_part:
             return min(most, max(least, beyond_last_part // SHARE))
         return least if least <= min(left, SMALL_BYTES) else 0
 
     def take_now(self, least: int, most: int) -> int:
-        """Takes what ``share_of`` says, unless others have waited for as much; how much it is."""
+        """Takes and returns what ``share_of`` allows; nothing while larger requests wait before it."""
         taken = 0 if self._large and least > SMALL_BYTES else self.share_of(least, most)
-        self.held_bytes += taken
+        self.reserved_bytes += taken
         return taken
 
     async def take(self, least: int, most: int) -> int:
-        """Takes from ``least`` to ``most`` bytes, as soon as there are so many. Raises Overloaded: there never were."""
+        """Takes from ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
         if taken := self.take_now(least, most):
             return taken
         waiting = _Waiting(least, most)
@@ -282,32 +277,32 @@ class AnswerBudget:
         finally:
             if not waiting.taken:
                 queue.remove(waiting)
-                self.give_back(0)  # there may be room for those who stood behind it
+                self.give_back(0)  # there may be room for those behind it
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken
 
     def refusal(self) -> Overloaded:
-        """What a request is told for which there is no room."""
+        """The refusal of a request for which there is no room; counted."""
         self.refused += 1
         return Overloaded(
-            f"answers of {self.held_bytes} bytes wait for their readers, of {self.max_bytes} that may",
+            f"answers of {self.reserved_bytes} bytes wait for their readers, of {self.max_bytes} that may",
             hint="retry a little later, or raise http.max_answer_bytes",
         )
 
     def give_back(self, fewer_bytes: int) -> None:
-        """Gives back what was taken, to those who wait first."""
-        self.held_bytes -= fewer_bytes
+        """Gives back what was taken, and grants it to the requests that wait, in their order."""
+        self.reserved_bytes -= fewer_bytes
         for queue in (self._small, self._large):
             while queue and (taken := self.share_of(queue[0].least, queue[0].most)):
-                self.held_bytes += taken
+                self.reserved_bytes += taken
                 waiting = queue.popleft()
                 waiting.taken = taken
                 waiting.granted.set()
 
 
 class _Waiting:
-    """Who waits for room, and has got it when ``granted`` is set."""
+    """A request that waits for room, and has it when ``granted`` is set."""
 
     __slots__ = ("granted", "least", "most", "taken")
 
@@ -319,57 +314,56 @@ class _Waiting:
 
 
 class AnswerRoom:
-    """What the answer of one request holds of the budget; whoever made it releases it when the answer has left."""
+    """One answer's share of the budget; released when the answer has left."""
 
-    __slots__ = ("_budget", "held_bytes")
+    __slots__ = ("_budget", "reserved_bytes")
 
     def __init__(self, budget: AnswerBudget) -> None:
         self._budget = budget
-        self.held_bytes = 0
+        self.reserved_bytes = 0
 
     def has(self, size: int) -> bool:
-        """Holds ``size`` bytes from now on, more or fewer than before; False: there are not so many, nothing changed."""
-        more = size - self.held_bytes
+        """Changes the share to ``size`` bytes, more or fewer than before. False: there is no room, nothing changed."""
+        more = size - self.reserved_bytes
         budget = self._budget
         if more <= 0:
-            self.held_bytes = size
+            self.reserved_bytes = size
             if more:
                 budget.give_back(-more)
             return True
-        others = budget.held_bytes - self.held_bytes
+        others = budget.reserved_bytes - self.reserved_bytes
         bound = budget.max_bytes if size <= SMALL_BYTES else budget.max_bytes - budget.max_bytes // LAST_PART
         if others and others + size > bound:
             return False
-        budget.held_bytes += more
-        self.held_bytes = size
+        budget.reserved_bytes += more
+        self.reserved_bytes = size
         return True
 
     def must_have(self, size: int) -> None:
-        """Holds ``size`` bytes, whether there are so many or not: of what cannot be refused any more."""
-        self._budget.give_back(self.held_bytes - size)
-        self.held_bytes = size
+        """Changes the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
+        self._budget.give_back(self.reserved_bytes - size)
+        self.reserved_bytes = size
 
     def takes_now(self, most: int) -> bool:
-        """Whether ``most`` bytes are held from now on, since the budget has plenty; else nothing has changed."""
+        """Changes the share to ``most`` bytes if half of the budget stays free. False: nothing changed."""
         budget = self._budget
-        return 2 * (budget.held_bytes + most) <= budget.max_bytes and self.has(most)
+        return 2 * (budget.reserved_bytes + most) <= budget.max_bytes and self.has(most)
 
     async def take(self, least: int, most: int) -> int:
-        """Holds from ``least`` to ``most`` bytes instead of what it held, as soon as it may; how many.
+        """Changes the share to between ``least`` and ``most`` bytes, as soon as there is room; returns how many.
 
         Raises:
-          Overloaded: there were not so many in time; nothing is held.
+          Overloaded: there was no room in time; the share is empty.
         """
         self.release()
-        self.held_bytes = await self._budget.take(least, most)
-        return self.held_bytes
+        self.reserved_bytes = await self._budget.take(least, most)
+        return self.reserved_bytes
 
     def refusal(self) -> Overloaded:
-        """What its request is told when there is no room for it; counted."""
         return self._budget.refusal()
 
     def release(self) -> None:
-        """Gives everything back; a second call does nothing."""
-        if self.held_bytes:
-            held, self.held_bytes = self.held_bytes, 0
-            self._budget.give_back(held)
+        """Gives everything back. Idempotent."""
+        if self.reserved_bytes:
+            reserved, self.reserved_bytes = self.reserved_bytes, 0
+            self._budget.give_back(reserved)

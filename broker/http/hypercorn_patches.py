@@ -1,9 +1,7 @@
 """What hypercorn lacks: bounds and request ids before the application, problems as refusals, streams that were begun.
 
-What stands between hypercorn and the application: request ids, bounds on bodies, and a clean end when refusing.
-
-An application framework reads a body as fast as it comes, wherever it goes. So bodies are counted and timed here,
-by the same rules as in the lane, and refused before the application hears of them.
+A framework reads a body as fast as it comes, wherever it goes. So ``Gate`` counts and times bodies by the lane's rules,
+and refuses them before the application sees them.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from hypercorn.events import Closed, Updated
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
-from broker.http.budgets import BodyBudget, Holding, body_deadline, too_large, too_slow
+from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
 from broker.http.messages import answer_for, new_request_id, sane_request_id
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
-#: Under this key of a scope's ``extensions`` the request's ``Passage`` stands.
+#: The key of a scope's ``extensions`` for the request's ``Passage``.
 PASSAGE = "plainsong.passage"
-#: Under this one what ends its connection, if it has one.
+#: The key for a function that ends the request's connection.
 CUT = "plainsong.cut"
 #: Answers are given to the server in pieces of this size.
 PIECE_BYTES = 64 << 10
@@ -52,9 +50,9 @@ class Passage:
             self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
         #: The client's own if it is sane, else a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
-        #: What the body holds of the budget until the application has answered.
-        self.held: Holding = budget.hold()
-        #: What the answer holds until it has left.
+        #: The body's share of the budget, until the application has answered.
+        self.reservation: Reservation = budget.reserve()
+        #: The answer's share of the budget, until it has left.
         self.room: AnswerRoom = budget.answers.room()
         self.received_bytes = 0
         self.body_ended = trio.Event()
@@ -67,7 +65,7 @@ class Passage:
 
 
 class Gate:
-    """An ASGI application around ``app``. ``is_stopping`` says whether kept connections should come to their end."""
+    """An ASGI application around ``app``. ``is_stopping``: whether kept-alive connections should end."""
 
     def __init__(
         self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, is_stopping: Callable[[], bool]
@@ -78,13 +76,13 @@ class Gate:
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Serves one request of ``app``, or refuses it; anything but a request passes untouched."""
+        """Passes one request to ``app``, or refuses it; anything but a request passes untouched."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         passage = Passage(scope, self._budget)
         try:
-            with passage.held:
+            with passage.reservation:
                 await self._pass(passage, scope, receive, send)
         finally:
             passage.room.release()
@@ -100,7 +98,7 @@ class Gate:
             elif message["type"] == "http.request":
                 self._count(passage, message)
             else:
-                passage.body_ended.set()  # the client is gone
+                passage.body_ended.set()  # the client has gone
             if passage.refusal is not None:
                 attempt.cancel()
                 await trio.sleep_forever()
@@ -126,7 +124,7 @@ class Gate:
             await self._refuse(passage, scope, receive, send)
 
     async def _send(self, message: Any, scope: Any, send: Any) -> None:
-        """Sends a message in pieces, each in its time: the server in between keeps what it has got until it is sent."""
+        """Sends a message in pieces, since the server below buffers whatever it gets until it is sent."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > PIECE_BYTES:
             piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
@@ -136,7 +134,7 @@ class Gate:
         await self._send_piece(message, scope, send)
 
     async def _send_piece(self, message: Any, scope: Any, send: Any) -> None:
-        """Sends one piece; over HTTP/2, whose reader may stop while its connection lives, with a deadline of our own."""
+        """Sends one piece; over HTTP/2, whose reader may stop while its connection lives, with a deadline."""
         cut = scope.get("extensions", {}).get(CUT)
         if cut is None or scope["http_version"] < "2":
             await send(message)
@@ -145,10 +143,10 @@ class Gate:
             await send(message)
         if wait.cancelled_caught:
             cut()
-            await trio.sleep_forever()  # the end of the connection is ours
+            await trio.sleep_forever()  # the end of the connection cancels this task
 
     def _refusal(self, passage: Passage) -> PlainsongError | None:
-        """Why the request is refused by its head alone; takes its announced length off the budget if it is not."""
+        """Why the request is refused by its head alone; else its announced length is taken from the budget."""
         length = passage.headers.get("content-length")
         if length is None:
             return None
@@ -157,7 +155,7 @@ class Gate:
         if int(length) > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
         try:
-            passage.held.grow(int(length))
+            passage.reservation.grow(int(length))
         except PlainsongError as error:
             return error
         return None
@@ -169,7 +167,7 @@ class Gate:
         if passage.received_bytes > self._settings.max_body_bytes:
             passage.refusal = too_large(self._settings.max_body_bytes)
         try:
-            passage.held.grow(max(0, passage.received_bytes - passage.held.held_bytes))
+            passage.reservation.grow(max(0, passage.received_bytes - passage.reservation.reserved_bytes))
         except PlainsongError as error:
             passage.refusal = error
 
@@ -185,7 +183,7 @@ class Gate:
         return marked
 
     async def _refuse(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
-        """Answers, then lets the rest of the body come: a reset would take the answer from the client."""
+        """Answers, then reads the rest of the body: with a reset, the client would lose the answer."""
         assert passage.refusal is not None
         answer = answer_for(passage.refusal)
         assert isinstance(answer.body, bytes)
@@ -198,7 +196,7 @@ class Gate:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _linger(self, passage: Passage, receive: Any) -> None:
-        """Waits for the rest of the body for a while, and drops it unless the application still reads."""
+        """Reads the rest of the body for a while and drops it, unless the application still reads it."""
         with trio.move_on_after(LINGER_S):
             if passage.receiving:
                 await passage.body_ended.wait()
@@ -208,20 +206,18 @@ class Gate:
                     passage.body_ended.set()
 
 
-# --- refusals --------------------------------------------------------------------------------------
-#
-# Hypercorn's HTTP/1.1 with better manners: refusals are problem+json, and a last answer is always finished.
+# --- HTTP/1.1 --------------------------------------------------------------------------------------
 
 
 class _LastAnswerFirst(h11.Connection):
     """Drops what a client sends after its last request.
 
-    h11 calls that an error, at which hypercorn closes the connection, also while the last answer is being sent:
-    pipelined requests behind a ``Connection: close`` of ours would lose it.
+    h11 treats that as an error, and hypercorn then closes the connection while the last answer is being sent: a client
+    with pipelined requests behind our ``Connection: close`` would lose it.
     """
 
     def receive_data(self, data: bytes) -> None:
-        """Takes ``data``, unless no request can follow."""
+        """Feeds ``data``, unless no request can follow."""
         if self.their_state is not h11.MUST_CLOSE or not data:
             super().receive_data(data)
 
@@ -233,7 +229,7 @@ class _LastAnswerFirst(h11.Connection):
 
 
 class RefusingH11(H11Protocol):
-    """Hypercorn's HTTP/1.1, whose own refusals have a body, and whose WebSockets are ours."""
+    """Hypercorn's HTTP/1.1, with problem+json refusals, and with our WebSockets."""
 
     def __init__(
         self, app: AppWrapper, config: Config, *others: Any, conversations: Conversations | None = None
@@ -243,13 +239,13 @@ class RefusingH11(H11Protocol):
         self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Begins what answers a request; one for a WebSocket is a conversation, if there are any."""
+        """Begins a request's stream; a WebSocket is a conversation, if the server has conversations."""
         if self._conversations is None or not _wants_websocket(request):
             await super()._create_stream(request)
             return
         assert isinstance(self.connection, h11.Connection)
         socket = StreamSocket(self._conversations, self.context, self.task_group, self.stream_send, STREAM_ID)
-        self.stream = socket  # type: ignore[assignment]  # it is asked for nothing else
+        self.stream = socket  # type: ignore[assignment]  # only what it implements is used
         self.connection = H11WSConnection(self.connection)
         begun = Request(
             stream_id=STREAM_ID,
@@ -262,11 +258,10 @@ class RefusingH11(H11Protocol):
         await socket.handle(begun)
 
     async def _maybe_recycle(self) -> None:
-        """After an answer: ready for the next request, also when the server stops.
+        """Gets ready for the next request after an answer, also when the server stops.
 
-        Hypercorn closes then, and leaves a reader that has the next request in its hands waiting for ever: the
-        stop's whole grace passes. The next one is answered instead, with ``Connection: close``; a connection at
-        rest is closed by whoever looks after its rest.
+        Hypercorn closes then, and the task that has read the next request waits for ever: the stop takes its whole
+        grace. Here the next request is answered, with ``Connection: close``; ``_idle_timeout`` closes an idle connection.
         """
         await self._close_stream()
         if self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:
@@ -278,7 +273,7 @@ class RefusingH11(H11Protocol):
             await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Refuses what cannot be parsed: 400, or 431 for a head over the bound, or 501 for a coding we do not know."""
+        """Refuses what cannot be parsed: 400, 431 for a head over the bound, or 501 for an unknown coding."""
         if self.connection.their_state is h11.ERROR and self.stream is not None:
             error: BadRequest = MalformedBody("the body is not framed as its head says")
         else:
@@ -299,15 +294,13 @@ class RefusingH11(H11Protocol):
 
 
 def _wants_websocket(request: h11.Request) -> bool:
-    """Whether this is the GET that would have the connection become a WebSocket."""
+    """Whether this is the GET that opens a WebSocket."""
     headers = {name.lower(): value.lower() for name, value in request.headers}
     tokens = [token.strip() for token in headers.get(b"connection", b"").split(b",")]
     return request.method == b"GET" and b"upgrade" in tokens and headers.get(b"upgrade") == b"websocket"
 
 
-# --- streams ---------------------------------------------------------------------------------------
-#
-# Streams for hypercorn: one that begins with bytes already read, and what TLS knows of the client.
+# --- connections -----------------------------------------------------------------------------------
 
 
 #: The TLS versions as ASGI's ``tls`` extension numbers them.
@@ -315,12 +308,12 @@ _TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
 
 
 class ResumedStream(trio.abc.HalfCloseableStream):
-    """A socket stream whose first ``receive_some`` returns what somebody else has read from it."""
+    """A socket stream whose first ``receive_some`` returns the bytes that were read before."""
 
     def __init__(self, stream: trio.SocketStream, already_read: bytes) -> None:
         self._stream = stream
         self._already_read = already_read
-        #: Where hypercorn looks for the addresses of both ends.
+        #: Hypercorn takes the addresses of both ends from it.
         self.socket = stream.socket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -340,7 +333,7 @@ class ResumedStream(trio.abc.HalfCloseableStream):
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Says that nothing more will be sent."""
+        """Sends no more."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
@@ -349,7 +342,7 @@ class ResumedStream(trio.abc.HalfCloseableStream):
 
 
 def with_certificate(app: AppWrapper, stream: trio.SSLStream[trio.SocketStream]) -> AppWrapper:
-    """``app`` with ASGI's ``tls`` extension in its scopes: version, and the client's certificate if it showed one."""
+    """``app`` with ASGI's ``tls`` extension in its scopes: the version, and the client's certificate if it sent one."""
     shown = stream.getpeercert(binary_form=True)
     tls = {
         "server_cert": None,
@@ -366,11 +359,11 @@ def with_certificate(app: AppWrapper, stream: trio.SSLStream[trio.SocketStream])
 def with_extension(app: AppWrapper, name: str, value: object) -> AppWrapper:
     """``app`` with ``value`` under ``name`` in the extensions of its scopes."""
 
-    async def told(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+    async def extended(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         scope.setdefault("extensions", {})[name] = value
         await app(scope, receive, send, sync_spawn, call_soon)
 
-    return told
+    return extended
 
 
 _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}

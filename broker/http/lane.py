@@ -19,7 +19,7 @@ from broker.http import wire
 from broker.http.budgets import (
     FREE_BYTES,
     BodyBudget,
-    Holding,
+    Reservation,
     body_deadline,
     broke_off,
     decoded_body,
@@ -171,7 +171,7 @@ class Lane:
         """Answers one request; whether the connection is to be kept."""
         request_id = head.request_id or new_request_id()
         self.served = True
-        with self._parts.budget.hold() as held:
+        with self._parts.budget.reserve() as held:
             try:
                 answer = await self._answer_to(head, held, request_id)
                 keep = head.keep_alive and self._in_step and not self._stopping
@@ -180,7 +180,7 @@ class Lane:
                 self._room.release()
         return keep
 
-    async def _answer_to(self, head: Head, held: Holding, request_id: str) -> HttpAnswer:
+    async def _answer_to(self, head: Head, held: Reservation, request_id: str) -> HttpAnswer:
         """The answer, whose body is held in the connection's room."""
         try:
             body = await self._read_body(head, held)
@@ -191,11 +191,11 @@ class Lane:
             verb, namespace, topic, head.query, head.headers, body, request_id, transaction, room=self._room
         )
         answer = await self._answer(request)
-        if not self._room.held_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
+        if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
         return await admitted(answer, self._room, only_looks=verb == "poll")
 
-    async def _read_body(self, head: Head, held: Holding) -> bytes:
+    async def _read_body(self, head: Head, held: Reservation) -> bytes:
         """The body, decompressed; ``_in_step`` is false after one whose end was not reached."""
         connection, settings = self._connection, self._parts.settings
         if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
@@ -413,7 +413,7 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
 BODY_RECEIVE_BYTES = 256 << 10
 
 
-async def read_body(connection: Connection, head: Head, held: Holding, settings: HttpSettings) -> bytes:
+async def read_body(connection: Connection, head: Head, held: Reservation, settings: HttpSettings) -> bytes:
     """The body as sent, taken off ``connection`` after its head. After an error what follows is not a request.
 
     Raises:
@@ -437,7 +437,7 @@ async def read_body(connection: Connection, head: Head, held: Holding, settings:
     return b"".join(parts)
 
 
-async def _read_chunks(connection: Connection, intake: _Intake, held: Holding, max_body_bytes: int) -> bytes:
+async def _read_chunks(connection: Connection, intake: _Intake, held: Reservation, max_body_bytes: int) -> bytes:
     chunked = ChunkedBody()
     data, connection.pending = connection.pending, b""
     intake.received_bytes = len(data)
@@ -445,7 +445,7 @@ async def _read_chunks(connection: Connection, intake: _Intake, held: Holding, m
         rest = chunked.feed(data)
         if len(chunked.body) > max_body_bytes:
             raise too_large(max_body_bytes)
-        held.grow(len(chunked.body) - held.held_bytes)
+        held.grow(len(chunked.body) - held.reserved_bytes)
         if rest is not None:
             connection.pending = rest
             return bytes(chunked.body)

@@ -37,7 +37,7 @@ from plainsong.protocol.names import TopicName, namespace_name, topic_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from broker.http.budgets import AnswerRoom, BodyBudget, Holding, HttpSettings
+    from broker.http.budgets import AnswerRoom, BodyBudget, HttpSettings, Reservation
     from plainsong.protocol.codec.json_values import Kind
 
 #: What has a route of its own in the lane.
@@ -325,7 +325,7 @@ class Conversation(Protocol):
 
 #: Begins a conversation: namespace, topic, request id, and what its requests hold in memory until they are answered.
 #: Raises ``PlainsongError`` for one that cannot be.
-Begin: TypeAlias = Callable[[str, str, str, "Holding"], Conversation]
+Begin: TypeAlias = Callable[[str, str, str, "Reservation"], Conversation]
 
 
 @dataclass(frozen=True, slots=True)

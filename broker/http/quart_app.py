@@ -113,7 +113,7 @@ async def _read_small(max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
     if needs_decoding(through.headers):
-        return await decoded_body(bytes(body), through.headers, max_bytes, through.held)
+        return await decoded_body(bytes(body), through.headers, max_bytes, through.reservation)
     return bytes(body)
 
 
@@ -183,7 +183,7 @@ async def read_body(settings: HttpSettings) -> bytes:
     body: bytes = await request.body
     through = passage()
     if needs_decoding(through.headers):
-        return await decoded_body(body, through.headers, settings.max_body_bytes, through.held)
+        return await decoded_body(body, through.headers, settings.max_body_bytes, through.reservation)
     return body
 
 

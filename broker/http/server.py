@@ -1,7 +1,4 @@
-"""The server: accepts connections, gives each to the lane or to hypercorn, and ends them in good order.
-
-The server: accepts connections, gives each to its door, and ends them in good order.
-"""
+"""The server: accepts connections, gives each to the lane, to hypercorn or to a link, and ends them in good order."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from broker.http import wire
 from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
 from broker.http.lane import BRIEF_LINGER_S, Lane, LaneParts, Watch
 from broker.http.messages import Conversations, answer_for, new_request_id
-from broker.http.sockets import listen_on, shown
+from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
 
@@ -45,14 +42,14 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, HotHandlers
 
 if TYPE_CHECKING:
-    PeerDoor: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
+    PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
 
 
 log = logging.getLogger("plainsong.http")
 #: Out of file descriptors or memory: accepting again at once would only spin.
 _SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 ACCEPT_PAUSE_S = 0.1
-#: Connections that are being refused at a time, and how long each may take to read why.
+#: Connections that are being refused at a time, and how long each may take to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
 
@@ -68,27 +65,31 @@ async def serve_http(
     grace_s: float,
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
-    peers: PeerDoor | None = None,
+    peers: PeerHandler | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
 
-    ``binds`` are addresses to listen on, or sockets that listen already. ``task_status`` is given the addresses as ``host:port``. With ``tls`` all connections are hypercorn's.
-    ``begin`` begins what stands behind a WebSocket; None: there are none. ``peers`` gets connections that begin as
-    links do, with the bytes that were read; None: they are refused like any other that is no HTTP.
+    Args:
+      binds: addresses to listen on, or sockets that listen already.
+      tls: with it, hypercorn serves all connections.
+      begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
+      peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
+        like any other that is not HTTP.
+      task_status: gets the addresses as ``host:port``.
 
     Raises:
-      OSError: an address of ``binds`` cannot be listened on; nothing is left open.
+      OSError: the server cannot listen on an address of ``binds``; nothing is left open.
     """
     listeners: list[socket.socket] = []
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
-        door = HypercornDoor(app, settings, budget, begin)
-        # Without its handlers a lane only looks how a connection begins.
+        hypercorn = HypercornServer(app, settings, budget, begin)
+        # Without handlers a lane only finds out how a connection begins.
         parts = LaneParts(settings, handlers if settings.lane else {}, budget, Watch())
-        server = _Server(settings, parts, door, tls, peers)
-        async with door.opened():
+        server = _Server(settings, parts, hypercorn, tls, peers)
+        async with hypercorn.opened():
             await server.run(listeners, stop, grace_s, task_status)
     finally:
         for listener in listeners:
@@ -100,13 +101,13 @@ class _Server:
         self,
         settings: HttpSettings,
         parts: LaneParts,
-        door: HypercornDoor,
+        hypercorn: HypercornServer,
         tls: ssl.SSLContext | None,
-        peers: PeerDoor | None,
+        peers: PeerHandler | None,
     ) -> None:
         self._settings = settings
         self._parts = parts
-        self._door = door
+        self._hypercorn = hypercorn
         self._tls = tls
         self._peers = peers
         self._stop = trio.Event()
@@ -123,7 +124,7 @@ class _Server:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept, listener, connections)
-                    task_status.started([shown(listener) for listener in listeners])
+                    task_status.started([address_of(listener) for listener in listeners])
                     await stop.wait()
                     accepting.cancel_scope.cancel()
                 self._stop.set()
@@ -131,15 +132,15 @@ class _Server:
                     listener.close()
                 for lane in self._lanes:
                     lane.stop()
-                await self._door.stop()
+                await self._hypercorn.stop()
                 watching.start_soon(self._cut_after, grace_s, connections)
             watching.cancel_scope.cancel()
 
     async def _cut_after(self, grace_s: float, connections: trio.Nursery) -> None:
         try:
             await trio.sleep(grace_s)
-        finally:  # whoever runs us may lose patience at the same moment
-            self._door.cut()  # its sends are shielded
+        finally:  # also when the caller cancels at the same moment
+            self._hypercorn.cut()  # its sends are shielded
         connections.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
@@ -167,16 +168,16 @@ class _Server:
                 sock.close()
 
     async def _serve(self, sock: socket.socket) -> None:
-        """Serves one connection; whatever goes wrong in it stays in it."""
+        """Serves one connection; its errors end no other."""
         try:
-            await self._serve_by_its_door(sock)
+            await self._dispatch(sock)
         except Exception:
             log.exception("a connection failed")
         finally:
             sock.close()
             self._open -= 1
 
-    async def _serve_by_its_door(self, sock: socket.socket) -> None:
+    async def _dispatch(self, sock: socket.socket) -> None:
         already_read: bytes | None = b""
         is_link = False
         if self._tls is None and (self._settings.lane or self._peers is not None):
@@ -194,14 +195,14 @@ class _Server:
         if is_link and self._peers is not None:
             await self._peers(stream, already_read, self._stop)
         elif self._tls is None:
-            await self._door.serve(stream, already_read)
+            await self._hypercorn.serve(stream, already_read)
         else:
-            await self._door.serve(
+            await self._hypercorn.serve(
                 trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True), already_read
             )
 
     async def _refuse(self, sock: socket.socket) -> None:
-        """Tells a connection over the bound to come back later, and waits a little for it to read that."""
+        """Answers a connection over the bound with 503, and waits a little for the client to read it."""
         answer = answer_for(
             Overloaded(f"{self._settings.max_connections} connections are open", hint="raise http.max_connections")
         )
@@ -225,36 +226,36 @@ async def _drain(sock: socket.socket) -> None:
             return
 
 
-# --- handover --------------------------------------------------------------------------------------
+# --- hypercorn -------------------------------------------------------------------------------------
 #
-# Hypercorn for everything that is not the lane's: its trio server on a connection that may have been begun already.
+# Hypercorn's trio server for all that the lane does not serve, on connections whose first bytes may have been read.
 #
-# Three things differ from hypercorn's own ``TCPServer`` (0.18): sends have a deadline and can be cut (its own are
-# shielded for ever, so that a reader who went to sleep holds the exit), a head has a time-out of its own, and
-# refusals of its parser are problems like all others.
+# Three things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: its own are
+# shielded for ever, so that a reader that stopped holds up the exit. A head has a time-out of its own. The refusals of
+# its parser are problems like all others.
 
 
-#: Answers are sent in pieces of this size, each with a deadline of its own: a slow reader is served, a stopped one cut.
+#: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
 SEND_BYTES = 64 << 10
 #: Connections are long-lived here; hypercorn's default of 1000 requests would close them under publishers.
 KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 
 
-class HandedOver(TCPServer):
+class HypercornConnection(TCPServer):
     """One connection served by hypercorn."""
 
-    def __init__(self, door: HypercornDoor, stream: Any) -> None:
-        super().__init__(door.app, door.config, door.context, door.state, stream)
-        self._send_timeout_s = door.settings.send_timeout_s
-        self._header_timeout_s = door.settings.header_timeout_s
-        self._conversations = door.conversations
+    def __init__(self, hypercorn: HypercornServer, stream: Any) -> None:
+        super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
+        self._send_timeout_s = hypercorn.settings.send_timeout_s
+        self._header_timeout_s = hypercorn.settings.header_timeout_s
+        self._conversations = hypercorn.conversations
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
-        #: Around each read; its deadline is that of a head, or of the end.
+        #: Around each read; its deadline is that of a head, or of the close.
         self._reading = trio.CancelScope()
         self._closing = False
-        #: The reader has gone, or is to be left: nothing is sent any more, whoever still waits for its turn.
+        #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
         self._cut = False
 
     async def run(self) -> None:
@@ -263,7 +264,7 @@ class HandedOver(TCPServer):
             try:
                 await self._serve(*await self._shake_hands())
             except (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # the client is gone, or was never there
+                pass  # the client has gone, or never sent a handshake
             finally:
                 await trio.aclose_forcefully(self.stream)
 
@@ -275,7 +276,7 @@ class HandedOver(TCPServer):
             self._sending.cancel()
 
     async def _shake_hands(self) -> tuple[str, Any, bool]:
-        """The protocol that was agreed on, the socket, and whether it is TLS."""
+        """The negotiated protocol, the socket, and whether it is TLS."""
         if not isinstance(self.stream, trio.SSLStream):
             return "http/1.1", self.stream.socket, False
         with trio.fail_after(self._header_timeout_s):
@@ -297,14 +298,14 @@ class HandedOver(TCPServer):
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
-            await self.idle_task.stop()  # it would hold a connection that is over until the end of its rest
+            await self.idle_task.stop()  # else it keeps a connection that is over until its time-out
         await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         """Sends bytes, each piece with its deadline, or follows the connection's state.
 
-        All of it is shielded: half a frame would spoil the connection, and hypercorn tells of a connection at rest
-        from the very task that quart-trio cancels when it has answered (the time-out would never start again).
+        All of it is shielded: half a frame would spoil the connection, and hypercorn reports an idle connection from the
+        very task that quart-trio cancels once it has answered (the time-out would never start again).
         """
         if isinstance(event, RawData):
             if not await self._send_pieces(event.data):
@@ -318,16 +319,16 @@ class HandedOver(TCPServer):
             await super().protocol_send(event)
 
     async def _idle_timeout(self) -> None:
-        """Closes the connection when it has rested too long, or when the server stops."""
+        """Closes the connection when it was idle too long, or when the server stops."""
         with trio.move_on_after(self.config.keep_alive_timeout):
             await self.context.terminated.wait()
-            # Whoever was just answered may be sending already: it gets an answer, not a cut.
+            # A client that was just answered may be sending its next request already, which is answered too.
             await trio.sleep(BRIEF_LINGER_S)
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
     async def _send_pieces(self, data: bytes) -> bool:
-        """Sends ``data``; false when the reader has gone, or takes nothing any more."""
+        """Sends ``data``; False: the reader has gone, or has stopped reading."""
         rest = memoryview(data)
         async with self.send_lock:
             while rest:
@@ -345,9 +346,9 @@ class HandedOver(TCPServer):
         return True
 
     async def _close(self) -> None:
-        """Says that nothing more will be sent; the reading task closes, once the client has seen that or time is over.
+        """Half-closes; the reading task closes once the client has seen that, or the time is over.
 
-        Closing at once would reset a connection with unread bytes on it, and take the last answer from the client.
+        Closing at once would reset a connection that has unread bytes, and the client would lose its last answer.
         """
         if self._closing:
             return
@@ -372,7 +373,7 @@ class HandedOver(TCPServer):
                 break
             linger_until = self._reading.deadline
             self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
-            if not self._closing:  # else nobody would answer it
+            if not self._closing:  # else nothing would answer it
                 await self.protocol.handle(RawData(bytes(data)))
             if not data:
                 break
@@ -383,7 +384,7 @@ class HandedOver(TCPServer):
         await self.protocol.handle(Closed())
 
 
-class HypercornDoor:
+class HypercornServer:
     """Hypercorn and the application behind it, for as long as the server lives."""
 
     def __init__(
@@ -400,7 +401,7 @@ class HypercornDoor:
         self.context = WorkerContext(None)
         self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set))
         self.state: LifespanState = {}
-        self._connections: set[HandedOver] = set()
+        self._connections: set[HypercornConnection] = set()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -416,7 +417,7 @@ class HypercornDoor:
     async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
-        connection = HandedOver(self, whole)
+        connection = HypercornConnection(self, whole)
         self._connections.add(connection)
         try:
             await connection.run()
@@ -424,7 +425,7 @@ class HypercornDoor:
             self._connections.discard(connection)
 
     async def stop(self) -> None:
-        """Closes connections that rest, and the others after their current answer."""
+        """Closes idle connections, and the others after their current answer."""
         await self.context.terminated.set()
 
     def cut(self) -> None:

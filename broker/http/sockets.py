@@ -1,7 +1,4 @@
-"""Listening sockets, from ``host:port`` to sockets that accept; and connected sockets handed to another process.
-
-Listening sockets: from ``host:port`` to sockets that accept, or an error that says what to do.
-"""
+"""Listening sockets, from ``host:port`` to sockets that accept; and connected sockets handed to another process."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ def split_bind(bind: str) -> tuple[str, int]:
 
 
 def listen_on(bind: str) -> list[socket.socket]:
-    """Sockets that listen on every address of ``bind``; port 0 takes a free one, the same on all of them.
+    """Sockets that listen on every address of ``bind``; port 0 takes a free port, the same on all of them.
 
     Raises:
       ValueError: ``bind`` is not host:port.
-      OSError: no address could be bound; the message says which and why.
+      OSError: no address could be bound; the message has the address and the reason.
     """
     host, port = split_bind(bind)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -43,7 +40,7 @@ def listen_on(bind: str) -> list[socket.socket]:
         for family, _, _, _, address in dict.fromkeys(found):
             if port == 0 and listeners:
                 address = (address[0], listeners[0].getsockname()[1], *address[2:])
-            # A name such as localhost may have addresses this machine lacks; one that works is enough.
+            # A name such as localhost may have addresses that this machine lacks; one that works is enough.
             with suppress(_Unavailable):
                 listeners.append(_listener(family, address))
     except OSError as error:
@@ -55,40 +52,41 @@ def listen_on(bind: str) -> list[socket.socket]:
     return listeners
 
 
-def shown(listener: socket.socket) -> str:
-    """Where it listens, as ``host:port``."""
+def address_of(listener: socket.socket) -> str:
+    """The address of a listening socket, as ``host:port``."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bind_together(bind: str, count: int) -> list[list[socket.socket]]:
-    """For each of ``count`` processes, sockets that are to share every address of ``bind``.
+def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:
+    """For each of ``count`` processes, sockets that will share every address of ``bind``.
 
-    They hold the address, and do not listen yet: clients are refused until ``let_in``, nobody else gets it meanwhile.
+    They hold the address and do not listen yet: until ``start_listening`` clients are refused, and no other process can
+    take it.
 
     Raises:
-      ValueError, OSError: as ``listen_on``, also when it is only others that would share the address.
+      ValueError, OSError: as ``listen_on``; also when another process would have to share the address.
     """
-    found = listen_on(bind)  # whoever may not share it is refused here
+    found = listen_on(bind)  # fails if the address is taken
     addresses = [(sock.family, sock.getsockname()) for sock in found]
     for sock in found:
         sock.close()
-    together: list[list[socket.socket]] = []
+    rows: list[list[socket.socket]] = []
     try:
         for _ in range(count):
-            together.append([])
+            rows.append([])
             for family, address in addresses:
-                together[-1].append(_holder(family, address))
+                rows[-1].append(_holder(family, address))
     except (OSError, _Unavailable) as error:
-        for sock in (each for row in together for each in row):
+        for sock in (each for row in rows for each in row):
             sock.close()
         raise _explained(error if isinstance(error, OSError) else OSError(errno.EADDRNOTAVAIL, ""), bind) from None
-    return together
+    return rows
 
 
-def let_in(together: list[list[socket.socket]]) -> None:
-    """Has them listen; the system shares the connections out. Raises OSError."""
-    for sock in (each for row in together for each in row):
+def start_listening(rows: list[list[socket.socket]]) -> None:
+    """Has them listen; the kernel shares the connections out. Raises OSError."""
+    for sock in (each for row in rows for each in row):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)
 
@@ -109,7 +107,7 @@ def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 def _holder(family: int, address: tuple[Any, ...]) -> socket.socket:
     sock = _bound(family, address, shared=True)
-    # To be bound beside what an earlier process left, it was set; left so, others could listen as long as we do not.
+    # It was set to bind beside what an earlier process left; if it stayed set, others could listen before we do.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return sock
 
@@ -138,38 +136,36 @@ def _explained(error: OSError, bind: str) -> OSError:
     return OSError(error.errno, f"cannot listen on {bind}: {error.strerror}")
 
 
-# --- descriptors -----------------------------------------------------------------------------------
-#
-# Connections handed from one process to another: a descriptor and what was read of it, over a Unix socket.
+# --- connections handed to another process ---------------------------------------------------------
 
 
-#: What may have been read ahead of a connection that is handed over: its preface and a little more.
+#: The most that may have been read of a connection that is handed over: its preface and a little more.
 MAX_READ_BYTES = 64 << 10
 
 
-async def send_connection(door: socket.socket, connection: socket.socket, already_read: bytes) -> None:
-    """Hands ``connection`` to whoever takes at the other end of ``door``, a socket of packets; ours is closed.
+async def send_connection(handover: socket.socket, connection: socket.socket, already_read: bytes) -> None:
+    """Hands ``connection``, and the bytes read of it, over a Unix socket of packets to another process; closes it here.
 
     Raises:
-      OSError: nobody takes any more.
+      OSError: the other end is closed.
     """
     try:
         while True:
             try:
-                socket.send_fds(door, [already_read], [connection.fileno()])
+                socket.send_fds(handover, [already_read], [connection.fileno()])
                 return
             except BlockingIOError:
-                await wait_writable(door)
+                await wait_writable(handover)
     finally:
         connection.close()
 
 
-async def receive_connection(door: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """The next connection that was handed over and what was read of it; None: nobody gives any more."""
+async def receive_connection(handover: socket.socket) -> tuple[socket.socket, bytes] | None:
+    """The next connection that was handed over, and the bytes read of it; None: the other end is closed."""
     while True:
-        await wait_readable(door)
+        await wait_readable(handover)
         with suppress(BlockingIOError):
-            data, descriptors, _, _ = socket.recv_fds(door, MAX_READ_BYTES, 1)
+            data, descriptors, _, _ = socket.recv_fds(handover, MAX_READ_BYTES, 1)
             if descriptors:
                 return socket.socket(fileno=descriptors[0]), data
             if not data:
@@ -177,7 +173,7 @@ async def receive_connection(door: socket.socket) -> tuple[socket.socket, bytes]
 
 
 def handover_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a door."""
+    """Both ends of a Unix socket of packets, for connections that are handed over."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)

@@ -1,8 +1,8 @@
-"""The WebSocket of a conversation, in hypercorn's connection but in the place of hypercorn's own WebSocket.
+"""The WebSocket of a conversation, on hypercorn's connection, instead of hypercorn's own WebSocket.
 
-That one, with the framework behind it, passes each message through two queues and four tasks: 8 500 small messages
-a second, where this loop passes 100 000. It also holds what comes in outside of every bound, and takes compression,
-whose bombs would have to be defused. Here nothing is read while too much is under way.
+Hypercorn's, with the framework behind it, passes each message through two queues and four tasks: 8 500 small messages a
+second, where this loop passes 100 000. It also buffers input outside of every bound, and accepts compression, whose
+bombs would have to be defused. This one reads nothing while too much is under way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSION = b"13"
 
 
 class StreamSocket:
-    """One WebSocket, from its request to its end; hypercorn's connection tells it what comes in."""
+    """One WebSocket, from its request to its end; hypercorn's connection feeds it."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class StreamSocket:
         self._stream_id = stream_id
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
-        #: What has come of a message that is not whole yet, and since when; the budget counts it.
+        #: The pieces of a message that is not whole yet, which count against the budget, and when it began.
         self._pieces: list[bytes] = []
         self._length = 0
-        self._held = shared.budget.hold()
+        self._reservation = shared.budget.reserve()
         self._since_s = 0.0
         self._heard_s = trio.current_time()
         self._pinged = False
         self._taking = False
-        #: With what code and words the WebSocket will be closed; nothing is taken any more.
+        #: The code and reason of the close that will follow; nothing more is taken.
         self._ending: tuple[int, str] | None = None
         self._leaving = False
         self._closed = False
@@ -72,7 +72,7 @@ class StreamSocket:
         return self._closed
 
     async def handle(self, event: Event) -> None:
-        """What hypercorn's connection has: the request, then bytes, then the end."""
+        """Handles the request, then bytes, then the end."""
         if self._closed:
             return
         if isinstance(event, Request):
@@ -95,7 +95,7 @@ class StreamSocket:
             if path is None:
                 raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
             begin, budget = self._shared.begin, self._shared.budget
-            conversation = begin(path[1], path[2], request_id, budget.hold())
+            conversation = begin(path[1], path[2], request_id, budget.reserve())
             await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
@@ -112,7 +112,7 @@ class StreamSocket:
         self._tasks.spawn(self._serve)
 
     def _checked(self, headers: dict[bytes, bytes]) -> bytes:
-        """The key of a handshake that we can accept. Raises PlainsongError."""
+        """The key of an acceptable handshake. Raises PlainsongError."""
         if self._context.terminated.is_set():
             raise ShuttingDown("the daemon is shutting down")
         key = headers.get(b"sec-websocket-key", b"")
@@ -120,7 +120,7 @@ class StreamSocket:
             raise BadRequest("this is no WebSocket handshake that we can read", hint="Sec-WebSocket-Version: 13")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") != host:
-            # Browsers let any page open a WebSocket to anywhere; our other routes are safe from that by their types.
+            # Browsers let any page open a WebSocket to any host; their content types protect our other routes.
             raise Forbidden("pages of other origins open no streams here")
         return key
 
@@ -143,9 +143,9 @@ class StreamSocket:
     # --- in ------------------------------------------------------------------------------------
 
     async def _receive(self, data: bytes) -> None:
-        """Takes all whole messages in what has come; returns when there is room for more."""
+        """Takes all whole messages; returns when there is room for more."""
         if self._ending is not None:
-            return  # nobody will answer it; the connection ends when it has been told
+            return  # it will not be answered: the connection is closing
         self._heard_s, self._pinged = trio.current_time(), False
         self._socket.receive_data(data)
         messages, ending = await self._whole_messages()
@@ -158,12 +158,12 @@ class StreamSocket:
                 ending = CloseReason.INVALID_FRAME_PAYLOAD_DATA, fault.detail
             finally:
                 self._taking = False
-                self._held.shrink(sum(map(len, messages)))
+                self._reservation.shrink(sum(map(len, messages)))
         if ending is not None:
             self._end(*ending)
 
     async def _whole_messages(self) -> tuple[list[bytes], tuple[int, str] | None]:
-        """Messages that are complete, and why there will be no more, if so."""
+        """The complete messages; and the code and reason of the close, if there will be no more."""
         messages: list[bytes] = []
         for event in self._socket.events():
             if isinstance(event, BytesMessage):
@@ -179,27 +179,27 @@ class StreamSocket:
             elif isinstance(event, TextMessage):
                 return messages, (CloseReason.UNSUPPORTED_DATA, "a stream speaks msgpack, in binary messages")
             elif isinstance(event, Ping):
-                await self._say(self._socket.send(event.response()))
+                await self._send_data(self._socket.send(event.response()))
             elif isinstance(event, CloseConnection):
-                is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # else they are no WebSocket frames
+                is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # else these are no WebSocket frames
                 return messages, (int(event.code), "" if is_theirs else event.reason or "")
         return messages, None
 
     def _keep(self, piece: bytes) -> tuple[int, str] | None:
-        """Keeps a piece of a message; why not, if so."""
+        """Keeps a piece of a message; the code and reason of the close if it cannot."""
         max_bytes = self._shared.settings.max_body_bytes
         self._length += len(piece)
         if self._length > max_bytes:
             return CloseReason.MESSAGE_TOO_BIG, f"a message may have {max_bytes} bytes"
         try:
-            self._held.grow(len(piece))
+            self._reservation.grow(len(piece))
         except PlainsongError as error:
             return CloseReason.TRY_AGAIN_LATER, error.detail
         self._pieces.append(piece)
         return None
 
     def _end(self, code: int, reason: str) -> None:
-        """Takes nothing more; closes when all that was taken is answered."""
+        """Takes no more; closes when all that was taken is answered."""
         if self._ending is None and self._conversation is not None:
             self._ending = code, reason
             self._conversation.finish()
@@ -207,47 +207,47 @@ class StreamSocket:
     # --- out -----------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Answers until the end, and says good-bye."""
+        """Sends answers until the end, then closes."""
         assert self._conversation is not None
         try:
             with self._life:
-                async with trio.open_nursery() as beside:
-                    beside.start_soon(self._watch)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch)
                     while (data := await self._conversation.answers()) is not None:
-                        # Also to one who has said that it will close: that is what it waits for.
-                        await self._say(_binary_head(len(data)) + data)
-                    beside.cancel_scope.cancel()
+                        # Also to a client that has begun to close: it waits for them.
+                        await self._send_data(_binary_head(len(data)) + data)
+                    nursery.cancel_scope.cancel()
                 self._leaving = True
                 code, reason = self._ending or (CloseReason.NORMAL_CLOSURE, "")
-                await self._say(self._socket.send(CloseConnection(code, reason)))
+                await self._send_data(self._socket.send(CloseConnection(code, reason)))
                 await self._send(StreamClosed(stream_id=self._stream_id))
         finally:
             self._closed = True
             self._conversation.close()
-            self._held.release()
+            self._reservation.release()
 
-    async def _say(self, data: bytes) -> None:
+    async def _send_data(self, data: bytes) -> None:
         if not self._closed:
             await self._send(Data(stream_id=self._stream_id, data=data))
 
     async def _watch(self) -> None:
-        """Ends the stream when the daemon leaves, or when nothing comes of it."""
+        """Ends the stream when the daemon stops, or when the client is silent."""
         while self._ending is None:
             with trio.move_on_at(self._due_s()):
                 await self._context.terminated.wait()
                 self._end(CloseReason.GOING_AWAY, "the daemon is shutting down")
                 return
-            await self._look()
+            await self._on_silence()
 
     def _due_s(self) -> float:
-        """When something has to have come."""
+        """When something must have come."""
         settings = self._shared.settings
         if self._pieces:
             return body_deadline(self._since_s, self._length, settings.body_timeout_s)
         return self._heard_s + settings.keep_alive_s
 
-    async def _look(self) -> None:
-        """After a deadline: whoever waits for us has time; else the rest of a message is late, or a sign of life."""
+    async def _on_silence(self) -> None:
+        """After a deadline: a client that waits for answers has time; else its message is late, or it is pinged."""
         assert self._conversation is not None
         if self._taking or self._conversation.waiting:
             self._heard_s = self._since_s = trio.current_time()
@@ -259,7 +259,7 @@ class StreamSocket:
             self._end(CloseReason.GOING_AWAY, "nothing was heard, not even an answer to a ping")
         else:
             self._pinged, self._heard_s = True, trio.current_time()
-            await self._say(self._socket.send(Ping()))
+            await self._send_data(self._socket.send(Ping()))
 
 
 async def _open_or_close(conversation: Conversation) -> None:
@@ -271,7 +271,7 @@ async def _open_or_close(conversation: Conversation) -> None:
 
 
 def _binary_head(length: int) -> bytes:
-    """What stands before the bytes of a binary message that is sent whole, from a server."""
+    """The frame header of a server's whole binary message."""
     if length < 126:
         return struct.pack(">BB", 0x82, length)
     return struct.pack(">BBH", 0x82, 126, length) if length < 65536 else struct.pack(">BBQ", 0x82, 127, length)

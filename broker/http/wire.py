@@ -163,7 +163,7 @@ async def admitted(answer: HttpAnswer, room: AnswerRoom, *, only_looks: bool) ->
         if size <= FREE_BYTES:
             room.release()
             return answer
-    elif room.held_bytes:
+    elif room.reserved_bytes:
         return answer  # its pages are counted as they are made
     else:
         size = PASSED_BYTES if answer.length is None else min(answer.length, PASSED_BYTES)

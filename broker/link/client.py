@@ -1,7 +1,4 @@
-"""The calling side of a link: calls under way at once, conversations, and the links of this process by address.
-
-A link as its caller has it: calls under way at once, each answered when its answer is ready.
-"""
+"""The calling side of a link: calls under way at once, conversations, and the links of this process by address."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import trio
 from broker.http.sockets import split_bind
 from broker.link.flow import Inflow, LinkBroken, Outflow, PendingCall, Reply
 from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds, Wire
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
@@ -51,9 +49,9 @@ class Link:
         return self._wire.is_open and not self._leaving
 
     @property
-    def was_heard(self) -> bool:
-        """Whether the other side has ever said that it is one of a link."""
-        return self._wire.met
+    def is_peer(self) -> bool:
+        """Whether the other side has sent the preface of a link."""
+        return self._wire.is_peer
 
     @property
     def under_way(self) -> int:
@@ -61,14 +59,14 @@ class Link:
         return len(self._waiting)
 
     async def run(self) -> str:
-        """Serves the link until it ends; why it did, empty when in good order. Whoever still waits is told."""
+        """Runs the link until it ends; why it did, empty when in good order. Calls that still wait raise LinkBroken."""
         try:
             self._why = await self._wire.run(self) or "the peer closed the link"
             return self._why
         finally:
             self._leaving = True
             for waiting in list(self._waiting.values()):
-                self._broke(waiting)
+                self._break(waiting)
             self.ended.set()
 
     # --- calling -------------------------------------------------------------------------------
@@ -76,15 +74,15 @@ class Link:
     async def call(
         self, kind: str, value: Any, body: bytes = b"", *, deadline_s: float | None = None, at_once: bool = False
     ) -> Reply:
-        """What the peer answers. A caller that is cancelled cancels the call there; what was taken still happens.
+        """Calls the peer and returns its answer. Cancelling the caller cancels the call there; what was taken still happens.
 
         Args:
-          kind, value, body: what the peer's dispatch gets; the value is of what the vocabulary knows.
-          deadline_s: how long to wait at most, on the clock of the event loop; the peer is told what is left.
-          at_once: no other call is expected in this turn of the event loop with which it could share a write.
+          kind, value, body: what the peer's dispatch gets; the value is made of what the vocabulary knows.
+          deadline_s: until when to wait, on the event loop's clock; the peer gets the time that is left.
+          at_once: writes at once; for a call with which no other could share the write of this turn of the loop.
         Raises:
-          PlainsongError: as it was raised there. Overloaded also when too much is under way here: nothing happened.
-          LinkBroken: there is no answer: the link ended, or the deadline passed.
+          PlainsongError: as the peer raised it. Overloaded also when too much is under way here: nothing happened.
+          LinkBroken: the link ended, or the deadline passed, before the answer came.
           TypeError, ValueError: the value cannot travel; nothing was sent.
         """
         waiting = self._begin(len(body))
@@ -102,7 +100,7 @@ class Link:
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
             if reply is None or isinstance(reply.body, bytes):
-                self._over(number, cancel=waiting.answer is None)
+                self._forget(number, cancel=not waiting.is_settled)
 
     async def _answer(
         self,
@@ -116,7 +114,7 @@ class Link:
     ) -> Reply:
         wire = self._wire
         if wire.is_full:
-            await wire.room()
+            await wire.drain()
         if len(body) <= INLINE_BYTES:
             put = wire.put_at_once if at_once else wire.put
             waiting.place = put(FrameKind.CALL, number, kind, value, body, left_s)
@@ -128,22 +126,22 @@ class Link:
 
     async def _send_body(self, number: int, waiting: PendingCall, body: bytes) -> None:
         for start in range(0, len(body), PIECE_BYTES):
-            await self._wire.room()
-            if waiting.answer is not None:
+            await self._wire.drain()
+            if waiting.is_settled:
                 return  # refused before it was whole
             last = start + PIECE_BYTES >= len(body)
             place = self._wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], not last)
             if last:
                 waiting.place = place
 
-    def tell(self, kind: str, value: Any) -> None:
-        """Calls without waiting for the answer, or caring whether there is one."""
+    def notify(self, kind: str, value: Any) -> None:
+        """Calls the peer without waiting for an answer; a link that is not open drops the call."""
         if self.is_open:
             self._number += 1
             self._wire.put(FrameKind.CALL, self._number, kind, value, b"", None)
 
     async def converse(self, kind: str, value: Any) -> Channel:
-        """A conversation that the peer has begun: messages both ways. Whoever gets it closes it.
+        """Opens a conversation: messages both ways. The caller closes it.
 
         Raises:
           PlainsongError: the peer refused it. LinkBroken: the link ended.
@@ -156,7 +154,7 @@ class Link:
             waiting.place = self._wire.put(FrameKind.OPEN, number, kind, value)
             await waiting.wait()
         except BaseException:
-            self._over(number, cancel=waiting.answer is None)
+            self._forget(number, cancel=not waiting.is_settled)
             raise
         return Channel(inflow, outflow, self, number)
 
@@ -173,8 +171,8 @@ class Link:
         waiting = self._waiting[self._number] = PendingCall(size)
         return waiting
 
-    def _over(self, number: int, *, cancel: bool) -> None:
-        """Nobody waits for it here any more."""
+    def _forget(self, number: int, *, cancel: bool) -> None:
+        """Ends a call on this side; ``cancel``: tells the peer to end it too."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -184,22 +182,22 @@ class Link:
         if self._leaving and not self._waiting:
             self._wire.finish()
 
-    def _broke(self, waiting: PendingCall) -> None:
+    def _break(self, waiting: PendingCall) -> None:
         error = LinkBroken(self._why, sent=waiting.place <= self._wire.written)
-        self._failed(waiting, error)
+        self._fail(waiting, error)
 
     @staticmethod
-    def _failed(waiting: PendingCall, error: Exception) -> None:
+    def _fail(waiting: PendingCall, error: Exception) -> None:
         if waiting.inflow is not None:
             waiting.inflow.end(error)
         if waiting.outflow is not None:
-            waiting.outflow.broke(error)
+            waiting.outflow.fail(error)
         waiting.settle(error)
 
-    # --- what the peer says --------------------------------------------------------------------
+    # --- frames of the peer --------------------------------------------------------------------
 
-    def take(self, frame: list[Any]) -> None:
-        """One frame of the peer; what is for nobody who waits is dropped. Raises MalformedBody."""
+    def on_frame(self, frame: list[Any]) -> None:
+        """See ``FrameHandler``. Drops frames of calls that are over."""
         kind, number = frame[0], frame[1]
         if kind == FrameKind.LEAVING:
             self._leaving = True
@@ -208,18 +206,20 @@ class Link:
             return
         waiting = self._waiting.get(number)
         if waiting is None:
-            return  # it has left
+            return  # its caller has left
         if kind == FrameKind.ANSWER and isinstance(frame[3], bytes):
             waiting.settle(Reply(frame[2], frame[3]))
         elif kind == FrameKind.FAILED:
-            self._failed(waiting, frame[2] if isinstance(frame[2], PlainsongError) else Internal("no error was told"))
+            self._fail(
+                waiting, frame[2] if isinstance(frame[2], PlainsongError) else Internal("the peer sent no error")
+            )
             self._end_stream(number, waiting)
         elif kind == FrameKind.HEAD:
-            self._begun(number, waiting, frame[2], whole=bool(frame[3]))
+            self._on_head(number, waiting, frame[2], whole=bool(frame[3]))
         elif kind == FrameKind.OPENED and waiting.outflow is not None:
             waiting.settle(waiting.outflow)
         elif kind == FrameKind.PIECE and isinstance(frame[2], bytes):
-            self._piece(waiting, frame[2], more=bool(frame[3]))
+            self._on_piece(waiting, frame[2], more=bool(frame[3]))
         elif kind == FrameKind.END:
             if waiting.pieces is not None:
                 waiting.settle(Reply(waiting.value, b"".join(waiting.pieces)))
@@ -229,12 +229,12 @@ class Link:
         elif kind == FrameKind.CREDIT and waiting.outflow is not None and isinstance(frame[2], int):
             waiting.outflow.credit(frame[2])
         else:
-            raise MalformedBody(f"a frame of kind {kind} that makes no sense to a caller")
+            raise MalformedBody(f"a frame of kind {kind}, which no caller gets")
 
-    def taken(self) -> None:
-        """Each frame was acted upon at once."""
+    def flush(self) -> None:
+        """See ``FrameHandler``: nothing is gathered."""
 
-    def _begun(self, number: int, waiting: PendingCall, value: Any, *, whole: bool) -> None:
+    def _on_head(self, number: int, waiting: PendingCall, value: Any, *, whole: bool) -> None:
         if whole:
             waiting.value, waiting.pieces = value, []
         else:
@@ -242,21 +242,21 @@ class Link:
             waiting.settle(Reply(value, AnswerStream(waiting.inflow, self, number)))
 
     @staticmethod
-    def _piece(waiting: PendingCall, piece: bytes, *, more: bool) -> None:
+    def _on_piece(waiting: PendingCall, piece: bytes, *, more: bool) -> None:
         if waiting.pieces is not None:
             waiting.pieces.append(piece)
         elif waiting.inflow is not None:
             waiting.inflow.take(piece, more=more)
 
     def _end_stream(self, number: int, waiting: PendingCall) -> None:
-        """Both directions of it have ended, as far as the peer is concerned."""
+        """Forgets a stream whose directions have both ended for the peer."""
         if waiting.inflow is not None and (waiting.outflow is None or waiting.outflow.ended):
-            self._over(number, cancel=False)
+            self._forget(number, cancel=False)
 
     # --- its end -------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Takes no more calls, lets those under way be answered, then closes. Cancel it to end them sooner."""
+        """Takes no more calls, waits for the answers of those under way, and closes. Cancel it to close sooner."""
         self._leaving = True
         if not self._waiting:
             self._wire.finish()
@@ -265,12 +265,12 @@ class Link:
         finally:
             self._wire.cut()
 
-    async def prove(self, within_s: float) -> None:
-        """Ends it, as ``cut`` does, unless the peer is heard within so many seconds: a ping may be unanswered already."""
-        await self._wire.prove(within_s)
+    async def probe(self, within_s: float) -> None:
+        """Cuts the link unless the peer sends something within this time; a ping may be unanswered already."""
+        await self._wire.probe(within_s)
 
     def cut(self) -> None:
-        """Ends it now: whoever waits learns LinkBroken."""
+        """Ends the link now; calls that wait raise LinkBroken."""
         self._wire.cut()
 
 
@@ -278,7 +278,7 @@ class Link:
 
 
 class AnswerStream:
-    """A body that comes in pieces; a ``BodyStream``."""
+    """The body of an answer, as it comes; a ``BodyStream``."""
 
     def __init__(self, inflow: Inflow, link: Link, number: int) -> None:
         self._inflow = inflow
@@ -295,13 +295,13 @@ class AnswerStream:
         return data
 
     async def aclose(self) -> None:
-        """Ends it there, too, unless it has ended."""
-        self._link._over(self._number, cancel=not self._inflow.ended)
+        """Ends it on both sides, unless it has ended."""
+        self._link._forget(self._number, cancel=not self._inflow.ended)
         self._inflow.end()
 
 
 class Channel:
-    """One conversation: messages both ways, each in order, and as fast as the other side uses them."""
+    """One conversation: messages both ways, each way in order, and as fast as the other side uses them."""
 
     def __init__(self, inflow: Inflow, outflow: Outflow, link: Link, number: int) -> None:
         self._inflow = inflow
@@ -310,7 +310,7 @@ class Channel:
         self._number = number
 
     async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent. Raises LinkBroken, PlainsongError."""
+        """Sends a message. Waits while the peer has not used what was sent before. Raises LinkBroken, PlainsongError."""
         await self._outflow.send(data)
 
     async def receive(self) -> bytes | None:
@@ -318,19 +318,18 @@ class Channel:
         return await self._inflow.receive()
 
     def finish(self) -> None:
-        """Says that no more will be sent; there may still be something to receive."""
+        """Sends no more; there may still be messages to receive."""
         self._outflow.end()
 
     async def aclose(self) -> None:
-        """``close``, for those who are asynchronous."""
         self.close()
 
     def close(self) -> None:
-        """Ends it; there, whoever is at it is cancelled, unless both sides have finished."""
+        """Ends it; the peer's task is cancelled unless both sides have finished."""
         both = self._inflow.ended and self._outflow.ended
-        self._link._over(self._number, cancel=not both)
+        self._link._forget(self._number, cancel=not both)
         self._inflow.end()
-        self._outflow.broke(LinkBroken("the conversation was closed", sent=True))
+        self._outflow.fail(LinkBroken("the conversation was closed", sent=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -340,12 +339,10 @@ class Channel:
 
 
 # --- links -----------------------------------------------------------------------------------------
-#
-# The links of this process to others: dialled when first needed, kept, and dialled again after they broke.
 
 
 log = logging.getLogger("plainsong.peering")
-#: Seconds after a first, second … failed attempt within which nobody tries again; the last one repeats.
+#: Pauses after failed attempts, in seconds, in which no other attempt is made; the last one repeats.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -358,18 +355,21 @@ async def connect(address: str) -> trio.SocketStream:
 
 
 class _Peer:
-    """One address: its link, whoever dials it, and how that went lately."""
+    """One address: its link, the attempt to dial it, and why the last one failed."""
 
     def __init__(self) -> None:
         self.link: Link | None = None
         self.dialled: trio.Event | None = None
-        self.failures = 0
+        self.backoff = Backoff(PAUSES_S)
         self.not_before_s = 0.0
         self.why = ""
 
 
 class Links:
-    """One link for each address that is asked for, run in ``nursery``."""
+    """A link to each address that is asked for: dialled when first needed, kept, and dialled again after it broke.
+
+    Links run in ``nursery``.
+    """
 
     def __init__(
         self,
@@ -392,15 +392,15 @@ class Links:
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """Addresses that were asked for and could not be reached the last time → why."""
-        lost = {address: peer for address, peer in self._peers.items() if peer.failures}
+        """The addresses whose last attempt failed, with the reason."""
+        lost = {address: peer for address, peer in self._peers.items() if peer.backoff.failures}
         return {address: peer.why for address, peer in lost.items() if peer.link is None or not peer.link.is_open}
 
     async def to(self, address: str) -> Link:
-        """The link to ``address``, dialled if need be; many who ask at once share one attempt.
+        """The link to ``address``, dialled if need be; callers at the same time share one attempt.
 
         Raises:
-          LinkBroken: there is none just now; ``sent`` is false.
+          LinkBroken: the address cannot be reached just now; ``sent`` is false.
         """
         peer = self._peers.get(address)
         if peer is None:
@@ -413,33 +413,33 @@ class Links:
             raise LinkBroken(peer.why, sent=False)
         if peer.dialled is None:
             peer.dialled = trio.Event()
-            self._nursery.start_soon(self._dialling, address, peer, peer.dialled)
+            self._nursery.start_soon(self._dial_and_run, address, peer, peer.dialled)
         await peer.dialled.wait()
         if peer.link is None or not peer.link.is_open:
             raise LinkBroken(peer.why or f"the link to {address} has ended", sent=False)
         return peer.link
 
     def forget(self, address: str) -> None:
-        """It is leaving, or gone: its link is ended when all that is under way on it is answered, or nobody is there."""
+        """Forgets an address that is leaving or gone. Its link ends when its calls are answered, or the peer is dead."""
         peer = self._peers.pop(address, None)
         if peer is not None and peer.link is not None:
-            self._nursery.start_soon(self._parting, peer.link)
+            self._nursery.start_soon(self._part, peer.link)
 
-    async def _parting(self, link: Link) -> None:
+    async def _part(self, link: Link) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.prove, self._bounds.parting_s)
+            nursery.start_soon(link.probe, self._bounds.parting_s)
             await link.aclose()
             nursery.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Takes no more calls, and closes each link once its calls are answered. Cancel it to end them sooner."""
+        """Takes no more calls, and closes each link once its calls are answered. Cancel it to close them sooner."""
         self._closed = True
         async with trio.open_nursery() as closing:
             for peer in self._peers.values():
                 if peer.link is not None:
                     closing.start_soon(peer.link.aclose)
 
-    async def _dialling(self, address: str, peer: _Peer, dialled: trio.Event) -> None:
+    async def _dial_and_run(self, address: str, peer: _Peer, dialled: trio.Event) -> None:
         try:
             stream = await self._connected(address, peer)
         finally:
@@ -450,12 +450,12 @@ class Links:
         link = peer.link
         assert link is not None
         if self._peers.get(address) is not peer:  # forgotten while it was dialled
-            self._nursery.start_soon(self._parting, link)
+            self._nursery.start_soon(self._part, link)
         why = await link.run()
         if not self._closed and peer.link is link:
             log.info("a link has ended", extra={"peer": address, "why": why})
-        if link.was_heard:
-            peer.failures = 0
+        if link.is_peer:
+            peer.backoff.reset()
         else:
             self._failed(peer, f"{address} is no peer: {why}")
 
@@ -472,7 +472,6 @@ class Links:
 
     def _failed(self, peer: _Peer, why: str) -> None:
         peer.why = why
-        peer.not_before_s = trio.current_time() + PAUSES_S[min(peer.failures, len(PAUSES_S) - 1)]
-        peer.failures += 1
-        if peer.failures == 1:
+        peer.not_before_s = trio.current_time() + peer.backoff.failed()
+        if peer.backoff.failures == 1:
             log.warning("a peer cannot be reached", extra={"why": why})

@@ -1,7 +1,4 @@
-"""One call of a link: its reply or error, and streams that go out as far as the reader has given credit.
-
-One call of a link: its answer, the error instead of one, and whoever waits for either.
-"""
+"""One call of a link: its answer or error, and streams that go out as far as their reader has granted credit."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_COSTS
+from actors.future import Future
+from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_OVERHEAD_BYTES
 from plainsong.protocol.errors import MalformedBody, RequestTooLarge
 from plainsong.protocol.link import FrameKind
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 class LinkBroken(Exception):
     """There is no answer, and will be none over this link.
 
-    ``sent``: whether the peer may have got the request; False means that it certainly has not.
+    ``sent``: whether the peer may have received the request; False: it certainly has not.
     """
 
     def __init__(self, why: str, *, sent: bool) -> None:
@@ -35,59 +33,36 @@ class LinkBroken(Exception):
 
 @dataclass(slots=True)
 class Reply:
-    """An answer: a value, and a body, whole or to be read as it comes. Whoever gets a stream closes it."""
+    """An answer: a value, and a body, whole or as a stream, which its receiver closes."""
 
     value: Any = None
     body: bytes | BodyStream = b""
 
 
-class PendingCall:
-    """One call, and the task that waits for its answer."""
+class PendingCall(Future[Any]):
+    """One call of a link, and what has come of its answer."""
 
-    __slots__ = ("answer", "inflow", "outflow", "pieces", "place", "size", "task", "value")
+    __slots__ = ("inflow", "outflow", "pieces", "place", "size", "value")
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
         #: Of its last frame, after which the peer has all it needs to act.
         self.place: float = inf
-        self.task: trio.lowlevel.Task | None = None
-        self.answer: Any = None
-        #: Of an answer that comes in pieces and is had as one.
+        #: Of an answer that comes in pieces and is returned whole.
         self.value: Any = None
         self.pieces: list[bytes] | None = None
         self.inflow: Inflow | None = None
         self.outflow: Outflow | None = None
 
-    def settle(self, answer: Any) -> None:
-        """Gives the answer, or the exception instead of one. Only the first counts."""
-        if self.answer is None:
-            self.answer = answer
-            if self.task is not None:
-                trio.lowlevel.reschedule(self.task)
-                self.task = None
 
-    async def wait(self) -> Any:
-        """The answer; raises what came instead."""
-        if self.answer is None:
-            self.task = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-# --- flow ------------------------------------------------------------------------------------------
+# --- flow control ----------------------------------------------------------------------------------
 #
-# Streams within a link: pieces go out as far as there is credit, and credit is given as they are used.
+# Pieces of a stream go out as far as there is credit. The reader grants credit as it uses them.
 
 
 class Outflow:
-    """What is sent under one number."""
+    """The messages sent under one number."""
 
     def __init__(self, wire: Wire, number: int) -> None:
         self._wire = wire
@@ -98,10 +73,10 @@ class Outflow:
         self.ended = False
 
     async def send(self, data: bytes) -> None:
-        """Sends one message, in pieces if it is long, as far as the other side takes it.
+        """Sends one message, in pieces if it is long, as there is credit.
 
         Raises:
-          LinkBroken, PlainsongError: why the other side takes no more.
+          LinkBroken, PlainsongError: the other side takes no more.
         """
         last = max(len(data) - 1, 0) // PIECE_BYTES
         for index in range(last + 1):
@@ -109,58 +84,58 @@ class Outflow:
             while self._credit <= 0 and self._broken is None:
                 self._more = trio.Event()
                 await self._more.wait()
-            await self._wire.room()
+            await self._wire.drain()
             if self._broken is not None:
                 raise self._broken
-            self._credit -= len(piece) + PIECE_COSTS
+            self._credit -= len(piece) + PIECE_OVERHEAD_BYTES
             self._wire.put(FrameKind.PIECE, self._number, bytes(piece), index < last)
         await trio.lowlevel.checkpoint()
 
     def end(self) -> None:
-        """Says that there is no more."""
+        """Tells the other side that no more will be sent."""
         if not self.ended and self._broken is None:
             self.ended = True
             self._wire.put(FrameKind.END, self._number)
 
     def credit(self, more_bytes: int) -> None:
-        """The other side has used so much."""
+        """The other side has granted more."""
         self._credit += more_bytes
         self._more.set()
 
-    def broke(self, error: Exception) -> None:
-        """Nothing more will be taken; whoever sends is told ``error``."""
+    def fail(self, error: Exception) -> None:
+        """Has every further ``send`` raise ``error``."""
         if self._broken is None:
             self._broken = error
         self._more.set()
 
 
 class Inflow:
-    """What is received under one number: messages, until there are no more."""
+    """The messages received under one number."""
 
     def __init__(self, wire: Wire, number: int) -> None:
         self._wire = wire
         self._number = number
-        #: Messages, and what each counts for when it is received.
+        #: Messages, and the credit that each one returns when it is received.
         self._messages: deque[tuple[bytes, int]] = deque()
         self._partial: list[bytes] = []
         self._partial_bytes = 0
         self._partial_cost = 0
-        #: Received, and not used; used, and not given back as credit.
-        self._held = 0
+        #: Bytes that have come and are not used; that are used and not granted again.
+        self._unused = 0
         self._used = 0
         self._error: Exception | None = None
         self._arrived = trio.Event()
-        #: Whether nothing more will come; there may be messages that wait to be received.
+        #: Whether nothing more will come; messages may still wait to be received.
         self.ended = False
 
     def take(self, piece: bytes, *, more: bool) -> None:
-        """Takes a piece; never waits. Raises MalformedBody: more was sent than there was credit for."""
+        """Takes a piece; never waits. Raises MalformedBody: the sender had no credit for it."""
         if self.ended:
             return
         bounds = self._wire.bounds
-        cost = len(piece) + PIECE_COSTS
-        self._held += cost
-        if self._held > bounds.window_bytes + PIECE_BYTES + PIECE_COSTS:
+        cost = len(piece) + PIECE_OVERHEAD_BYTES
+        self._unused += cost
+        if self._unused > bounds.window_bytes + PIECE_BYTES + PIECE_OVERHEAD_BYTES:
             raise MalformedBody(f"more was sent under {self._number} than there was credit for")
         if not more and not self._partial:
             self._messages.append((piece, cost))
@@ -172,7 +147,7 @@ class Inflow:
         if self._partial_bytes > bounds.message_bytes:
             self.end(RequestTooLarge(f"a message has more than {bounds.message_bytes} bytes"))
         elif more:
-            self._make_way()
+            self._admit_rest()
         else:
             self._messages.append((b"".join(self._partial), self._partial_cost))
             self._partial.clear()
@@ -180,7 +155,7 @@ class Inflow:
             self._arrived.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more will come; ``error`` says why, where that was too early."""
+        """No more will come; ``error``: the reason, if that was too early."""
         if not self.ended:
             self.ended = True
             self._error = error
@@ -190,7 +165,7 @@ class Inflow:
         """The next message; None: there are no more.
 
         Raises:
-          LinkBroken, PlainsongError: the rest will not come, after all that did.
+          LinkBroken, PlainsongError: the rest will not come; raised after all that has come.
         """
         await trio.lowlevel.checkpoint()
         while not self._messages:
@@ -201,34 +176,35 @@ class Inflow:
             self._arrived = trio.Event()
             await self._arrived.wait()
         message, cost = self._messages.popleft()
-        self._give_back(cost)
-        self._make_way()
+        self._grant(cost)
+        self._admit_rest()
         return message
 
-    def _make_way(self) -> None:
-        """Nobody can use a message before it is whole: where it is the only one, the rest of it is let in."""
+    def _admit_rest(self) -> None:
+        """Grants credit for a message that is not whole, if no other is waiting: its reader cannot use it before."""
         if self._partial_cost and not self._messages:
             cost, self._partial_cost = self._partial_cost, 0
-            self._give_back(cost)
+            self._grant(cost)
 
-    def _give_back(self, cost: int) -> None:
-        self._held -= cost
+    def _grant(self, cost: int) -> None:
+        self._unused -= cost
         self._used += cost
         if self._used >= self._wire.bounds.window_bytes // 4 and not self.ended:
             self._wire.put(FrameKind.CREDIT, self._number, self._used)
             self._used = 0
 
 
-# --- replying --------------------------------------------------------------------------------------
-#
-# A reply on its way out: in one frame, in pieces, or as its stream is made and its reader takes it.
+# --- replies ---------------------------------------------------------------------------------------
 
 
 async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) -> None:
-    """Sends all of it under ``number``, a stream as far as ``outflow`` has credit; the stream is closed in any case.
+    """Sends a reply in one frame, in pieces, or as its stream is produced and its reader grants credit.
+
+    The stream is closed in any case.
 
     Raises:
-      Exception: what the stream raised, or why its reader takes no more. TypeError: the value cannot travel.
+      Exception: as the stream raised it, or the reason why its reader takes no more.
+      TypeError: the value cannot travel.
     """
     body = reply.body
     if not isinstance(body, bytes):
@@ -243,12 +219,12 @@ async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) ->
         outflow.end()
         return
     if wire.is_full:
-        await wire.room()  # until then it counts as under way: so answers that nobody reads are bounded, too
+        await wire.drain()  # meanwhile the call counts as under way, which bounds answers that no one reads
     if len(body) <= INLINE_BYTES:
         wire.put(FrameKind.ANSWER, number, reply.value, body)
         return
     wire.put(FrameKind.HEAD, number, reply.value, True)
     for start in range(0, len(body), PIECE_BYTES):
         wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], False)
-        await wire.room()
+        await wire.drain()
     wire.put(FrameKind.END, number)

@@ -1,7 +1,4 @@
-"""HTTP requests and answers as they travel over a link: headers and numbers as plain values, bodies as they are.
-
-Requests and answers as they travel between instances: what of them counts, as plain values; bodies as they are.
-"""
+"""HTTP requests and answers as they travel over a link: headers and numbers as plain values, bodies as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import BodyStream
 
-#: What any handler reads. Bodies travel decompressed, and answers are compressed where the client is.
+#: The headers that handlers read. Bodies travel decompressed; answers are compressed where the client is connected.
 _HEADERS = ("content-type", "accept", "prefer")
 
 
@@ -34,7 +31,7 @@ def encode_hot(request: HotRequest, waited_ms: int) -> list[Any]:
 
 
 def decode_hot(value: list[Any], body: bytes) -> HotRequest:
-    """The request that ``told_hot`` told. Raises ValueError."""
+    """The reverse of ``encode_hot``. Raises ValueError."""
     verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
     return HotRequest(verb, namespace, topic, query, headers, body, request_id, transaction, waited_ms)
 
@@ -46,24 +43,26 @@ def encode_view(route: str, request: ViewRequest, waited_ms: int) -> list[Any]:
 
 
 def decode_view(value: list[Any], body: bytes) -> tuple[str, ViewRequest]:
-    """The route's name and the request that ``told_view`` told. Raises ValueError."""
+    """The reverse of ``encode_view``: the route's name and the request. Raises ValueError."""
     route, path, query, headers, request_id, waited_ms = value
     return route, ViewRequest(path, query, headers, body, request_id, waited_ms)
 
 
 def encode_answer(answer: HttpAnswer, room: AnswerRoom | None = None) -> Reply:
-    """An answer, whole or as a stream, with the length of that if it is known; ``room`` holds it until it has left."""
+    """An answer, whole or as a stream with its length if that is known; ``room`` is released when it has left."""
     length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
     headers = [list(each) for each in answer.headers]
     return Reply([answer.status, answer.content_type, headers, length], budgeted(answer.body, room))
 
 
 async def encode_admitted(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool) -> Reply:
-    """An answer to be told, held in ``room``, its stream begun: what fails before its first byte is an error of its own.
+    """Waits for an answer, admits it to ``room``, begins its stream and encodes it.
+
+    A stream that fails before its first byte raises, so that the error is answered instead.
 
     Args:
-      only_looks: as ``admitted`` has it.
-    Raises whatever ``answering`` does; nothing is held then.
+      only_looks: see ``admitted``.
+    Raises whatever ``answering`` raises; ``room`` is released then.
     """
     try:
         answer = await answering
@@ -76,20 +75,21 @@ async def encode_admitted(answering: Awaitable[HttpAnswer], room: AnswerRoom, *,
 
 
 async def decode_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
-    """The answer that ``told_answer`` told, with its owner's name on it, if any; a stream's first piece has come.
+    """The reverse of ``encode_answer``, with the owner's address in a header; the first piece of a stream has come.
 
     Raises:
-      ValueError: it is none. LinkBroken: before the first piece, or before the last one of an answer that is short.
+      ValueError: this is no answer.
+      LinkBroken: the link broke before the first piece, or before the last one of a short answer.
     """
     status, content_type, headers, length = reply.value
-    told = [(name, value) for name, value in headers]
+    decoded = [(name, value) for name, value in headers]
     if isinstance(reply.body, bytes) or (length is not None and length <= COLLECTED_BYTES):
         body: bytes | BodyStream = await collect(reply.body)
     else:
         body = await begun(reply.body)
     if owner is not None:
-        told.append((OWNER_HEADER, owner.address))
-    return HttpAnswer(status, body, content_type, told, None if isinstance(body, bytes) else length)
+        decoded.append((OWNER_HEADER, owner.address))
+    return HttpAnswer(status, body, content_type, decoded, None if isinstance(body, bytes) else length)
 
 
 def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
@@ -99,7 +99,7 @@ def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
 
 
 async def decode_page(reply: Reply) -> Page:
-    """The page that ``told_page`` told. Raises MalformedBody."""
+    """The reverse of ``encode_page``. Raises MalformedBody."""
     page, sizes = reply.value
     body = await collect(reply.body)
     if not isinstance(page, Page) or sum(sizes) != len(body):
@@ -113,21 +113,19 @@ def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _HEADERS if name in headers}
 
 
-# --- held answers ----------------------------------------------------------------------------------
+# --- budgets of answers ----------------------------------------------------------------------------
 #
-# Answers on a link: as pieces that leave as fast as the reader at its other end takes them, counted until they
-# left.
-#
-# Whoever made an answer holds it, within its budget; those that it passes on its way hold a window of it each. So a
-# reader that stops reading fills no memory on its way, and its time-out reaches back to where the answer is.
+# The pieces of an answer leave as fast as its reader takes them. The instance that made it counts it against its
+# budget until then; each process that it passes holds one window of it. So a reader that stops fills no memory on the
+# way, and its time-out reaches back to the instance that made the answer.
 
 
-#: Of a known length up to this, an answer is had whole before it is passed on: should the link break, another is asked.
+#: An answer up to this length is collected whole before it is passed on: if the link breaks, it is asked for again.
 COLLECTED_BYTES = 1 << 20
 
 
 class BudgetedBody:
-    """A whole body, in pieces, or a stream; ``room`` holds it until it has been sent. A ``BodyStream``."""
+    """A whole body in pieces, or a stream; ``room`` is released when it has been sent. A ``BodyStream``."""
 
     def __init__(self, body: bytes | BodyStream, room: AnswerRoom | None) -> None:
         self._whole = body if isinstance(body, bytes) else b""
@@ -143,14 +141,14 @@ class BudgetedBody:
         while self._sent >= len(self._whole):
             if self._chunks is None:
                 raise StopAsyncIteration
-            # A block may be a whole page, and what goes out as one is had whole by those who pass it on.
+            # A block may be a whole page; unless it is cut, every process on its way would hold it whole.
             self._whole, self._sent = await anext(self._chunks), 0
         piece = self._whole[self._sent : self._sent + PIECE_BYTES]
         self._sent += len(piece)
         return piece
 
     async def aclose(self) -> None:
-        """Ends it, and gives back what is held for it."""
+        """Ends it, and releases its room."""
         self._whole = b""
         try:
             if self._stream is not None:
@@ -161,7 +159,7 @@ class BudgetedBody:
 
 
 def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyStream:
-    """``body`` as it goes out on a link: whole when it is short, else as a stream that ``room`` holds."""
+    """``body`` as it goes out on a link: whole if it is short, else as a stream that releases ``room`` at its end."""
     if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
         if room is not None:
             room.release()
@@ -170,7 +168,7 @@ def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyS
 
 
 async def collect(body: bytes | BodyStream) -> bytes:
-    """All of a body that came on a link. Raises LinkBroken, PlainsongError: the rest will not come."""
+    """The whole body of an answer. Raises LinkBroken, PlainsongError: the rest will not come."""
     if isinstance(body, bytes):
         return body
     try:

@@ -1,4 +1,4 @@
-"""The side of a link that is called: each call is a task, within bounds, and ends when its caller leaves."""
+"""The side of a link that is called: each call is a task, within bounds, and is cancelled when its caller leaves."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, O
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
-    from broker.http.server import PeerDoor
+    from broker.http.server import PeerHandler
     from plainsong.protocol.link import Vocabulary
 
-__all__ = ["Answer", "Call", "Dispatch", "Quick", "ServedChannel", "serve_link"]
+__all__ = ["Answer", "Call", "Dispatch", "InlineHandler", "ServedChannel", "serve_link"]
 log = logging.getLogger("plainsong.peering")
 
 
 @dataclass(slots=True)
 class Call:
-    """What a peer asks for."""
+    """A call of the peer."""
 
     kind: str
     value: Any
     body: bytes = b""
     deadline_s: float | None = None
-    """When nobody waits for the answer any more, on the clock of the event loop; the call is then cancelled."""
+    """When its caller stops waiting, on the event loop's clock; the call is then cancelled."""
     channel: ServedChannel | None = None
-    """Where it is a conversation, which is over when the dispatch returns."""
+    """Of a conversation, which ends when the dispatch returns."""
 
 
 Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
-"""Answers one call. It may raise ``PlainsongError``; anything else is a bug, logged here and told as one."""
+"""Answers one call. It may raise ``PlainsongError``; any other exception is a bug: it is logged, and answered as one."""
 
 
-class Quick(Protocol):
-    """Answers some calls without a task of their own."""
+class InlineHandler(Protocol):
+    """Answers some calls without a task of their own, together with others."""
 
     def take(self, call: Call, answer: Answer) -> bool:
-        """Takes a call at once, to answer it later; or does not take it (False). It never waits."""
+        """Takes a call, to answer it later, or leaves it to a task (False). Never waits."""
 
-    def taken(self) -> None:
-        """Nothing more has come for now: what was gathered is done."""
+    def flush(self) -> None:
+        """All calls that had arrived were offered: carries out what was taken."""
 
 
 async def serve_link(
@@ -59,19 +59,19 @@ async def serve_link(
     *,
     already_read: bytes = b"",
     stop: trio.Event | None = None,
-    quick: Quick | None = None,
+    inline: InlineHandler | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
 ) -> None:
-    """Answers a peer's calls until it closes the connection; its calls that are under way then are cancelled.
+    """Answers a peer's calls until it closes the connection; calls still under way are then cancelled.
 
     Args:
-      already_read: what was read of the connection, its preface first.
-      stop: once set, the peer is told to call no more; the link ends when all it called for is answered.
-      quick: gets calls whose body is short first.
+      already_read: the bytes read of the connection so far, its preface first.
+      stop: once set, the peer is asked to call no more; the link ends when its calls are answered.
+      inline: is offered the calls with short bodies.
     """
     async with trio.open_nursery() as nursery:
-        side = _Served(Wire(stream, bounds, vocabulary, peer), dispatch, quick, nursery)
+        side = _ServingSide(Wire(stream, bounds, vocabulary, peer), dispatch, inline, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
         why = await side.wire.run(side, already_read)
@@ -80,7 +80,7 @@ async def serve_link(
         nursery.cancel_scope.cancel()
 
 
-class _UnderWay:
+class _PendingAnswer:
     """A call that is not answered yet."""
 
     __slots__ = ("call", "inflow", "outflow", "pieces", "received", "scope", "size")
@@ -96,16 +96,16 @@ class _UnderWay:
 
 
 class Answer:
-    """Answers a call that was taken at once; call it, once, with the reply or the error."""
+    """Answers a call that an ``InlineHandler`` has taken; call it once."""
 
     __slots__ = ("_number", "_side")
 
-    def __init__(self, side: _Served, number: int) -> None:
+    def __init__(self, side: _ServingSide, number: int) -> None:
         self._side = side
         self._number = number
 
     def __call__(self, outcome: Reply | PlainsongError, *, at_once: bool = False) -> None:
-        """Gives the reply, or the error instead of one; ``at_once``: it is the last of those that are given now."""
+        """Sends the reply or the error; ``at_once``: writes at once, for the last of several."""
         side, number = self._side, self._number
         if side.calls.pop(number, None) is None:
             return  # its caller has left
@@ -116,43 +116,42 @@ class Answer:
             put(FrameKind.FAILED, number, outcome)
 
 
-class _Served:
-    def __init__(self, wire: Wire, dispatch: Dispatch, quick: Quick | None, nursery: trio.Nursery) -> None:
+class _ServingSide:
+    def __init__(self, wire: Wire, dispatch: Dispatch, inline: InlineHandler | None, nursery: trio.Nursery) -> None:
         self.wire = wire
-        self.calls: dict[int, _UnderWay] = {}
+        self.calls: dict[int, _PendingAnswer] = {}
         self._bytes = 0
         self._dispatch = dispatch
-        self._quick = quick
+        self._inline = inline
         self._nursery = nursery
 
     async def leave_at(self, stop: trio.Event) -> None:
-        """Asks the peer to call no more; it closes the link when all is answered."""
+        """Asks the peer at ``stop`` to call no more; the peer then closes the link when all is answered."""
         await stop.wait()
         self.wire.put(FrameKind.LEAVING, 0)
 
-    # --- what the peer says --------------------------------------------------------------------
+    # --- frames of the peer --------------------------------------------------------------------
 
-    def take(self, frame: list[Any]) -> None:
-        """One frame of the peer. Raises MalformedBody."""
+    def on_frame(self, frame: list[Any]) -> None:
         kind, number = frame[0], frame[1]
         if kind == FrameKind.CALL:
-            self._called(number, *frame[2:])
+            self._on_call(number, *frame[2:])
             return
         if kind in (FrameKind.BEGIN, FrameKind.OPEN):
-            self._begun(frame)
+            self._on_begin(frame)
             return
         known = self.calls.get(number)
         if known is None:
             if kind in (FrameKind.CANCEL, FrameKind.PIECE, FrameKind.END, FrameKind.CREDIT):
-                return  # it crossed our answer
+                return  # it crossed the answer on its way
         elif kind == FrameKind.CANCEL:
             if known.scope is not None:
                 known.scope.cancel()
             else:
-                self._over(number)
+                self._forget(number)
             return
         elif kind == FrameKind.PIECE and isinstance(frame[2], bytes):
-            self._piece(number, known, frame[2], more=bool(frame[3]))
+            self._on_piece(number, known, frame[2], more=bool(frame[3]))
             return
         elif kind == FrameKind.END and known.inflow is not None:
             known.inflow.end()
@@ -160,27 +159,26 @@ class _Served:
         elif kind == FrameKind.CREDIT and known.outflow is not None and isinstance(frame[2], int):
             known.outflow.credit(frame[2])
             return
-        raise MalformedBody(f"a frame of kind {kind} that makes no sense to whoever is called")
+        raise MalformedBody(f"a frame of kind {kind}, which only callers get")
 
-    def taken(self) -> None:
-        """As ``Side.taken`` says."""
-        if self._quick is not None:
-            self._quick.taken()
+    def flush(self) -> None:
+        if self._inline is not None:
+            self._inline.flush()
 
-    def _called(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
+    def _on_call(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
         if type(kind) is not str or type(body) is not bytes:
             raise MalformedBody("a call is a kind, a value and a body")
         if not self._admit(number, len(body)):
             return
         call = Call(kind, value, body, _deadline(left_s))
-        under_way = self.calls[number] = _UnderWay(call, 0)
-        if self._quick is not None and not self.wire.is_full and self._quick.take(call, Answer(self, number)):
+        under_way = self.calls[number] = _PendingAnswer(call, 0)
+        if self._inline is not None and not self.wire.is_full and self._inline.take(call, Answer(self, number)):
             return
         self._bytes += len(body)
         under_way.size = len(body)
         self._start(number, under_way)
 
-    def _begun(self, frame: list[Any]) -> None:
+    def _on_begin(self, frame: list[Any]) -> None:
         kind, number, name, value = frame[:4]
         size = frame[4] if kind == FrameKind.BEGIN else 0
         if type(name) is not str or type(size) is not int or size < 0:
@@ -189,7 +187,7 @@ class _Served:
             return
         self._bytes += size
         call = Call(name, value)
-        under_way = self.calls[number] = _UnderWay(call, size)
+        under_way = self.calls[number] = _PendingAnswer(call, size)
         if kind == FrameKind.BEGIN:
             call.deadline_s = _deadline(frame[5])
             under_way.pieces = []
@@ -200,7 +198,7 @@ class _Served:
         self._start(number, under_way)
 
     def _admit(self, number: int, size: int) -> bool:
-        """Whether there is room for one more; else its caller is told, and what it sends further is dropped."""
+        """Whether the bounds allow one more; else it is refused, and its further frames are dropped."""
         bounds = self.wire.bounds
         if number in self.calls:
             raise MalformedBody(f"call {number} is under way already")
@@ -213,7 +211,7 @@ class _Served:
         self.wire.put(FrameKind.FAILED, number, Overloaded(detail, hint="retry a little later"))
         return False
 
-    def _piece(self, number: int, known: _UnderWay, piece: bytes, *, more: bool) -> None:
+    def _on_piece(self, number: int, known: _PendingAnswer, piece: bytes, *, more: bool) -> None:
         if known.inflow is not None:
             known.inflow.take(piece, more=more)
             return
@@ -230,16 +228,16 @@ class _Served:
 
     # --- answering -----------------------------------------------------------------------------
 
-    def _start(self, number: int, under_way: _UnderWay) -> None:
+    def _start(self, number: int, under_way: _PendingAnswer) -> None:
         under_way.scope = trio.CancelScope()
         self._nursery.start_soon(self._answer, number, under_way)
 
-    def _over(self, number: int) -> None:
+    def _forget(self, number: int) -> None:
         known = self.calls.pop(number, None)
         if known is not None:
             self._bytes -= known.size
 
-    async def _answer(self, number: int, under_way: _UnderWay) -> None:
+    async def _answer(self, number: int, under_way: _PendingAnswer) -> None:
         scope, call = under_way.scope, under_way.call
         assert scope is not None
         scope.deadline = inf if call.deadline_s is None else call.deadline_s
@@ -253,7 +251,7 @@ class _Served:
                     else:
                         under_way.outflow = Outflow(self.wire, number)
                         await send_reply(self.wire, number, reply, under_way.outflow)
-                except Exception as error:  # noqa: BLE001 - a bug is told, and logged, as one
+                except Exception as error:  # noqa: BLE001 - a bug is logged, and answered as one
                     self.wire.put(FrameKind.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
                 late = OutcomeUnknown("there was no answer in time", hint="what was taken still happens")
@@ -261,7 +259,7 @@ class _Served:
         finally:
             if under_way.inflow is not None:
                 under_way.inflow.end()
-            self._over(number)
+            self._forget(number)
 
 
 def _deadline(left_s: Any) -> float | None:
@@ -273,21 +271,21 @@ def _deadline(left_s: Any) -> float | None:
 
 
 def _plain(error: Exception, call: Call) -> PlainsongError:
-    """What the caller is told of ``error``."""
+    """The error that the caller gets."""
     known = only_plain(error)
     if known is not None:
         return known
     if isinstance(error, LinkBroken):  # of another link, which this call needed
         return Internal(f"a link on the way broke: {error.why}")
     log.error("a call failed", exc_info=error, extra={"kind": call.kind})
-    return Internal(hint="the log of whoever was called has more")
+    return Internal(hint="the log of the instance that was called has more")
 
 
 # --- channels --------------------------------------------------------------------------------------
 
 
 class ServedChannel:
-    """A conversation as whoever is called has it. The first use of it tells the caller that it has begun."""
+    """The called side of a conversation. Its first use tells the caller that it has begun."""
 
     def __init__(self, wire: Wire, number: int, inflow: Inflow, outflow: Outflow) -> None:
         self._wire = wire
@@ -297,13 +295,13 @@ class ServedChannel:
         self._accepted = False
 
     def accept(self) -> None:
-        """Tells the caller that it has begun; a second call does nothing."""
+        """Tells the caller that the conversation has begun. Idempotent."""
         if not self._accepted:
             self._accepted = True
             self._wire.put(FrameKind.OPENED, self._number)
 
     async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent."""
+        """Sends a message. Waits while the peer has not used what was sent before."""
         self.accept()
         await self._outflow.send(data)
 
@@ -313,37 +311,32 @@ class ServedChannel:
         return await self._inflow.receive()
 
     def finish(self) -> None:
-        """Says that no more will be sent."""
+        """Sends no more."""
         self.accept()
         self._outflow.end()
 
 
-# --- door ------------------------------------------------------------------------------------------
-#
-# The peer door: a connection on the ordinary port that begins as a link does is served as one.
+# --- peers -----------------------------------------------------------------------------------------
 
 
-def peer_door(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerDoor:
-    """What ``serve_http`` gives such connections to: each is a link that ``dispatch`` answers."""
+def peer_handler(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerHandler:
+    """Serves connections on the HTTP port that begin with the preface of a link; ``dispatch`` answers their calls."""
 
     async def serve(stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer = shown_peer(stream.socket)
+        peer = peer_address(stream.socket)
         await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer)
 
     return serve
 
 
-def shown_peer(sock: trio.socket.SocketType) -> str:
-    """Who is at the other end, as ``host:port``; empty when it has gone already."""
+def peer_address(sock: trio.socket.SocketType) -> str:
+    """The address of the other end, as ``host:port``; empty when it has gone already."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
         return ""
     return f"{host}:{port}"
-
-
-# --- dispatch --------------------------------------------------------------------------------------
 
 
 #: Answers one kind of call. It may raise ``PlainsongError``.

@@ -1,3 +1,3 @@
-"""What messages, ids, requests and answers are, and the rules: no clock, disk, socket or event loop."""
+"""Messages, ids, requests, answers and the rules for them: no clock, disk, socket or event loop."""
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""What a core takes and gives: requests, each with the type of its answer; rows to write, one commit at a time."""
+"""Requests to a core, each with the type of its answer, and the rows that a core wants written.
+
+A core never writes. It returns the operations of one *commit*; the actor makes them durable in one ``Store.write``,
+and only then gives the answers that depend on them. One operation carries many rows: an object for each message's
+row would cost more than the row.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +18,14 @@ A = TypeVar("A")
 
 
 class Ask(Generic[A]):
-    """A request whose answer is an ``A``. ``size`` is what it holds in memory, in bytes, as far as it counts."""
+    """A request whose answer is an ``A``. ``size``: the bytes it counts for against the bound of a mailbox."""
 
     __slots__ = ()
     size = 0
 
 
-# --- effects ---------------------------------------------------------------------------------------
-#
-# What the core asks of the world: rows to write, one commit at a time.
-#
-# The core never writes. It returns the operations of a *commit*; the actor makes them durable in one
-# ``Store.write``, and only then gives the answers that depend on them. Operations carry many rows at once, since a
-# row of its own object per message would cost more than the row.
-
-
 class Table(IntEnum):
-    """The three tables of the seeds. The number is the first byte of a key on LevelDB."""
+    """The three tables of a store. The number is the first byte of a key on LevelDB."""
 
     METADATA = 1
     MESSAGE = 2
@@ -40,8 +36,8 @@ class Table(IntEnum):
 class Put:
     """Rows to store: ``prefix + suffixes[i]`` → ``values[i]``, in ascending key order.
 
-    Rows of the message table are written once and never again under the same key; a store that other
-    owners could write to puts them if absent. Rows of the metadata table may be replaced.
+    A key of the message table is written once only; a store that several owners can write to puts it if absent.
+    Rows of the metadata table may be replaced.
     """
 
     table: Table
@@ -52,7 +48,7 @@ class Put:
 
 @dataclass(slots=True)
 class Delete:
-    """Rows to remove; those that are not there are no error."""
+    """Rows to remove; a missing row is no error."""
 
     table: Table
     keys: Sequence[bytes]
@@ -60,16 +56,16 @@ class Delete:
 
 @dataclass(slots=True)
 class RollBack:
-    """Turn the sign of a write pointer in those message rows of ``[start, stop)`` that carry it.
+    """Negate a write pointer in the message rows of ``[start, stop)`` that carry it.
 
-    Rows of others and rows already rolled back stay as they are, so it may be done again. The rows need not
-    change in one moment: until all have, nobody takes the transaction for decided.
+    Rows under other pointers and rows already rolled back stay as they are, so it may be repeated. The store need not
+    change all rows at once: no reader considers the transaction decided before all of them are changed.
     """
 
     start: bytes
     stop: bytes
     pointer: int
-    """As it was published: above 0."""
+    """As in the published rows: above 0."""
 
 
 #: One operation of a commit. Any prefix of a commit's operations leaves a legal state.
@@ -78,7 +74,7 @@ Operation = Put | Delete | RollBack
 
 @dataclass(slots=True)
 class Expect:
-    """What a row must hold for the commit to happen; ``value`` None: the row must be absent."""
+    """A condition of a commit: the row has this value; ``value`` None: the row is absent."""
 
     table: Table
     key: bytes

@@ -1,14 +1,14 @@
 """Everything that can go wrong, each with its stable code and whether the request happened.
 
     PlainsongError
-    ├── BadRequest            the caller can change it               ├── TooLarge
+    ├── BadRequest            the client can correct it              ├── TooLarge
     ├── Unauthenticated, Forbidden                                   ├── UnsupportedMediaType
     ├── NotFound, MethodNotAllowed                                   ├── QuotaExceeded
-    ├── Conflict              something else came first              ├── Unavailable    try again later
-    ├── Gone                  it was here once                       └── Internal       a bug of ours
+    ├── Conflict              with the present state                 ├── Unavailable    try again later
+    ├── Gone                  it was here once                       └── Internal       a bug in Plainsong
 
-An error knows its ``code`` (the words of docs/http.md, machine-readable, never changed) and its
-``outcome``; it knows nothing of HTTP. One table in ``broker/http/messages.py`` turns classes into statuses.
+An error has a ``code`` (machine-readable, listed in docs/http.md, never changed) and an ``outcome``. It knows
+nothing of HTTP: one table in ``broker/http/messages.py`` maps classes to statuses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What the caller most needs to know: nothing happened, it happened, or nobody can say.
+#: What a client most needs to know: the request did not happen, it happened, or that is not known.
 Outcome = Literal["not-applied", "applied", "unknown"]
 
 
 class PlainsongError(Exception):
-    """The root. ``detail`` says what is wrong here, ``hint`` what to do about it."""
+    """The root. ``detail`` says what is wrong in this case, ``hint`` what to do about it."""
 
     code: ClassVar[str] = "internal"
-    title: ClassVar[str] = "Something went wrong"
+    title: ClassVar[str] = "The request failed"
     outcome: Outcome = "not-applied"
-    #: Seconds after which a retry makes sense; only set where one does.
+    #: Seconds after which a retry makes sense; None where it does not.
     retry_after_s: int | None = None
 
     def __init__(self, detail: str = "", *, hint: str = "") -> None:
@@ -45,14 +45,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(choices)
 
 
-# --- the caller can change it ------------------------------------------------------------------
+# --- the client can correct it -----------------------------------------------------------------
 
 
 class BadRequest(PlainsongError):
-    """The request itself is wrong; sending it again as it is will not help."""
+    """The request itself is wrong; sending it again unchanged fails again."""
 
     code = "invalid_parameter"
-    title = "The request cannot be served as it is"
+    title = "The request is not valid"
 
 
 class InvalidParameter(BadRequest):
@@ -67,7 +67,7 @@ class MalformedBody(BadRequest):
 
 
 class UnknownField(BadRequest):
-    """A body has a field we do not know; the hint names the nearest one."""
+    """A body has an unknown field; the hint names the nearest known one."""
 
     code = "unknown_field"
     title = "The body has an unknown field"
@@ -77,49 +77,49 @@ class InvalidName(BadRequest):
     """A namespace, topic or reader name that is not allowed."""
 
     code = "invalid_name"
-    title = "This name is not allowed"
+    title = "The name is not allowed"
 
 
 class InvalidProperty(BadRequest):
     """A topic property that is unknown or has a value that is not allowed."""
 
     code = "invalid_property"
-    title = "This property is not allowed"
+    title = "The property is not allowed"
 
 
 class InvalidMessageId(BadRequest):
     """A message id that is not 20 bytes (40 hex digits)."""
 
     code = "invalid_message_id"
-    title = "This is no message id"
+    title = "The message id is not valid"
 
 
 class InvalidSequenceIds(BadRequest):
     """Sequence ids that are negative, not increasing, or not one per message."""
 
     code = "invalid_sequence_ids"
-    title = "These sequence ids cannot be used"
+    title = "The sequence ids are not valid"
 
 
 class NoMessages(BadRequest):
-    """A publish or store that carries nothing."""
+    """A publish or store without messages."""
 
     code = "no_messages"
-    title = "There is no message in the request"
+    title = "The request has no messages"
 
 
 class TransactionRequired(BadRequest):
-    """The topic, or this call, wants a write pointer."""
+    """The topic, or this request, needs a write pointer."""
 
     code = "transaction_required"
     title = "A write pointer is required"
 
 
 class TransactionRefused(BadRequest):
-    """The topic takes no write pointers."""
+    """The topic accepts no write pointers."""
 
     code = "transaction_refused"
-    title = "A write pointer is refused here"
+    title = "The topic accepts no write pointers"
 
 
 class MalformedTransaction(BadRequest):
@@ -130,24 +130,24 @@ class MalformedTransaction(BadRequest):
 
 
 class Unauthenticated(PlainsongError):
-    """The caller has not said who it is."""
+    """The client is not authenticated."""
 
     code = "unauthenticated"
-    title = "Who are you?"
+    title = "Authentication is required"
 
 
 class Forbidden(PlainsongError):
-    """The caller may not do this."""
+    """The client has no permission for this."""
 
     code = "forbidden"
-    title = "This is not allowed"
+    title = "Permission is denied"
 
 
 class NotFound(PlainsongError):
-    """Nothing is there under this name."""
+    """Nothing exists under this name."""
 
     code = "not_found"
-    title = "There is nothing here"
+    title = "Nothing exists under this name"
 
 
 class TopicNotFound(NotFound):
@@ -175,31 +175,31 @@ class MethodNotAllowed(PlainsongError):
     """The path is right, the method is not."""
 
     code = "method_not_allowed"
-    title = "This method is not allowed here"
+    title = "The method is not allowed for this path"
 
 
-# --- something else came first -----------------------------------------------------------------
+# --- conflicts with the present state ----------------------------------------------------------
 
 
 class Conflict(PlainsongError):
-    """The request contradicts what is there."""
+    """The request conflicts with the present state."""
 
     code = "conflict"
-    title = "The request contradicts what is there"
+    title = "The request conflicts with the present state"
 
 
 class TopicExists(Conflict):
-    """A topic of this name is already there."""
+    """A topic of this name exists already."""
 
     code = "topic_exists"
-    title = "This topic exists already"
+    title = "The topic exists already"
 
 
 class PositionChanged(Conflict):
     """A reader's position is not the expected one."""
 
     code = "position_changed"
-    title = "The position is not the expected one"
+    title = "The reader's position is not the expected one"
 
 
 class GenerationChanged(Conflict):
@@ -210,10 +210,10 @@ class GenerationChanged(Conflict):
 
 
 class AlreadyPublished(Conflict):
-    """What was stored under this write pointer has been published: nothing can be added."""
+    """The messages stored under this write pointer have been published: nothing can be added."""
 
     code = "already_published"
-    title = "The stored messages have been published"
+    title = "The stored messages are published already"
 
 
 class RolledBack(Conflict):
@@ -224,59 +224,59 @@ class RolledBack(Conflict):
 
 
 class TransactionExpired(Conflict):
-    """The write pointer is older than a transaction may live."""
+    """The write pointer is older than the longest lifetime of a transaction."""
 
     code = "transaction_expired"
     title = "The transaction is too old"
 
 
 class TransactionNotInProgress(Conflict):
-    """The transaction was committed, aborted or invalidated before."""
+    """The transaction is committed, aborted or invalid, or one of these is under way."""
 
     code = "transaction_not_in_progress"
     title = "The transaction is not in progress"
 
 
 class TransactionConflict(Conflict):
-    """Another transaction has changed the same and was committed first."""
+    """Another transaction changed the same key and was committed first."""
 
     code = "transaction_conflict"
-    title = "Two transactions changed the same"
+    title = "Two transactions changed the same key"
 
 
 class ProducerFenced(Conflict):
-    """Somebody has opened a session of this producer since: the older one may store nothing more."""
+    """A newer session of this producer has been opened: the older one can store nothing more."""
 
     code = "producer_fenced"
-    title = "Another session of this producer has been opened"
+    title = "A newer session of this producer has been opened"
 
 
 class PartialDuplicate(Conflict):
-    """An atomic request of which a part was stored before: all of it or nothing."""
+    """A part of an atomic request was stored before, so that it cannot be stored as a whole."""
 
     code = "partial_duplicate"
-    title = "A part of this was stored before"
+    title = "A part of the request was stored before"
 
 
 class SequenceConsumed(Conflict):
-    """These sequence ids were used under another write pointer, or under one; they are never used again."""
+    """The sequence ids were used under another write pointer, or under one at all; they cannot be used again."""
 
     code = "sequence_consumed"
-    title = "These sequence ids have been used"
+    title = "The sequence ids were used under another write pointer"
 
 
 class DeduplicationDisabled(Conflict):
-    """Deduplication is switched off here: there are no producer sessions."""
+    """Deduplication is off for the topic: it has no producer sessions."""
 
     code = "deduplication_disabled"
-    title = "Deduplication is switched off here"
+    title = "Deduplication is off for this topic"
 
 
 class Gone(PlainsongError):
-    """It was here once, and cannot come back."""
+    """It existed once and cannot be restored."""
 
     code = "partly_cleaned"
-    title = "It is not all there any more"
+    title = "Rows of the deleted topic have been removed"
 
 
 class PartlyCleaned(Gone):
@@ -284,24 +284,24 @@ class PartlyCleaned(Gone):
 
 
 class ProducerExpired(Gone):
-    """The session's producer is remembered no more: what became of its messages is not known here."""
+    """The session's producer has been forgotten: the topic does not know which of its messages were stored."""
 
     code = "producer_expired"
-    title = "This producer is remembered no more"
+    title = "The producer has been forgotten"
 
 
-# --- too large, of the wrong kind, too often ---------------------------------------------------
+# --- too large, of the wrong type, too often ---------------------------------------------------
 
 
 class TooLarge(PlainsongError):
-    """A bound on sizes was passed."""
+    """A bound on sizes is exceeded."""
 
     code = "request_too_large"
-    title = "This is too large"
+    title = "The request is too large"
 
 
 class RequestTooLarge(TooLarge):
-    """The messages of one request are together too large, or too many."""
+    """The messages of one request are too large together, or too many."""
 
 
 class BodyTooLarge(TooLarge):
@@ -319,24 +319,24 @@ class MessageTooLarge(TooLarge):
 
 
 class TransactionTooLarge(TooLarge):
-    """The change set of a transaction, or an atomic request, passes its bound."""
+    """The change set of a transaction, or an atomic request, exceeds its bound."""
 
     code = "transaction_too_large"
     title = "The transaction is too large"
 
 
 class UnsupportedMediaType(PlainsongError):
-    """The ``Content-Type`` is none we read."""
+    """The ``Content-Type`` is not supported."""
 
     code = "unsupported_media_type"
-    title = "This content type is not read here"
+    title = "The content type is not supported"
 
 
 class QuotaExceeded(PlainsongError):
-    """A client's own quota is used up."""
+    """The client has used up its quota."""
 
     code = "quota_exceeded"
-    title = "Your quota is used up"
+    title = "The quota is used up"
     retry_after_s = 1
 
 
@@ -344,49 +344,49 @@ class QuotaExceeded(PlainsongError):
 
 
 class Unavailable(PlainsongError):
-    """We cannot serve this now; nothing is wrong with the request."""
+    """The request is valid but cannot be served now."""
 
     code = "overloaded"
-    title = "Not now"
+    title = "The service is not available now"
     retry_after_s = 1
 
 
 class Overloaded(Unavailable):
-    """A queue is full: the request was not taken."""
+    """A queue or another bounded resource is full: the request was not accepted."""
 
-    title = "Too much is waiting already"
+    title = "The service is overloaded"
 
 
 class Recovering(Unavailable):
-    """The topic is being loaded from disk after a failure: the request was not taken."""
+    """The topic is being loaded from disk after a failure: the request was not accepted."""
 
     code = "recovering"
     title = "The topic is being loaded again"
 
 
 class ShuttingDown(Unavailable):
-    """The daemon is leaving: the request was not taken."""
+    """The daemon is shutting down: the request was not accepted."""
 
     code = "shutting_down"
     title = "The daemon is shutting down"
 
 
 class NoOwner(Unavailable):
-    """The topic has no owner just now, or another one than whoever was asked: the request was not taken."""
+    """The topic has no owner at the moment, or another instance owns it: the request was not accepted."""
 
     code = "no_owner"
     title = "The topic is changing its owner"
 
 
 class ClusterUnavailable(Unavailable):
-    """ZooKeeper does not answer: nothing can be changed about who owns what; topics are served all the same."""
+    """ZooKeeper does not answer: topics cannot change owners; they are served all the same."""
 
     code = "cluster_unavailable"
-    title = "The cluster cannot be changed just now"
+    title = "The cluster cannot be changed at the moment"
 
 
 class LowSpace(Unavailable):
-    """Free disk space is below ``storage.min_free_bytes``: publishes wait, polls go on."""
+    """Free disk space is below ``storage.min_free_bytes``: publishes are refused, polls go on."""
 
     code = "low_space"
     title = "The disk is nearly full"
@@ -394,7 +394,7 @@ class LowSpace(Unavailable):
 
 
 class TopicFull(Unavailable):
-    """The topic holds as much as its ``max_bytes`` allows, until something expires."""
+    """The topic has reached its ``max_bytes``; messages that expire make room."""
 
     code = "topic_full"
     title = "The topic is full"
@@ -405,34 +405,34 @@ class StorageFailed(Unavailable):
     """The store failed before anything was written, or while reading."""
 
     code = "storage_failed"
-    title = "The store does not answer"
+    title = "The store failed"
 
 
 class OutcomeUnknown(Unavailable):
     """The store failed while writing: the request may have happened."""
 
     code = "outcome_unknown"
-    title = "Nobody knows whether this happened"
+    title = "It is not known whether the request happened"
     outcome: Outcome = "unknown"
 
 
 class TooManyProducers(Unavailable):
-    """The topic remembers as many producers as it may, and none of them has been idle for long."""
+    """The topic remembers as many producers as it may, and all of them were active recently."""
 
     code = "too_many_producers"
-    title = "There are too many producers"
+    title = "The topic has too many producers"
     retry_after_s = 60
 
 
 class TransactionsUnavailable(Unavailable):
-    """The transaction service is down or switched off; plain work goes on."""
+    """The transaction service is down or switched off; requests without transactions are served."""
 
     code = "transactions_unavailable"
     title = "The transaction service is not available"
 
 
 class Internal(PlainsongError):
-    """A bug of ours. The log has the traceback, the answer never does."""
+    """A bug in Plainsong. The log has the traceback, the answer never does."""
 
     outcome: Outcome = "unknown"
 
@@ -447,5 +447,5 @@ def _by_code(root: type[PlainsongError]) -> dict[str, type[PlainsongError]]:
     return found
 
 
-#: Every code and the most general class that carries it: what a client turns answers back with.
+#: The most general class of every code, with which a client converts an answer back into an error.
 BY_CODE: dict[str, type[PlainsongError]] = _by_code(PlainsongError)

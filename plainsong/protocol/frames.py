@@ -1,10 +1,10 @@
-"""Frames: the answer for bulk readers that needs no decoding to speak of, and its decoder.
+"""Frames: the encoding of answers for bulk readers, which costs next to nothing to decode, and its decoder.
 
     message    id:20  [pointer:i64]  size:u32  payload  [size:u32  attributes]     pointer with fields=pointer,
     end        ff × 20  count:u32                                                  attributes with version=2
 
 Numbers are big-endian, the attributes a msgpack map of strings. No id is all ones, since no timestamp has
-its sign bit set. This file needs the standard library alone: it also runs where nothing else is installed.
+its sign bit set. This file needs the standard library alone: Spark's executors import it without anything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POINTER_AND_SIZE = struct.Struct(">qI")
 
 
 class BrokenFrames(ValueError):
-    """The body is cut off, or no frames: an error of the answer, never the end of the topic."""
+    """The body is cut off or has another format: an error of the answer, never the end of the topic."""
 
 
 class Frame(NamedTuple):
@@ -60,7 +60,7 @@ def decode_frames(
     """All messages of a whole body, in topic order.
 
     Args:
-      make: called with the fields of a ``Frame``, of which the last two are left out where they say nothing.
+      make: called with the fields of a ``Frame``; the last two are left out where they have their defaults.
       pointers: the answer's type has ``fields=pointer``.
       attributes: the answer's type has ``version=2``.
     Raises:
@@ -98,9 +98,9 @@ def decode_frames(
 
 
 def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] | None:
-    """Ids and payloads of a body whose messages have one and the same length: cut like a table, twice as fast.
+    """Ids and payloads of a body whose messages have one length: cut like a table, twice as fast.
 
-    None when it is no such body; whether it is a good one is then for the walk to say.
+    None for any other body; whether that one is well-formed is for the walk to decide.
     """
     body_size = len(data) - _END_BYTES
     if body_size < _MIN_ALIKE_BYTES:

@@ -5,9 +5,9 @@
     write timestamp     8 bytes   0 unless the payload stands in the payload table
     payload sequence    2 bytes   0 unless the payload stands in the payload table, or in a batch row
 
-Ids are kept as ``bytes``: comparing bytes is comparing positions. The text form is 40 lower-case hex
-digits. A *bound* is an id used as a position; every start of a poll is brought to one inclusive lower
-bound (``since``), so that nothing downstream needs to know about "exclusive".
+Ids are kept as ``bytes``: comparing bytes compares positions. The text form is 40 lower-case hex digits. A
+*bound* is an id used as a position; every start of a poll is converted to one inclusive lower bound
+(``since``), so that nothing downstream needs to know about "exclusive".
 Source of the layout: the seed's message identifier (DESIGN.md, section 3).
 """
 
@@ -21,7 +21,7 @@ from plainsong.protocol.errors import InvalidMessageId
 ID_BYTES = 20
 #: Before every message.
 FIRST_BOUND = bytes(ID_BYTES)
-#: After every message: a timestamp with its sign bit set is never given out.
+#: After every message: no timestamp has its sign bit set.
 LAST_BOUND = b"\xff" * ID_BYTES
 #: Sequence ids of one millisecond: 0 to 65535.
 SEQUENCES_PER_MS = 1 << 16
@@ -33,7 +33,7 @@ NO_PAYLOAD_PART = bytes(10)
 
 
 class MessageId(NamedTuple):
-    """An id taken apart."""
+    """The four numbers of an id."""
 
     publish_ts_ms: int
     sequence_id: int
@@ -105,15 +105,15 @@ def after(message_id: bytes) -> bytes:
 
 
 def before(bound: bytes) -> bytes | None:
-    """The id which, resumed from exclusively, starts at ``bound``; None before the first."""
+    """The id to resume from, exclusively, in order to start at ``bound``; None before the first."""
     number = int.from_bytes(bound, "big")
     return (number - 1).to_bytes(ID_BYTES, "big") if number else None
 
 
 def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
-    """The ids of ``count`` messages that one request gave to the message table, from its first one on.
+    """The ids of the ``count`` messages of one request in the message table, from ``first_id`` on.
 
-    Their positions follow each other; a full millisecond goes over into the next, as adding does.
+    Positions are consecutive; a full millisecond continues in the next one, as addition does.
     """
     first = int.from_bytes(first_id[:10], "big")
     return [position.to_bytes(10, "big") + NO_PAYLOAD_PART for position in range(first, first + count)]

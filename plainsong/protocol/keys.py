@@ -5,7 +5,7 @@
     payload key    ns ":" topic ":" generation:i32  write_pointer:i64  write_ts:i64  seq:u16
     system key     00 kind:u8 ns ":" topic ":" generation:i32 [rest]        in the metadata table
     namespace key  00 6e ns ":"                                             there too: a namespace's properties
-    service key    00 78 kind:u8 [number:i64]                               there too: the transaction service
+    service key    00 78 kind:u8 [pointer:i64]                              there too: the transaction service
 
 Names have no colon and no byte 00, so keys of different topics never mix, and system rows sort before
 every topic. ``docs/format.md`` shows a worked example of each, which a test decodes.
@@ -28,9 +28,9 @@ _POINTER = struct.Struct(">q")
 #: What follows the topic in a message key, and in a payload key.
 MESSAGE_TAIL_BYTES = _GENERATION.size + _POSITION.size
 PAYLOAD_TAIL_BYTES = _GENERATION.size + _PAYLOAD.size
-#: First byte of rows of the metadata table that are no topic's metadata.
+#: First byte of all rows of the metadata table other than topics' metadata.
 SYSTEM = b"\x00"
-#: Kinds of system rows. A letter once given is never given again.
+#: Kinds of system rows. A letter is never given a second meaning.
 HIGH_WATER = b"h"
 READER = b"r"
 POINTER = b"w"
@@ -38,20 +38,20 @@ PRODUCER = b"p"
 PRODUCERS = b"e"
 #: A namespace's properties: 00 'n' and the namespace, no topic.
 NAMESPACE = b"n"
-#: How far a copy from another store has come: of all of it (no topic), and of a topic.
+#: Progress of a copy from another store: of the whole copy (no topic), and of one topic.
 COPYING = b"c"
 #: The transaction service's rows: 00 'x' and a letter of its own, no topic.
 SERVICE = b"x"
 
 
 class DamagedRow(StorageFailed):
-    """A row that we did not write, or that changed since: kept as it is, and reported."""
+    """A row that Plainsong did not write, or that changed since: left as it is, and reported."""
 
     title = "A row of the store cannot be read"
 
 
 class MessageKey(NamedTuple):
-    """A message key taken apart."""
+    """The parts of a message key."""
 
     name: TopicName
     generation: int
@@ -60,7 +60,7 @@ class MessageKey(NamedTuple):
 
 
 class PayloadKey(NamedTuple):
-    """A payload key taken apart."""
+    """The parts of a payload key."""
 
     name: TopicName
     generation: int
@@ -70,7 +70,7 @@ class PayloadKey(NamedTuple):
 
 
 class SystemKey(NamedTuple):
-    """A system key taken apart; ``rest`` is a reader's or producer's name and the like."""
+    """The parts of a system key; ``rest`` is, for example, the name of a reader or producer."""
 
     kind: bytes
     name: TopicName
@@ -90,12 +90,12 @@ def namespace_range(namespace: str) -> tuple[bytes, bytes]:
 
 
 def topic_range() -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the metadata rows of all topics: all that are no system rows."""
+    """``[start, stop)`` of the metadata rows of all topics, without system rows."""
     return b"\x01", b"\xff"
 
 
 def generation_prefix(name: TopicName, generation: int) -> bytes:
-    """What the message and payload keys of one generation start with."""
+    """The prefix of the message and payload keys of one generation."""
     return metadata_key(name) + _GENERATION.pack(generation)
 
 
@@ -115,7 +115,7 @@ def namespace_key(namespace: str) -> bytes:
 
 
 def namespace_of(key: bytes) -> str:
-    """The namespace of such a key. Raises DamagedRow."""
+    """The namespace of a key from ``namespace_key``. Raises DamagedRow."""
     head, name, colon = key[:2], key[2:-1], key[-1:]
     if head != SYSTEM + NAMESPACE or colon != b":" or not name or not name.isascii():
         raise DamagedRow(f"key {key.hex()} is no namespace's")
@@ -123,17 +123,17 @@ def namespace_of(key: bytes) -> str:
 
 
 def pointer_key(name: TopicName, generation: int, pointer: int) -> bytes:
-    """The key of what a topic knows about a write pointer."""
+    """The key of a topic's row about a write pointer."""
     return system_key(POINTER, name, generation, pointer_suffix(pointer))
 
 
 def pointer_suffix(pointer: int) -> bytes:
-    """What such a key ends with."""
+    """The end of a key from ``pointer_key``."""
     return _POINTER.pack(pointer)
 
 
 def parse_pointer_key(key: bytes) -> tuple[TopicName, int, int]:
-    """Topic, generation and write pointer of such a key. Raises DamagedRow."""
+    """Topic, generation and write pointer of a key from ``pointer_key``. Raises DamagedRow."""
     parsed = parse_system_key(key)
     if parsed.kind != POINTER or len(parsed.rest) != _POINTER.size:
         raise DamagedRow(f"key {key.hex()} is no pointer's")
@@ -141,24 +141,24 @@ def parse_pointer_key(key: bytes) -> tuple[TopicName, int, int]:
 
 
 def payload_prefix(name: TopicName, generation: int, pointer: int) -> bytes:
-    """What the payload keys of one write pointer start with."""
+    """The prefix of the payload keys of one write pointer."""
     return generation_prefix(name, generation) + _POINTER.pack(pointer)
 
 
 def stop_after(prefix: bytes) -> bytes:
-    """The first key after all that start with ``prefix`` (which is not all ff)."""
+    """The first key after every key that starts with ``prefix`` (which is not all ff)."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])
 
 
 def topic_prefix(key: bytes) -> bytes:
-    """``ns:topic:``, with which a message or payload key begins; nothing when it begins with no topic."""
+    """The ``ns:topic:`` that a message or payload key begins with; empty when it begins with no topic."""
     found = _TOPIC.match(key)
     return b"" if found is None else found.group()
 
 
 def topic_of(key: bytes) -> tuple[TopicName, bytes]:
-    """The topic a key starts with, and what follows.
+    """The topic that a key starts with, and the bytes behind it.
 
     Raises:
       DamagedRow: the key does not start with ``ns:topic:``.
@@ -174,7 +174,7 @@ def topic_of(key: bytes) -> tuple[TopicName, bytes]:
 
 
 def parse_message_key(key: bytes) -> MessageKey:
-    """Take a message key apart. Raises DamagedRow when it is none."""
+    """The parts of a message key. Raises DamagedRow."""
     name, rest = topic_of(key)
     if len(rest) != MESSAGE_TAIL_BYTES:
         raise DamagedRow(f"message key {key.hex()} has {len(rest)} bytes after the topic, not {MESSAGE_TAIL_BYTES}")
@@ -184,7 +184,7 @@ def parse_message_key(key: bytes) -> MessageKey:
 
 
 def parse_payload_key(key: bytes) -> PayloadKey:
-    """Take a payload key apart. Raises DamagedRow when it is none."""
+    """The parts of a payload key. Raises DamagedRow."""
     name, rest = topic_of(key)
     if len(rest) != PAYLOAD_TAIL_BYTES:
         raise DamagedRow(f"payload key {key.hex()} has {len(rest)} bytes after the topic, not {PAYLOAD_TAIL_BYTES}")
@@ -193,7 +193,7 @@ def parse_payload_key(key: bytes) -> PayloadKey:
 
 
 def parse_system_key(key: bytes) -> SystemKey:
-    """Take a system key apart. Raises DamagedRow when it is none."""
+    """The parts of a system key. Raises DamagedRow."""
     if key[:1] != SYSTEM or len(key) < 2:
         raise DamagedRow(f"key {key.hex()} is no system key")
     name, rest = topic_of(key[2:])

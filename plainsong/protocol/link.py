@@ -1,12 +1,12 @@
-"""What instances and front ends of one service exchange over a link: values as msgpack, frames, and the classes that may travel.
+"""The format of a link, over which instances and front ends of one service call each other: values, errors and frames.
 
-Values as bytes: msgpack, and what is told apart in it as extensions, each holding msgpack again.
+A value is msgpack; types that msgpack does not have are extensions, each holding msgpack again:
 
     1  tuple        [items]                          4  record   [name, {field: value}]     a registered class
     2  set          [items]                          5  choice   [name, member's name]      a registered Enum
     3  frozenset    [items]                          6  error    [class, code, detail, hint, outcome, retry, {more}]
 
-Only what is registered by name is made from bytes, and by its own constructor: nothing here can run what was sent.
+Only classes registered by name are constructed from bytes, by their own constructors: nothing that was sent can run.
 A field that has its default is left out, so that a class may gain fields while old and new programs run side by side.
 """
 
@@ -24,7 +24,7 @@ from plainsong.protocol import page, properties, records, requests
 from plainsong.protocol.errors import BY_CODE, Internal, MalformedBody, PlainsongError
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic import asks as topic_asks
-from plainsong.protocol.topic.producers import Effective, NamespacePolicy, Result
+from plainsong.protocol.topic.producer_state import Effective, NamespacePolicy, Result
 from plainsong.protocol.transactions import asks as transaction_asks
 from plainsong.protocol.transactions.transaction import Transaction, TransactionType, VisibilityLevel
 from plainsong.protocol.transactions.view import View
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _TUPLE, _SET, _FROZENSET, _RECORD, _CHOICE, _ERROR = range(1, 7)
-#: Extensions within extensions. Each takes some 40 KiB of the C stack while it is read.
+#: Most extensions nested in each other. Each takes some 40 KiB of the C stack while it is read.
 MAX_DEPTH = 24
 _SERIES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _MADE_OF: dict[int, Callable[[Any], Any]] = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
 
 
 class Vocabulary:
-    """What may travel: msgpack's own values, and classes that are registered here."""
+    """The types that may travel: msgpack's own, and the classes that are registered."""
 
     def __init__(self) -> None:
         self._names: dict[type, str] = {}
         self._classes: dict[str, type] = {}
-        self._apart: dict[type, Callable[[Any], dict[str, Any]]] = {}
-        self._together: dict[str, Callable[[dict[str, Any]], Any]] = {}
-        #: What reads extensions within so many others. Nothing here changes while values are read, so threads may.
-        self._hooks = [partial(self._met, depth) for depth in range(MAX_DEPTH + 1)]
+        self._to_fields: dict[type, Callable[[Any], dict[str, Any]]] = {}
+        self._from_fields: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        #: By nesting depth, the reader of extensions. Reading changes nothing here, so threads may share it.
+        self._hooks = [partial(self._decode_extension, depth) for depth in range(MAX_DEPTH + 1)]
 
-    # --- who is known --------------------------------------------------------------------------
+    # --- registered classes --------------------------------------------------------------------
 
     def register(self, *classes: type) -> None:
-        """Lets dataclasses, named tuples and enums travel, under the names of their classes.
+        """Registers dataclasses, named tuples and enums, under the names of their classes.
 
         Raises:
           TypeError: a class is none of these, or another one has its name.
         """
         for cls in classes:
             if issubclass(cls, Enum):
-                self._know(cls)
+                self._register_name(cls)
             elif is_dataclass(cls):
                 self.register_as(cls, _fields_of(cls), lambda given, cls=cls: cls(**given))  # type: ignore[misc]
             elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
@@ -70,61 +70,63 @@ class Vocabulary:
                 raise TypeError(f"{cls.__name__} is no dataclass, named tuple or enum")
 
     def register_as(
-        self, cls: type, apart: Callable[[Any], dict[str, Any]], together: Callable[[dict[str, Any]], Any]
+        self, cls: type, to_fields: Callable[[Any], dict[str, Any]], from_fields: Callable[[dict[str, Any]], Any]
     ) -> None:
-        """Lets a class travel that is taken apart and put together by functions of its own. Raises TypeError."""
-        self._know(cls)
-        self._apart[cls] = apart
-        self._together[cls.__name__] = together
+        """Registers a class with functions that convert it to a map of fields and back. Raises TypeError."""
+        self._register_name(cls)
+        self._to_fields[cls] = to_fields
+        self._from_fields[cls.__name__] = from_fields
 
     def __contains__(self, cls: type) -> bool:
         return cls in self._names
 
-    def _know(self, cls: type) -> None:
+    def _register_name(self, cls: type) -> None:
         if self._classes.setdefault(cls.__name__, cls) is not cls:
             raise TypeError(f"two classes are called {cls.__name__}")
         self._names[cls] = cls.__name__
 
-    # --- out -----------------------------------------------------------------------------------
+    # --- encoding ------------------------------------------------------------------------------
 
     def pack(self, value: Any) -> bytes:
         """``value`` as bytes.
 
         Raises:
           TypeError: it, or something in it, is of a class that is not registered.
-          ValueError: a number beyond 64 bits, or values within values without end.
+          ValueError: a number beyond 64 bits, or values nested too deeply.
         """
-        packed: bytes = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
+        packed: bytes = msgpack.packb(
+            value, default=self._encode_extension, strict_types=True, unicode_errors="surrogatepass"
+        )
         return packed
 
     def packer(self) -> Callable[[Any], bytes]:
-        """What packs as ``pack`` does, at a fifth of the price, for one user: it keeps its buffer.
+        """A function like ``pack`` at a fifth of the cost, since it keeps its buffer: for one caller at a time.
 
-        After it has raised, it is of no use any more.
+        Once it has raised, get a new one.
         """
         pack: Callable[[Any], bytes] = msgpack.Packer(
-            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+            default=self._encode_extension, strict_types=True, unicode_errors="surrogatepass"
         ).pack
         return pack
 
-    def _extended(self, value: Any) -> Any:
+    def _encode_extension(self, value: Any) -> Any:
         cls = type(value)
         series = _SERIES.get(cls)
         if series is not None:
             return msgpack.ExtType(series, self.pack(list(value)))
-        if cls in self._apart:
-            return msgpack.ExtType(_RECORD, self.pack([self._names[cls], self._apart[cls](value)]))
+        if cls in self._to_fields:
+            return msgpack.ExtType(_RECORD, self.pack([self._names[cls], self._to_fields[cls](value)]))
         if cls in self._names:
             return msgpack.ExtType(_CHOICE, self.pack([self._names[cls], value.name]))
         if isinstance(value, PlainsongError):
-            return msgpack.ExtType(_ERROR, self.pack(self._told(value)))
+            return msgpack.ExtType(_ERROR, self.pack(self._error_fields(value)))
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, bytes | memoryview):
             return bytes(value)
         raise TypeError(f"a {cls.__name__} does not travel: it is not registered")
 
-    def _told(self, error: PlainsongError) -> list[Any]:
+    def _error_fields(self, error: PlainsongError) -> list[Any]:
         more = {}
         for name, value in vars(error).items():
             if name in ("detail", "hint", "outcome", "retry_after_s") or name.startswith("_"):
@@ -132,18 +134,18 @@ class Vocabulary:
             try:
                 self.pack(value)
             except (TypeError, ValueError):
-                continue  # what cannot travel is for this side's log
+                continue  # it cannot travel; this side's log has it
             more[name] = value
         known = type(error).__name__, error.code, error.detail, error.hint, error.outcome, error.retry_after_s
         return [*known, more]
 
-    # --- in ------------------------------------------------------------------------------------
+    # --- decoding ------------------------------------------------------------------------------
 
     def unpack(self, data: bytes | memoryview) -> Any:
-        """The value that ``pack`` made these bytes of.
+        """The value that ``pack`` encoded.
 
         Raises:
-          MalformedBody: they are no such bytes, or speak of what is not registered here.
+          MalformedBody: the bytes are no such encoding, or name a class that is not registered here.
         """
         try:
             return self._unpacked(data, 0)
@@ -155,16 +157,16 @@ class Vocabulary:
             data, ext_hook=self._hooks[depth], strict_map_key=False, unicode_errors="surrogatepass", use_list=True
         )
 
-    def _met(self, depth: int, code: int, data: bytes) -> Any:
+    def _decode_extension(self, depth: int, code: int, data: bytes) -> Any:
         if depth >= MAX_DEPTH:
-            raise MalformedBody(f"more than {MAX_DEPTH} values within each other")
+            raise MalformedBody(f"values are nested more than {MAX_DEPTH} deep")
         inner = self._unpacked(data, depth + 1)
         made_of = _MADE_OF.get(code)
         if made_of is not None:
             return made_of(inner)
         if code == _RECORD:
             name, given = inner
-            return self._together[name](given)
+            return self._from_fields[name](given)
         if code == _CHOICE:
             name, member = inner
             cls = self._classes[name]
@@ -179,15 +181,15 @@ class Vocabulary:
 def _fields_of(cls: type) -> Callable[[Any], dict[str, Any]]:
     known = [(each.name, each.default) for each in fields(cls) if each.init]
 
-    def apart(value: Any) -> dict[str, Any]:
+    def to_fields(value: Any) -> dict[str, Any]:
         given = {}
         for name, default in known:
-            held = getattr(value, name)
-            if default is MISSING or held is not default:
-                given[name] = held
+            current = getattr(value, name)
+            if default is MISSING or current is not default:
+                given[name] = current
         return given
 
-    return apart
+    return to_fields
 
 
 # --- errors ----------------------------------------------------------------------------------------
@@ -196,9 +198,9 @@ def _fields_of(cls: type) -> Callable[[Any], dict[str, Any]]:
 def error_of(
     cls_name: str, code: str, detail: str, hint: str, outcome: Any, retry_after_s: int | None, more: dict[str, Any]
 ) -> PlainsongError:
-    """The error that was raised afar: of the same class where that is known here, else the nearest by its code.
+    """The error that the other side raised: of the same class if that exists here, else of the class with its code.
 
-    What counts, whether it happened, is as it was there in any case.
+    Its outcome is preserved in any case: whether the request happened matters most.
     """
     cls = _classes_by_name().get(cls_name) or BY_CODE.get(code, Internal)
     error = cls.__new__(cls)
@@ -212,7 +214,7 @@ def error_of(
 
 
 def _classes_by_name() -> dict[str, type[PlainsongError]]:
-    """Every class of errors there is by now; floors above this one have some of their own."""
+    """Every error class defined so far; the packages above the protocol define more."""
     found: dict[str, type[PlainsongError]] = {}
     waiting: list[type[PlainsongError]] = [PlainsongError]
     while waiting:
@@ -224,28 +226,28 @@ def _classes_by_name() -> dict[str, type[PlainsongError]]:
 
 # --- frames ----------------------------------------------------------------------------------------
 #
-# Frames: what goes over a link, one after the other, each its length (4 bytes, big-endian) and a msgpack array.
+# A link carries frames one after the other, each its length (4 bytes, big-endian) and a msgpack array.
 #
-#     [CALL, n, kind, value, body, s]     do this, and answer; s: seconds the caller will wait, or nil
-#     [BEGIN, n, kind, value, size, s]    the same, with a body of that size to follow as PIECEs
-#     [OPEN, n, kind, value]              begin a conversation
-#     [ANSWER, n, value, body]            all of the answer
-#     [HEAD, n, value, whole]             the answer begins; its body follows as PIECEs, to be had as one or one by one
-#     [OPENED, n]                         the conversation has begun
-#     [PIECE, n, bytes, more]             of a body, or of a conversation's message, which goes on if there is more
-#     [END, n]                            no more PIECEs from this side
+#     [CALL, n, kind, value, body, s]     a call; s: seconds the caller waits, or nil
+#     [BEGIN, n, kind, value, size, s]    a call whose body of that size follows in PIECEs
+#     [OPEN, n, kind, value]              opens a conversation
+#     [ANSWER, n, value, body]            the whole answer
+#     [HEAD, n, value, whole]             the start of an answer; PIECEs follow, to be passed on whole or one by one
+#     [OPENED, n]                         the conversation is open
+#     [PIECE, n, bytes, more]             a part of a body, or of a conversation's message, which continues if there is more
+#     [END, n]                            this side sends no more PIECEs
 #     [FAILED, n, error]                  instead of an answer, or of the rest of one
-#     [CREDIT, n, bytes]                  so much more may be sent: what was sent before has been used
-#     [CANCEL, n]                         nobody waits for n any more
-#     [PING, x], [PONG, x]                are you there
-#     [LEAVING, 0]                        call no more; what is under way will be answered
+#     [CREDIT, n, bytes]                  so many more bytes may be sent, since earlier ones have been consumed
+#     [CANCEL, n]                         the caller no longer waits
+#     [PING, x], [PONG, x]                whether the other side is alive
+#     [LEAVING, 0]                        make no further calls; calls under way are answered
 #
-# ``n`` is the caller's number for a call, never used twice on a link. A caller says CALL, BEGIN, OPEN and CANCEL.
+# ``n`` is the caller's number for a call, never used twice on a link. The caller sends CALL, BEGIN, OPEN and CANCEL.
 
 
-#: What a connection begins with that becomes a link; no method of HTTP is called so.
+#: The first bytes of a connection that becomes a link; no HTTP method has this name.
 PREFACE = b"PLAINSONG/1\r\n\r\n"
-#: What one frame may have at most, its length not counted.
+#: Most bytes of one frame, without its length.
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -268,7 +270,7 @@ class FrameKind(IntEnum):
     LEAVING = 14
 
 
-#: How many elements each has, by its plain number.
+#: The number of elements of each kind.
 _ELEMENTS: dict[int, int] = {
     kind.value: elements
     for elements, kinds in {
@@ -282,11 +284,11 @@ _ELEMENTS: dict[int, int] = {
 
 
 class FrameTooLarge(MalformedBody):
-    """A frame over the bound: one that comes in ends the link, one that would go out is not sent."""
+    """A frame over the bound: an incoming one ends the link, an outgoing one is not sent."""
 
 
 class FrameWriter:
-    """Makes the frames of one connection."""
+    """Encodes the frames of one connection."""
 
     def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._vocabulary = vocabulary
@@ -297,8 +299,8 @@ class FrameWriter:
         """A frame as bytes, its length first.
 
         Raises:
-          FrameTooLarge: it has more bytes than may be.
-          TypeError, ValueError: as ``Vocabulary.pack`` does.
+          FrameTooLarge: it exceeds the bound.
+          TypeError, ValueError: as for ``Vocabulary.pack``.
         """
         try:
             packed = self._pack([+kind, *rest])
@@ -306,12 +308,12 @@ class FrameWriter:
             self._pack = self._vocabulary.packer()
             raise
         if len(packed) > self._max_bytes:
-            raise FrameTooLarge(f"a frame would have {len(packed)} bytes, of {self._max_bytes} that it may")
+            raise FrameTooLarge(f"a frame would have {len(packed)} bytes, at most {self._max_bytes} are allowed")
         return len(packed).to_bytes(4, "big") + packed
 
 
 class FrameReader:
-    """Takes what a connection brings apart into frames, however it was cut."""
+    """Decodes the frames of one connection, in whatever pieces they arrive."""
 
     def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._vocabulary = vocabulary
@@ -320,15 +322,15 @@ class FrameReader:
 
     @property
     def begun_bytes(self) -> int:
-        """What has come of a frame that is not whole yet."""
+        """Bytes received of the frame that is not complete yet."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> list[list[Any]]:
-        """The frames that are whole now, in their order.
+        """The frames that ``data`` completes, in their order.
 
         Raises:
-          FrameTooLarge: one announces more than may be; nothing is kept of it.
-          MalformedBody: one is no frame. Nothing more can be read after either; frames before it were not returned.
+          FrameTooLarge: a frame announces more bytes than allowed; nothing of it is kept.
+          MalformedBody: a frame is malformed. Nothing can be read after either error; earlier frames are lost too.
         """
         buffer = self._rest + data if self._rest else data
         frames: list[list[Any]] = []
@@ -336,7 +338,7 @@ class FrameReader:
         while end - at >= 4:
             size = int.from_bytes(buffer[at : at + 4], "big")
             if size > self._max_bytes:
-                raise FrameTooLarge(f"a frame of {size} bytes is announced, of {self._max_bytes} that it may have")
+                raise FrameTooLarge(f"a frame of {size} bytes is announced, at most {self._max_bytes} are allowed")
             begin, stop = at + 4, at + 4 + size
             if stop > end:
                 break
@@ -356,12 +358,12 @@ def _checked(frame: Any) -> list[Any]:
 
 # --- vocabulary ------------------------------------------------------------------------------------
 #
-# The words of links: asks and answers of topics and of the transaction service, and what they are made of.
-#
-# Whoever adds kinds of calls registers their classes here too, from a module of its own (``VOCABULARY.register``).
+# The classes that travel: asks and answers of topics and of the transaction service, with all they consist of. Their
+# names and those of their fields are part of the format. A module that adds kinds of calls registers its classes with
+# ``VOCABULARY.register``.
 
 
-#: Every dataclass and named tuple that these modules define travels.
+#: Modules of which every dataclass and named tuple travels.
 _WHOLE_MODULES = (topic_asks, transaction_asks, requests, page)
 _SINGLE = (
     TopicName,
@@ -385,28 +387,28 @@ def _plain_classes(module: ModuleType) -> list[type]:
     return [cls for cls in own if is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))]
 
 
-def _view_apart(view: View) -> dict[str, Any]:
+def _view_fields(view: View) -> dict[str, Any]:
     return dict(zip(_VIEW_PARTS, view.parts, strict=True))
 
 
-def _view_together(given: dict[str, Any]) -> View:
+def _view_from(given: dict[str, Any]) -> View:
     return View(*(given[part] for part in _VIEW_PARTS))
 
 
-def _range_together(given: dict[str, Any]) -> range:
+def _range_from(given: dict[str, Any]) -> range:
     return range(given["start"], given["stop"])
 
 
 def new_vocabulary() -> Vocabulary:
-    """A vocabulary of all of these words."""
+    """A vocabulary of all classes of this package that travel."""
     words = Vocabulary()
     for module in _WHOLE_MODULES:
         words.register(*_plain_classes(module))
     words.register(*_SINGLE)
-    words.register_as(View, _view_apart, _view_together)
-    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_together)  # of sequence ids
+    words.register_as(View, _view_fields, _view_from)
+    words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_from)  # of sequence ids
     return words
 
 
-#: The one of this process.
+#: The vocabulary of this process.
 VOCABULARY = new_vocabulary()

@@ -1,4 +1,4 @@
-"""Names of namespaces, topics and readers: what is allowed, and the pair that addresses a topic."""
+"""Names of namespaces, topics and readers: which are allowed, and the pair that addresses a topic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plainsong.protocol.errors import InvalidName
 
-#: Bytes a name may have. Source: the HTTP contract; also what a path segment bears everywhere.
+#: Most bytes of a name. Source: the HTTP contract; also the longest path segment that is accepted everywhere.
 MAX_NAME_BYTES = 255
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")

@@ -1,13 +1,11 @@
-"""A page: messages on their way out, already in wire form, and how it is taken apart again.
+"""A page: the messages of one answer in wire form, and the reason why it ends.
 
-A page: messages on their way out, already in wire form.
-
-Messages travel from the store and the scan cache to the socket as Avro *items*, the form a version 1
-answer has them in, many of them in one ``bytes``:
+Messages travel from the store and the scan cache to the socket as Avro *items*, as in an answer of version 1, many of
+them in one ``bytes``:
 
     28 (length 20)   id:20   length of the payload (zigzag varint)   payload
 
-so that a version 1 answer is a join, and every other encoding is a walk over the same bytes.
+So an answer of version 1 is a join, and every other encoding is a walk over the same bytes.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ class Held:
     since_ms: int
     """When that message was published."""
     hidden: int
-    """Messages from there on that the reader would get next; counted up to ``HIDDEN_COUNTED``."""
+    """Messages from that one on that the reader would get next; counted up to ``HIDDEN_COUNTED``."""
 
 
 #: Hidden messages are counted up to one more than a thousand, which then reads "1000+".
@@ -86,10 +84,10 @@ HIDDEN_COUNTED = 1001
 
 @dataclass(slots=True)
 class Page:
-    """Messages in topic order and why there are no more.
+    """Messages in topic order, and the reason why there are no more.
 
-    ``attributes`` and ``pointers`` are sparse: the index of a message in the page → what it has besides
-    a payload (``pointers``: its write pointer, negative when rolled back).
+    ``attributes`` and ``pointers`` are sparse and keyed by a message's index in the page; a pointer is negative when
+    it was rolled back.
     """
 
     parts: Sequence[bytes] = ()
@@ -115,7 +113,7 @@ def item(message_id: bytes, payload: bytes) -> bytes:
 
 
 def items_in(part: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Take concatenated items apart: ``(id, payload)`` each."""
+    """The ``(id, payload)`` of each of the concatenated items."""
     at = 0
     end = len(part)
     while at < end:
@@ -131,9 +129,7 @@ def items_in(part: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += size
 
 
-# --- items -----------------------------------------------------------------------------------------
-#
-# Taking a page apart for the encodings that are no join of it, quickly where its items are alike.
+# --- items of one length: for the encodings that are no join of a page ------------------------------
 
 
 #: Shorter parts are walked at once: looking for equal lengths would cost more.
@@ -146,7 +142,7 @@ def messages_of(page: Page) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _messages_in(part: bytes) -> Iterable[tuple[bytes, bytes]]:
-    """The items of a part. Those of one and the same length are cut like a table, three times as fast."""
+    """The items of a part. Items of one length are cut like a table, three times as fast."""
     if len(part) >= _MIN_BYTES:
         size, start = read_varint(part, ITEM_HEAD_BYTES)
         stride = start + size

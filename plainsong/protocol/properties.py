@@ -1,4 +1,4 @@
-"""Topic properties: what they are, what they may be, and how they are shown."""
+"""The properties of a topic: their defaults, which values are allowed, and how they are shown and stored."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TopicProperties:
     transactional: Transactional = "optional"
     """Whether publishes may or must carry a write pointer."""
     deduplication: Deduplication = "inherit"
-    """Whether producers' sequence ids are remembered; ``inherit``: as namespace or service say."""
+    """Whether producers' sequence ids are remembered; ``inherit``: the namespace or the service decides."""
     max_bytes: int | None = None
-    """Bytes the topic may hold; None: as many as the disk."""
+    """Bytes the topic may hold; None: bounded by the disk only."""
 
     @property
     def ttl_ms(self) -> int:
@@ -40,7 +40,7 @@ class TopicProperties:
         return self.ttl_s * 1000
 
     def shown(self, generation: int) -> dict[str, str]:
-        """As ``GET`` answers them: every value a string, the generation among them."""
+        """The answer to ``GET``: every value as a string, with the generation."""
         out = {
             "ttl": str(self.ttl_s),
             "generation": str(generation),
@@ -52,7 +52,7 @@ class TopicProperties:
         return out
 
     def stored(self) -> dict[str, str | int]:
-        """As the metadata row keeps them."""
+        """The form in the metadata row."""
         kept: dict[str, str | int] = {
             "ttl": self.ttl_s,
             "transactional": self.transactional,
@@ -66,12 +66,12 @@ class TopicProperties:
 def parse_properties(
     given: object, *, generation: int | None = None, default_ttl_s: int = DEFAULT_TTL_S
 ) -> TopicProperties:
-    """The properties a client gave; absent ones have their default.
+    """The properties from a client's body; absent ones get their default.
 
     Args:
       given: a decoded JSON object, or None for none.
-      generation: the topic's own, which a client may send back but never set.
-      default_ttl_s: the time to live of a topic that is given none.
+      generation: the topic's generation; a client may send it back but never change it.
+      default_ttl_s: the time to live when ``given`` names none.
     Raises:
       InvalidProperty: an unknown key (the nearest known one is named) or a value that is not allowed.
     """

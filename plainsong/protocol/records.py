@@ -1,7 +1,7 @@
 """Values of the metadata table: a topic's metadata, its high-water mark, its readers; a namespace's properties.
 
-Each is one version byte and a msgpack map with one-letter keys; a later version of us may add keys, which
-we keep out of our way, and raises the byte when old readers would go wrong.
+Each is one version byte and a msgpack map with one-letter keys. A later version may add keys, which this one
+ignores; it raises the byte when older programs would misread the row.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
                  f floor
@@ -36,7 +36,7 @@ _POSITION_BYTES = 10
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A topic as the metadata table knows it; it stays for ever, with ``deleted_ms`` set once it is gone."""
+    """A topic's row in the metadata table; it stays for ever, with ``deleted_ms`` set once the topic is deleted."""
 
     generation: int
     properties: TopicProperties
@@ -46,7 +46,7 @@ class Metadata:
     partly_cleaned: bool = False
     """Rows of this deleted generation may already be gone: it cannot be brought back."""
     floor_ms: int = 0
-    """What was published before this had expired under earlier properties, and stays expired."""
+    """Messages published before this had expired under earlier properties, and stay expired."""
 
     def encode(self) -> bytes:
         """The row's value."""
@@ -80,30 +80,30 @@ class Metadata:
                 floor_ms=checked_number(record.get("f", 0)),
             )
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a metadata row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a metadata row lacks a field or has a wrong one: {error!r}") from error
 
 
 @dataclass(slots=True)
 class HighWater:
-    """How far a generation had come: what must outlive its messages, and where replay begins."""
+    """The progress of a generation: what must outlive its messages, and the position where replay begins."""
 
     time_ms: int = 0
-    """The topic's time: never goes back, whatever the clock does."""
+    """The topic's time: it never goes back, whatever the clock does."""
     last_ts_ms: int = 0
     last_sequence_id: int = -1
     """The last position given out; -1 with timestamp 0: none yet."""
     buckets: list[list[int]] = field(default_factory=list)
-    """What ``Usage`` counted up to that position."""
+    """The counts of ``Usage`` up to that position."""
     appended: int = 0
     """Messages ever published in this generation, up to that position."""
-    lasts: list[int] = field(default_factory=list)
+    last_sequence_ids: list[int] = field(default_factory=list)
     """Sequence id of the last message of each bucket; empty: not known."""
-    gone: bytes | None = None
-    """Position (10 bytes) of the last message that was counted out, all of its bucket having expired; None: none was."""
+    last_dropped: bytes | None = None
+    """Position (10 bytes) of the last message of the buckets dropped because they had expired; None: none was."""
 
     @property
     def before_buckets(self) -> bytes:
-        """The position before which all stands that was counted out."""
+        """The position behind every message of a dropped bucket."""
         if self.buckets:
             return pack_position(self.buckets[0][0], 0)
         return pack_position(self.last_ts_ms, max(0, self.last_sequence_id))
@@ -117,10 +117,10 @@ class HighWater:
         }
         if self.appended:
             record["n"] = self.appended
-        if self.lasts:
-            record["q"] = self.lasts
-        if self.gone is not None:
-            record["e"] = self.gone
+        if self.last_sequence_ids:
+            record["q"] = self.last_sequence_ids
+        if self.last_dropped is not None:
+            record["e"] = self.last_dropped
         return pack_record(record)
 
     @classmethod
@@ -136,18 +136,18 @@ class HighWater:
                 [_bucket(bucket) for bucket in record["b"]],
                 checked_number(record.get("n", 0)),
                 [checked_number(last, 0, SEQUENCES_PER_MS - 1) for last in record.get("q", ())],
-                _checked_gone(record.get("e")),
+                _checked_position(record.get("e")),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a high-water row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a high-water row lacks a field or has a wrong one: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A position that the daemon keeps for somebody."""
+    """A position that the daemon keeps for a named reader."""
 
     position: bytes
-    """The id last read, 20 bytes: reading goes on after it."""
+    """The id last read, 20 bytes: reading continues behind it."""
     changed_ms: int
 
     def encode(self) -> bytes:
@@ -161,12 +161,12 @@ class Reader:
         try:
             return cls(checked_id(record["p"]), checked_number(record["c"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a reader row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a reader row lacks a field or has a wrong one: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceProperties:
-    """What was said about a namespace."""
+    """The properties of a namespace."""
 
     deduplication: Deduplication = "inherit"
     switched: int = 0
@@ -184,17 +184,17 @@ class NamespaceProperties:
             properties = parse_properties({"deduplication": record["d"]})
             return cls(properties.deduplication, checked_number(record["s"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a namespace row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a namespace row lacks a field or has a wrong one: {error!r}") from error
 
 
 def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
-    """``value`` as it was read, if it is a whole number from ``low`` to ``high``; ValueError otherwise."""
+    """``value`` if it is a whole number from ``low`` to ``high``. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
     return value
 
 
-def _checked_gone(value: object) -> bytes | None:
+def _checked_position(value: object) -> bytes | None:
     if value is not None and (not isinstance(value, bytes) or len(value) != _POSITION_BYTES):
         raise ValueError(f"{value!r} is no position")
     return value
@@ -207,11 +207,11 @@ def _bucket(value: object) -> list[int]:
 
 
 class Packed(bytes):
-    """A value of a record that is msgpack already."""
+    """A value of a record that is packed already."""
 
     @classmethod
     def map(cls, pairs: Collection[bytes]) -> Packed:
-        """A map of packed pairs, name and value of each behind one another."""
+        """A map of packed pairs, each a packed name and its packed value."""
         return cls(b"".join((msgpack.Packer().pack_map_header(len(pairs)), *pairs)))
 
     @classmethod
@@ -234,7 +234,7 @@ def pack_record(record: dict[str, object]) -> bytes:
 
 
 def unpack_record(value: bytes, what: str) -> dict[str, Any]:
-    """The map of such a value; ``what`` names the kind of row in the error. Raises DamagedRow."""
+    """The map that ``pack_record`` packed; ``what`` names the kind of row in the error. Raises DamagedRow."""
     if value[:1] != bytes([_VERSION]):
         raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
     try:

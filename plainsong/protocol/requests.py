@@ -1,9 +1,7 @@
-"""What clients send and what they are answered, whatever the encoding, and the checks that need no topic.
+"""The requests of clients to a topic and its answers, in every encoding, and the checks that need no topic.
 
-What clients ask of a topic and what they are told, whatever the encoding.
-
-Codecs make these from bytes and back; routes, lane and actors pass them on. They are plain data: the
-numbers are as the client sent them, checked for shape by the codec and for sense by ``checked``.
+Codecs convert these from bytes and back; routes, lane and actors pass them on. They are plain data: the codec checks
+their shape, the functions below check that they make sense.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Isolation = Literal["uncommitted", "committed"]
-#: The longest a poll may be held. Source: the HTTP contract, section 5.
+#: The longest wait of a poll. Source: the HTTP contract, section 5.
 MAX_WAIT_MS = 60_000
-#: The longest time to live, in seconds: what an Avro int and the seed's ttl property hold.
+#: The longest time to live, in seconds. Source: an Avro int, and the ttl property, which is one.
 MAX_TTL_S = (1 << 31) - 1
 
 
@@ -89,17 +87,17 @@ def bound_of(start_from: bytes | int | None, *, inclusive: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ProducerVerdict:
-    """What became of a publish that had a producer; no codec writes it, headers show it."""
+    """The outcome of a publish that had a producer; shown in headers, written by no codec."""
 
     duplicate: Literal["true", "false", "partial"]
-    """Whether nothing new was stored, all of it, or a part."""
+    """Whether all of the request was stored before, none of it, or a part."""
     last_sequence_id: int | None
-    """The highest id stored of the producer; None where deduplication is switched off."""
+    """The highest sequence id stored of the producer; None where deduplication is switched off."""
 
 
 @dataclass(slots=True)
 class PublishResponse:
-    """Where the rows of a write pointer went; unread, it is what rollback takes."""
+    """The positions of a publish under a write pointer; a rollback takes it back unread."""
 
     write_pointer: int | None
     start_timestamp_ms: int
@@ -113,7 +111,7 @@ class PublishResponse:
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of a publish; ids are None when they are not known any more."""
+    """The outcome of a publish without a write pointer; ids are None when they are not known any more."""
 
     first_id: bytes | None
     last_id: bytes | None
@@ -129,27 +127,25 @@ class Receipt:
 
 # --- checks ----------------------------------------------------------------------------------------
 #
-# Whether a request makes sense, as far as that can be told without knowing the topic.
-#
-# Codecs check the shape of what they decode; these check the sense, after the query parameters (``ttl``,
-# ``wait_ms``, ``isolation``, ``max_bytes``) have been put in. Nothing has happened when one of them raises.
+# They run after the query parameters (``ttl``, ``wait_ms``, ``isolation``, ``max_bytes``) have been put in. Nothing
+# has happened when one of them raises.
 
 
-#: Strings of one message's attributes, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
+#: Bytes of one message's attributes together, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
 MAX_ATTRIBUTE_BYTES = 4096
 MAX_SEGMENT_BYTES = 64
-#: Winners one publish may list: as many as tasks of a very large job.
+#: Winning segments one publish may list: as many as tasks of a very large job.
 MAX_SEGMENTS = 1 << 16
 MAX_PRODUCER_BYTES = 255
 
 
 def check_publish(request: PublishRequest) -> None:
-    """Whether this may be published somewhere.
+    """Check a publish.
 
     Raises:
       NoMessages: no messages, no write pointer, and no segment is listed.
-      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages); none, where
-        segments are published that a producer staged.
+      InvalidSequenceIds: negative, not increasing, or not one per message (exactly one without messages); or there
+        are none, and the request publishes segments that a producer staged.
       InvalidParameter: another value that is not allowed; the detail names the field.
     """
     if request.segment is not None:
@@ -163,7 +159,7 @@ def check_publish(request: PublishRequest) -> None:
 
 
 def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
-    """Whether this may publish what a producer staged. Raises as ``check_publish``."""
+    """Check a publish of staged segments. Raises as ``check_publish``."""
     if request.messages:
         raise InvalidParameter(
             "a request without a write pointer has messages and segments",
@@ -183,7 +179,7 @@ def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
 
 
 def check_store(request: PublishRequest) -> None:
-    """Whether this may be stored somewhere.
+    """Check a store.
 
     Raises:
       NoMessages: there is none.
@@ -202,7 +198,7 @@ def check_store(request: PublishRequest) -> None:
 
 
 def check_rollback(response: PublishResponse) -> None:
-    """Whether there is anything to roll back.
+    """Check a rollback.
 
     Raises:
       TransactionRequired: no write pointer.
@@ -214,7 +210,7 @@ def check_rollback(response: PublishResponse) -> None:
 
 
 def check_poll(request: PollRequest) -> None:
-    """Whether this may be polled.
+    """Check a poll.
 
     Raises:
       InvalidMessageId: ``startFrom`` or ``endBefore`` are bytes, but not 20.
@@ -267,7 +263,7 @@ def _check_producer(request: PublishRequest) -> None:
     if request.producer is not None:
         check_producer_name(request.producer)
     elif request.producer_epoch is not None or request.sequence_ids is not None:
-        # Ignoring them would break a promise the caller believes in.
+        # Ignoring them would break a promise that the client relies on.
         raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="name it as producer")
     if request.producer_epoch is not None and request.producer_epoch < 0:
         raise InvalidParameter(f"producerEpoch is {request.producer_epoch}", hint="use the session's own")
@@ -276,7 +272,7 @@ def _check_producer(request: PublishRequest) -> None:
 
 
 def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
-    """Whether these can be the sequence ids of a request with that many messages.
+    """Check the sequence ids of a request with ``messages`` messages.
 
     Raises:
       InvalidSequenceIds: negative, not strictly increasing, or not one per message (one without messages).

@@ -1,22 +1,20 @@
 """Values of the message and payload tables, byte for byte, and the references that stand for stored messages.
 
-Values of the message and payload tables, byte for byte.
-
     value    flags:u8  [pointer:i64]  [ttl_s:u32]  [extras: length:u32, msgpack map]  [payload]
     payload  length (zigzag varint)  bytes
 
     flag 01  pointer   the write pointer (column t); negative: rolled back
     flag 02  ttl       the message's own time to live, in seconds
     flag 04  extras    columns few rows have, by short names
-    flag 08  no payload: it stands in the payload table, under the row's pointer or the one its extras name
+    flag 08  no payload: it is in the payload table, under the row's pointer or the one in its extras
     flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
-    80 40 20 must be 0: a reader that finds them set was built before the writer
+    80 40 20 must be 0: a reader that finds one set is older than the writer
 
-Message rows of requests with a producer, with attributes, and of atomic ones say so in their extras (``Stamp``).
+The extras of message rows hold a producer's stamp (``Stamp``), the size of an atomic batch, and attributes.
 
-A row with no payload is a *reference*: it stands where messages were published that had been stored before,
-and says in its extras which (``plainsong.protocol.rows``). Payload rows have the same form, and no pointer, since
-their key has it; their extras may name a segment, ``{"s": index}``.
+A row with no payload is a *reference*: it stands where messages were published that had been stored before, and its
+extras say which (``Stored``). Payload rows have the same form, without a pointer, since their key has it; their
+extras may name a segment, ``{"s": index}``.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
 first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
@@ -47,14 +45,14 @@ NO_PAYLOAD = 0x08
 _KNOWN = HAS_POINTER | HAS_TTL | HAS_EXTRAS | NO_PAYLOAD
 _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
-#: What stands in the wire form between a plain row's position and its value: the id's last ten bytes
-#: are zero, and the value brings the tenth.
+#: The bytes between a plain row's position and its value in wire form: the id's last ten bytes are zero, and the
+#: value brings the tenth.
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
 
 
 @dataclass(slots=True)
 class MessageRow:
-    """A row of the message or payload table, taken apart. ``payload`` None: look in the payload table."""
+    """The parts of a row of the message or payload table. ``payload`` None: it is in the payload table."""
 
     payload: bytes | None
     pointer: int | None = None
@@ -66,29 +64,32 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-#: Under which key the extras of a payload row name its segment.
+#: The key under which the extras of a payload row name its segment.
 SEGMENT = "s"
-#: Extras of message rows. The first row of a request with a producer has its stamp, that of an atomic request how
-#: many messages it has; the rows that follow in either have their index in the request (>= 1, a row each).
+#: Extras of message rows. The first row of a producer's request has its stamp, the first row of an atomic request its
+#: number of messages; the rows that follow in either have their index in the request (>= 1, counted by rows).
 STAMP, BATCH, INDEX = "d", "b", "i"
-#: Attributes of the message: a map of strings.
+#: Attributes of any message row: a map of strings.
 ATTRIBUTES = "a"
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Who sent a request, and which sequence ids its messages have: in the same row as its first message."""
+    """The producer of a request and the sequence ids of its messages, in the same row as its first message.
+
+    So that a message and the fact that it was stored become durable together.
+    """
 
     producer: str
     epoch: int
-    """The session's; 0: it had none."""
+    """The epoch of the producer's session; 0: it had none."""
     ids: Sequence[int]
-    """One for each message, ascending; a publish of stored messages and no others has one."""
+    """One for each message, ascending; a publish of stored messages alone has one."""
     rows: int
-    """Message rows of the request: as many as ids, one more where stored messages are published before others."""
+    """Message rows of the request: one for each id, and one more where it also publishes stored messages."""
 
     def packed(self) -> list[object]:
-        """As the row holds it."""
+        """The form in the row."""
         low, high, count = self.ids[0], self.ids[-1], len(self.ids)
         ids = low if high - low == count - 1 else list(self.ids)
         packed: list[object] = [self.producer, self.epoch, count, ids]
@@ -96,7 +97,7 @@ class Stamp:
 
     @classmethod
     def of(cls, row: MessageRow) -> Stamp | None:
-        """The stamp of a row, None if it has none. Raises DamagedRow when it cannot be read."""
+        """The stamp of a row, None if it has none. Raises DamagedRow."""
         packed = row.extras.get(STAMP)
         if packed is None:
             return None
@@ -107,7 +108,7 @@ class Stamp:
             ids = range(ids, ids + count)
         rows = packed[4] if len(packed) == 5 else count
         if not (isinstance(producer, str) and _is_count(epoch) and _is_count(rows) and _is_ascending(ids)):
-            raise DamagedRow("a row's stamp is not what a stamp is")
+            raise DamagedRow("a row's stamp cannot be read")
         return cls(producer, epoch, ids, rows)
 
 
@@ -122,17 +123,13 @@ def _is_ascending(ids: object) -> bool:
     )
 
 
-#: And those of any row the message's attributes, a map of strings; always the first key.
-ATTRIBUTES = "a"
-
-
 def plain_head(size: int) -> bytes:
-    """What stands before a payload of ``size`` bytes in the value of a plain publish."""
+    """The bytes before a payload of ``size`` bytes in the value of a plain publish."""
     return b"\x00" + length_prefix(size)
 
 
 def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = None) -> bytes:
-    """What stands before the payload's length in the value of a row without a time to live of its own."""
+    """The bytes before the payload's length in the value of a row without a time to live of its own."""
     if not extras:
         return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
     head = encode_row(MessageRow(b"", pointer, extras=extras))
@@ -140,7 +137,7 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
 
 
 def encode_row(row: MessageRow) -> bytes:
-    """A row's value; any fields."""
+    """The value of a row."""
     flags = 0
     parts = [b""]
     if row.pointer is not None:
@@ -162,10 +159,10 @@ def encode_row(row: MessageRow) -> bytes:
 
 
 def decode_row(value: bytes) -> MessageRow:
-    """Take a row's value apart.
+    """The row that a value encodes.
 
     Raises:
-      DamagedRow: it is none of ours, or of a later format; it stays as it is.
+      DamagedRow: it has another format, or a later version of this one; the row stays as it is.
     """
     try:
         return _decoded(value)
@@ -202,7 +199,7 @@ def _decoded(value: bytes) -> MessageRow:
 
 
 def is_intact(value: bytes) -> bool:
-    """Whether ``decode_row`` reads this value; cheap for plain rows."""
+    """Whether ``decode_row`` would succeed; cheap for plain rows."""
     try:
         if value[0] == PLAIN:
             size, at = read_varint(value, 1)
@@ -214,7 +211,7 @@ def is_intact(value: bytes) -> bool:
 
 
 def attributes_in(extras: Mapping[str, object]) -> dict[str, str] | None:
-    """The attributes among a row's extras; None when there are none. Raises DamagedRow."""
+    """The attributes in a row's extras; None when there are none. Raises DamagedRow."""
     strings = extras.get(ATTRIBUTES)
     if strings is None:
         return None
@@ -226,7 +223,7 @@ def attributes_in(extras: Mapping[str, object]) -> dict[str, str] | None:
 
 
 def own_ttl_s(value: bytes) -> int | None:
-    """The message's own time to live without taking the row apart; None when it has none, or cannot be read."""
+    """The message's own time to live, without decoding the row; None when it has none, or cannot be read."""
     flags = value[0] if value else 0
     at = 9 if flags & HAS_POINTER else 1
     if not flags & HAS_TTL or flags & ~_KNOWN or len(value) < at + 4:
@@ -236,38 +233,37 @@ def own_ttl_s(value: bytes) -> int | None:
 
 # --- references ------------------------------------------------------------------------------------
 #
-# References: message rows without a payload, which stand where messages were published that had been stored before.
+# Message rows without a payload, at the position where messages were published that had been stored before.
 #
 #     n messages  b bytes of their payloads  f first  l last payload position (10 bytes each)
 #     g indexes of the winning segments  w the staged pointer
 #
-# Messages of a transaction stand under the write pointer that the row itself carries. Staged ones stand under a
-# negative pointer that no transaction has, and the row has none: it is a plain row, seen by everybody.
+# A transaction's payload rows are stored under the write pointer that the reference carries. Staged ones are stored
+# under a negative pointer that belongs to no transaction, and their reference carries none: every reader sees it.
 
 
-#: Under which key a reference names the pointer that its messages were staged under.
+#: The key under which a reference names the pointer that its messages were staged under.
 STAGED = "w"
 _LOWEST_POINTER = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The extras of a reference: which payload rows were published there, and under which pointer they stand."""
+    """The extras of a reference: which payload rows it publishes, and the pointer they are stored under."""
 
     messages: int
     payload_bytes: int
-    """Of their payloads."""
     first: bytes
-    """Position (10 bytes: write timestamp, sequence id) of the first payload row; it may be a loser's."""
+    """Position (10 bytes: write timestamp, sequence id) of the first payload row; it may be in a losing segment."""
     last: bytes
     """Position of the last one, included."""
     segments: frozenset[int] | None = None
-    """The winning segments by index; None: none were listed, and every row counts."""
+    """The winning segments by index; None: the publish listed none, and every row counts."""
     staged: int | None = None
-    """The pointer they were staged under, below 0; None: they stand under the row's own write pointer."""
+    """The pointer they were staged under, below 0; None: they are under the row's own write pointer."""
 
     def extras(self) -> dict[str, object]:
-        """As the row holds them."""
+        """The form in the row."""
         extras: dict[str, object] = {"n": self.messages, "b": self.payload_bytes, "f": self.first, "l": self.last}
         if self.segments is not None:
             extras["g"] = sorted(self.segments)
@@ -276,12 +272,12 @@ class Stored:
         return extras
 
     def pointer_of_payloads(self, row: MessageRow) -> int:
-        """The pointer in the keys of the payload rows that ``row``, which says this, refers to."""
+        """The pointer in the keys of the payload rows that ``row``, which has these extras, refers to."""
         return abs(row.pointer or 0) if self.staged is None else self.staged
 
     @classmethod
     def of(cls, row: MessageRow) -> Stored:
-        """What a reference refers to. Raises DamagedRow when it does not say."""
+        """The extras of a reference row. Raises DamagedRow."""
         extras = row.extras
         count, size, first, last = (extras.get(key) for key in "nbfl")
         segments, staged = extras.get("g"), extras.get(STAGED)
@@ -290,18 +286,18 @@ class Stored:
             or not (_is_position(first) and _is_position(last) and _is_count(count) and _is_count(size))
             or not (segments is None or (isinstance(segments, list) and all(map(_is_count, segments))))
         ):
-            raise DamagedRow("a row has no payload, and does not say where it is")
+            raise DamagedRow("a row has no payload and no readable reference to one")
         winners = None if segments is None else frozenset(segments)
         return cls(count, size, first, last, winners, staged)  # type: ignore[arg-type]
 
 
 def staged_pointer(ts_ms: int, sequence_id: int) -> int:
-    """The pointer that a position of the topic's own gives to what is staged; no two are the same."""
+    """The unique pointer for staged messages that a position of the topic determines."""
     return -(ts_ms * SEQUENCES_PER_MS + sequence_id)
 
 
 def position_of_staged(pointer: int) -> tuple[int, int]:
-    """The position ``(ts_ms, sequence_id)`` that a staged pointer was made of; no message has it."""
+    """The position ``(ts_ms, sequence_id)`` that determined a staged pointer; no message has it."""
     return divmod(-pointer, SEQUENCES_PER_MS)
 
 

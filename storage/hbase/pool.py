@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from storage.base import StoreError
 from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
 
@@ -61,7 +62,7 @@ class Pool:
         retry = self.retry_deadline(name)
         while True:
             try:
-                return await self._attempt(retry.attempt_s, name, args), retry.failures + 1
+                return await self._attempt(retry.attempt_s, name, args), retry.backoff.failures + 1
             except BROKEN_CONNECTION as error:
                 await retry.pause(error)
 
@@ -222,7 +223,7 @@ class RetryDeadline:
     """The deadline and the pauses of one operation that is retried."""
 
     def __init__(self, doing: str, *, timeout_s: float, attempt_s: float) -> None:
-        self.failures = 0
+        self.backoff = Backoff(_PAUSES_S)
         """Failed attempts since the start, or since the last progress."""
         self._doing = doing
         self._timeout_s = timeout_s
@@ -241,13 +242,12 @@ class RetryDeadline:
 
     def progressed(self) -> None:
         """Part of the operation is done: the next part has the whole time again."""
-        self.failures = 0
+        self.backoff.reset()
         self._deadline_s = trio.current_time() + self._timeout_s
 
     async def pause(self, error: BaseException) -> None:
         """Pause after a failed attempt. Raises StoreError: there is no time for another one."""
-        pause_s = _PAUSES_S[min(self.failures, len(_PAUSES_S) - 1)]
-        self.failures += 1
+        pause_s = self.backoff.failed()
         if trio.current_time() + pause_s >= self._deadline_s:
             raise StoreError(
                 f"{self._doing} had no answer in {self._timeout_s:g} s: {str(error) or repr(error)}",

@@ -24,7 +24,7 @@ from plainsong.protocol.rows import (
     decode_row,
 )
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.transactions.ledger_rows import (
     AUTHORITY,
     CHANGES,
@@ -280,8 +280,8 @@ def producer_fields(name: bytes, value: bytes) -> Fields:
             for each in producer.recent
         ],
     }
-    if producer.memory_ms is not None:
-        fields["remembered_for_ms"] = producer.memory_ms
+    if producer.retention_ms is not None:
+        fields["remembered_for_ms"] = producer.retention_ms
     return fields
 
 

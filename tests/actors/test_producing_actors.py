@@ -25,7 +25,7 @@ from plainsong.protocol.keys import PRODUCER, PRODUCERS, DamagedRow, namespace_k
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import Create, GetProducer, ListProducers, OpenProducer, Remove, RemoveProducer
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 from plainsong.protocol.topic.state import TopicLimits
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore

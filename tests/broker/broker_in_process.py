@@ -17,7 +17,7 @@ from actors.observe import SpaceGuard
 from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
 from broker.api.routes import hot_handlers
-from broker.api.stream import PublishStream
+from broker.api.stream import LocalStream
 from broker.assemble import create_app, topic_limits
 from broker.authority import build_authority
 from broker.config.config import config_of
@@ -144,7 +144,7 @@ async def in_process(*, store=None, door=None, **values):
                 replace(settings, lane=door == "lane"),
                 hot_handlers(service),
                 app,
-                begin=partial(PublishStream, service),
+                begin=partial(LocalStream, service),
             )
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)

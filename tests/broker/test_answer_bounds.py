@@ -58,7 +58,7 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(door: str) 
             await stalled(daemon, readers)
             with trio.move_on_after(0.3):
                 await until(lambda: answers.refused)
-            most = max(most, answers.held_bytes)
+            most = max(most, answers.reserved_bytes)
         assert bound // 2 <= most <= bound
         refused = await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={}, status=503, code="overloaded")
         assert refused.headers["retry-after"]
@@ -67,7 +67,7 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(door: str) 
         await daemon.publish("hello", topic="small")
         assert len(await daemon.poll("small")) == 1
         await daemon.call("GET", "/metrics")
-    assert answers.held_bytes == 0
+    assert answers.reserved_bytes == 0
 
 
 @DOORS
@@ -91,7 +91,7 @@ async def test_while_little_is_left_pages_are_cut_and_say_so(door: str) -> None:
             assert page.headers["plainsong-end"] == ("end" if len(seen) == STORED else "more")
         assert seen == [message["id"] for message in whole.json()]
         held.release()
-        await until(lambda: not daemon.service.answers.held_bytes)
+        await until(lambda: not daemon.service.answers.reserved_bytes)
 
 
 @DOORS
@@ -118,7 +118,7 @@ async def test_a_page_is_cut_for_what_it_is_encoded_to(door: str) -> None:
         assert seen == payloads
         assert pages > 1
         held.release()
-        await until(lambda: not daemon.service.answers.held_bytes)
+        await until(lambda: not daemon.service.answers.reserved_bytes)
 
 
 @DOORS
@@ -127,8 +127,8 @@ async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(door:
         await filled(daemon)
         answers = daemon.service.answers
         await stalled(daemon, readers)
-        await until(lambda: answers.held_bytes > 0)
-        await until(lambda: answers.held_bytes == 0)
+        await until(lambda: answers.reserved_bytes > 0)
+        await until(lambda: answers.reserved_bytes == 0)
 
 
 @DOORS
@@ -137,9 +137,9 @@ async def test_a_reader_that_leaves_gives_back_what_it_held(door: str) -> None:
         await filled(daemon)
         answers = daemon.service.answers
         stream = await stalled(daemon, readers)
-        await until(lambda: answers.held_bytes > SMALL_BYTES)
+        await until(lambda: answers.reserved_bytes > SMALL_BYTES)
         await stream.aclose()
-        await until(lambda: answers.held_bytes == 0)
+        await until(lambda: answers.reserved_bytes == 0)
 
 
 @DOORS
@@ -147,7 +147,7 @@ async def test_a_reader_that_is_slow_gets_all_of_its_answer(door: str) -> None:
     async with in_process(door=door) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         reader = Reader(await stalled(daemon, readers, MIB))
-        await until(lambda: daemon.service.answers.held_bytes > 0)
+        await until(lambda: daemon.service.answers.reserved_bytes > 0)
         reply = await reader.reply()
         assert reply.status == 200
         assert reply.body.count(b"x") >= STORED * SIZE
@@ -167,4 +167,4 @@ async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() 
         with trio.fail_after(30):
             while await stream.receive_some(1 << 16):
                 pass
-        await until(lambda: door.budget.answers.held_bytes == 0)
+        await until(lambda: door.budget.answers.reserved_bytes == 0)

@@ -16,10 +16,10 @@ from plainsong.protocol.page import Page
 MIB = 1 << 20
 
 
-def filled(max_bytes: int, held_bytes: int, patience_s: float = 60.0) -> AnswerBudget:
+def filled(max_bytes: int, reserved_bytes: int, patience_s: float = 60.0) -> AnswerBudget:
     """A budget of which so much is held already."""
     budget = AnswerBudget(max_bytes, patience_s)
-    budget.room().must_have(held_bytes)
+    budget.room().must_have(reserved_bytes)
     return budget
 
 
@@ -58,10 +58,10 @@ async def test_one_answer_is_always_possible_whatever_its_size() -> None:
     room = budget.room()
     page = await read_within(room, 10, 16 * MIB, Stored(10, 8 * MIB).read)
     assert page.count == 1
-    assert room.held_bytes == budget.held_bytes == TIMES * 8 * MIB
+    assert room.reserved_bytes == budget.reserved_bytes == TIMES * 8 * MIB
     room.release()
     room.release()
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 async def test_a_page_takes_no_more_than_its_share_of_what_is_left() -> None:
@@ -72,7 +72,7 @@ async def test_a_page_takes_no_more_than_its_share_of_what_is_left() -> None:
     left = 64 * MIB - 64 * MIB // LAST_PART - 24 * MIB
     assert stored.asked == [FIRST_BYTES, left // SHARE // TIMES]
     assert page.end == "more"
-    assert 0 < room.held_bytes == TIMES * page.payload_bytes <= left // SHARE
+    assert 0 < room.reserved_bytes == TIMES * page.payload_bytes <= left // SHARE
 
 
 async def test_with_plenty_left_a_page_is_read_once_and_whole() -> None:
@@ -90,7 +90,7 @@ async def test_a_small_page_waits_for_nobody_while_larger_ones_do() -> None:
         assert (await read_within(budget.room(), 1000, 16 * MIB, stored.read)).count == 10
         assert stored.asked == [FIRST_BYTES]
         nursery.cancel_scope.cancel()
-    assert budget.held_bytes == 60 * MIB + TIMES * 10_000
+    assert budget.reserved_bytes == 60 * MIB + TIMES * 10_000
 
 
 async def test_the_last_part_of_the_budget_is_for_small_answers() -> None:
@@ -118,9 +118,9 @@ async def test_whoever_waits_behind_one_that_gave_up_gets_its_turn(leaves: str) 
         nursery.start_soon(budget.take, 8 * MIB, 8 * MIB)
         await wait_all_tasks_blocked()
         if leaves == "its client leaves":
-            assert budget.held_bytes == 32 * MIB
+            assert budget.reserved_bytes == 32 * MIB
             scope.cancel()
-    assert budget.held_bytes == 40 * MIB
+    assert budget.reserved_bytes == 40 * MIB
 
 
 async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> None:
@@ -148,7 +148,7 @@ async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> Non
         assert sorted(got) == ["one", "two"]
         budget.give_back(20 * MIB)
     assert got[2:] == ["three"]
-    assert budget.held_bytes == 40 * MIB
+    assert budget.reserved_bytes == 40 * MIB
 
 
 async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> None:
@@ -158,7 +158,7 @@ async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> No
         await read_within(room, 10, 16 * MIB, Stored(10, MIB).read)
     assert caught.value.retry_after_s is not None
     assert "http.max_answer_bytes" in caught.value.hint
-    assert (room.held_bytes, budget.held_bytes, budget.refused) == (0, 4 * MIB, 1)
+    assert (room.reserved_bytes, budget.reserved_bytes, budget.refused) == (0, 4 * MIB, 1)
 
 
 async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
@@ -181,7 +181,7 @@ async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
             if is_granted:
                 first.release()  # and at this very moment
             nursery.cancel_scope.cancel()
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
     assert await budget.take(4 * MIB, 4 * MIB) == 4 * MIB
 
 
@@ -199,19 +199,19 @@ async def test_a_message_that_is_larger_than_was_thought_is_read_again_once_ther
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await wait_all_tasks_blocked()
-        assert (pages, room.held_bytes) == ([], 0)
+        assert (pages, room.reserved_bytes) == ([], 0)
         first.release()
     assert pages[0].count == 1
-    assert room.held_bytes == TIMES * 8 * MIB
+    assert room.reserved_bytes == TIMES * 8 * MIB
 
 
 async def test_what_is_gathered_is_bounded_too() -> None:
     budget = filled(64 * MIB, 50 * MIB, patience_s=0)
     room = budget.room()
     most = await bytes_within(room, 16 * MIB)
-    assert TIMES * most == room.held_bytes <= 6 * MIB // SHARE
+    assert TIMES * most == room.reserved_bytes <= 6 * MIB // SHARE
     hold_gathered(room, 100)
-    assert room.held_bytes == TIMES * 100
+    assert room.reserved_bytes == TIMES * 100
     with pytest.raises(Overloaded):
         hold_gathered(room, 8 * MIB)
 
@@ -219,7 +219,7 @@ async def test_what_is_gathered_is_bounded_too() -> None:
 async def test_an_answer_for_which_there_is_no_room_is_refused_only_if_nothing_was_done() -> None:
     budget = filled(4 * MIB, 4 * MIB, patience_s=0)
     done = await admitted(HttpAnswer(200, bytes(MIB)), room := budget.room(), only_looks=False)
-    assert (done.status, room.held_bytes) == (200, MIB)
+    assert (done.status, room.reserved_bytes) == (200, MIB)
     room.release()
     assert (await admitted(HttpAnswer(200, bytes(MIB)), budget.room(), only_looks=True)).status == 503
     stream = Stream()

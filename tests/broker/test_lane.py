@@ -173,7 +173,7 @@ async def test_a_client_that_goes_away_cancels_its_parked_request() -> None:
                 await trio.lowlevel.checkpoint()
         with trio.fail_after(20):
             await door.toys.cancelled.wait()
-        while door.budget.held_bytes:
+        while door.budget.reserved_bytes:
             await trio.lowlevel.checkpoint()
 
 

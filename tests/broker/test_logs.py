@@ -104,7 +104,7 @@ def test_lines_below_the_level_are_not_made(tmp_path):
 def test_what_is_said_to_a_person_is_a_line_for_a_program(tmp_path):
     for kind in ("text", "json"):
         with logs_into(tmp_path / kind, format=kind) as logs:
-            logs.say("two\nlines", "serving", port=7420)
+            logs.announce("two\nlines", "serving", port=7420)
     assert (tmp_path / "text").read_text() == "two\nlines\n"
     line = json.loads((tmp_path / "json").read_text())
     assert (line["event"], line["port"]) == ("serving", 7420)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from broker.http.sockets import listen_on, shown, split_bind
+from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
 from tests.broker.doors import Reader, ask, post, running
 
@@ -127,7 +127,7 @@ def test_an_address_that_is_none_is_refused() -> None:
         with pytest.raises(ValueError, match="host:port"):
             split_bind(bind)
     for listener in listen_on("localhost:0"):
-        assert shown(listener).rpartition(":")[2] != "0"
+        assert address_of(listener).rpartition(":")[2] != "0"
         listener.close()
 
 

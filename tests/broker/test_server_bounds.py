@@ -65,7 +65,7 @@ async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> Non
         await stream.send_all(post("t/store", b"x"))
         assert stored((await reader.reply()).body) == b"x"
         with trio.fail_after(20):
-            while door.budget.held_bytes:
+            while door.budget.reserved_bytes:
                 await trio.lowlevel.checkpoint()
 
 
@@ -98,7 +98,7 @@ async def test_bodies_beyond_the_common_budget_are_told_to_come_back(lane: bool)
             assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "overloaded", "1")
             door.toys.release.set()
             assert (await Reader(first).reply()).status == 200
-        while door.budget.held_bytes:
+        while door.budget.reserved_bytes:
             await trio.lowlevel.checkpoint()
         assert (await ask(door, post("t/store", b"x"))).status == 200
 

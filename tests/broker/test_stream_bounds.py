@@ -14,7 +14,7 @@ from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
 
-from broker.api.stream import REQUEST_BYTES, PublishStream, StreamBounds
+from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds
 from broker.http.budgets import BodyBudget
 from plainsong.protocol.codec import stream as codec
 
@@ -94,17 +94,17 @@ async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_ag
         await stream.say(BytesMessage(b"x" * 100, message_finished=False))
         assert (await stream.closed())[0] == 1008
         assert await stream.event() is None
-        assert door.budget.held_bytes == 0
+        assert door.budget.reserved_bytes == 0
 
 
 async def test_a_budget_without_room_closes_with_1013():
     async with running(begin=Echo, max_body_bytes=5000, max_inflight_bytes=10_000) as door:
-        holding = door.budget.hold()
+        holding = door.budget.reserve()
         holding.grow(9000)
         async with open_stream(reach(door)) as stream:
             await stream.send(b"x" * 2000)
             assert (await stream.closed())[0] == 1013
-        assert door.budget.held_bytes == 9000
+        assert door.budget.reserved_bytes == 9000
 
 
 async def test_nothing_is_read_while_the_conversation_takes_no_more():
@@ -115,7 +115,7 @@ async def test_nothing_is_read_while_the_conversation_takes_no_more():
                 await stream.send(b"x" * 100_000)
             filled = True
         assert not filled  # the sockets are full, and nobody reads
-        assert door.budget.held_bytes < 1 << 20
+        assert door.budget.reserved_bytes < 1 << 20
 
 
 async def test_a_reader_that_stopped_reading_is_cut():
@@ -127,7 +127,7 @@ async def test_a_reader_that_stopped_reading_is_cut():
         except trio.BrokenResourceError:
             pass
         await wait_all_tasks_blocked(0.01)
-        assert door.budget.held_bytes == 0
+        assert door.budget.reserved_bytes == 0
 
 
 async def test_any_bytes_end_a_stream_in_good_order(caplog):
@@ -150,7 +150,7 @@ async def test_any_bytes_end_a_stream_in_good_order(caplog):
             await stream.send(b"well")
             assert (await stream.event()).data == b"well"
         await wait_all_tasks_blocked(0.01)
-        assert door.budget.held_bytes == 0
+        assert door.budget.reserved_bytes == 0
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -191,8 +191,8 @@ async def test_no_more_is_taken_while_so_many_requests_or_bytes_are_under_way():
         await daemon.create()
         for bounds in (StreamBounds(100, 1 << 20), StreamBounds(1000, 100 * (REQUEST_BYTES + 4))):
             daemon.store.stall("write")
-            held = BodyBudget(1 << 30).hold()
-            stream = PublishStream(daemon.service, "ns", "t", "id", held, bounds)
+            held = BodyBudget(1 << 30).reserve()
+            stream = LocalStream(daemon.service, "ns", "t", "id", held, bounds)
             tens = [
                 b"".join(codec.encode_single(n, b"%04d" % n) for n in range(at, at + 10)) for at in range(0, 500, 10)
             ]
@@ -204,20 +204,20 @@ async def test_no_more_is_taken_while_so_many_requests_or_bytes_are_under_way():
 
             nursery.start_soon(take_all)
             await wait_all_tasks_blocked()
-            assert held.held_bytes == 100 * (REQUEST_BYTES + 4)
+            assert held.reserved_bytes == 100 * (REQUEST_BYTES + 4)
             daemon.store.release("write")
             answered = []
             while (data := await stream.answers()) is not None:
                 answered += codec.decode_answers(data)
             assert [number for number, _, _ in answered] == list(range(500))
-            assert held.held_bytes == 0
+            assert held.reserved_bytes == 0
 
 
 async def test_a_request_larger_than_the_bound_goes_alone():
     async with in_process() as daemon:
         await daemon.create()
-        held = BodyBudget(1 << 30).hold()
-        stream = PublishStream(daemon.service, "ns", "t", "id", held, StreamBounds(10, 100))
+        held = BodyBudget(1 << 30).reserve()
+        stream = LocalStream(daemon.service, "ns", "t", "id", held, StreamBounds(10, 100))
         await stream.take([codec.encode_single(1, b"x" * 1000)])
         data = await stream.answers()
         assert [answer[:2] for answer in codec.decode_answers(data)] == [(1, 200)]
@@ -226,7 +226,7 @@ async def test_a_request_larger_than_the_bound_goes_alone():
 async def test_a_budget_without_room_refuses_requests_as_it_does_bodies():
     async with in_process() as daemon:
         await daemon.create()
-        stream = PublishStream(daemon.service, "ns", "t", "id", BodyBudget(500).hold())
+        stream = LocalStream(daemon.service, "ns", "t", "id", BodyBudget(500).reserve())
         await stream.take([request(1, b"a"), request(2, b"x" * 1000, ttlSeconds=5), request(3, b"b")])
         stream.finish()
         answered = []

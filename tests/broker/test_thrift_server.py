@@ -124,7 +124,7 @@ async def server(nursery):
         await client.stream.aclose()
     served.stop.set()
     await served.ended.wait()
-    assert served.budget.held_bytes == 0
+    assert served.budget.reserved_bytes == 0
 
 
 async def test_a_call_is_answered_with_its_sequence_id(server):
@@ -230,7 +230,7 @@ async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, 
     client = await server.connect()
     assert await client.call("status") == "OK"
     await client.stream.send_all(framed(encode_call("status", 1))[:9])
-    while not server.budget.held_bytes:
+    while not server.budget.reserved_bytes:
         await trio.testing.wait_all_tasks_blocked()
     mock_clock.jump(FRAME_TIMEOUT_S + 1)
     assert await client.message() is None

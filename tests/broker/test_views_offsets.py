@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plainsong.protocol.ids import FIRST_BOUND, after, bound_at, pack_id, pack_position
 from plainsong.protocol.rows import MessageRow, encode_row
 from plainsong.protocol.topic.asks import Span
-from plainsong.protocol.topic.reading import MAX_MARKS, Extent, Paging
+from plainsong.protocol.topic.reading import MAX_SPLIT_POINTS, Extent, Paging
 
 OFFSETS = f"{TOPICS}/t/offsets"
 
@@ -168,9 +168,9 @@ def test_positions_remembered_for_splitting_are_bounded_and_the_parts_stay_about
     span = Span(1, b"", FIRST_BOUND, bound_at(10**9), 0, 0, None)
     extent = Extent(span)
     value = encode_row(MessageRow(b"x" * 10))
-    count = MAX_MARKS * 5
+    count = MAX_SPLIT_POINTS * 5
     extent.feed_rows([(pack_position(ms, 0), value) for ms in range(1, count + 1)])
-    assert len(extent._marks) <= MAX_MARKS
+    assert len(extent._split_points) <= MAX_SPLIT_POINTS
     cuts = [int.from_bytes(bound[:8], "big") for bound in extent.splits(10)]
     assert len(cuts) == 9
     for part, cut in enumerate(cuts, 1):

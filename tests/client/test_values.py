@@ -19,7 +19,7 @@ from plainsong.ids import nth_id
 from plainsong.messages import Origin
 from plainsong.protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
 from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_id
-from plainsong.protocol.topic.state import Sequence
+from plainsong.protocol.topic.state import PositionSequence
 from plainsong.serializers import encoded, serializer_for
 from plainsong.starts import parse_start
 
@@ -51,7 +51,7 @@ def test_what_is_no_message_id_is_refused(wrong):
 
 @given(st.integers(0, 3), st.integers(-1, SEQUENCES_PER_MS - 1), st.integers(1, 200_000))
 def test_each_message_of_a_receipt_has_the_id_the_daemon_gave_it(ahead_ms: int, last: int, count: int):
-    runs = Sequence(NOW_MS, last).take(NOW_MS + ahead_ms, count)
+    runs = PositionSequence(NOW_MS, last).take(NOW_MS + ahead_ms, count)
     given_out = [pack_id(run.ts_ms, run.first + n) for run in runs for n in range(run.length)]
     some = range(0, count, max(1, count // 7))
     assert [nth_id(given_out[0], given_out[-1], n, count) for n in some] == [given_out[n] for n in some]

@@ -185,7 +185,9 @@ def test_a_front_end_whose_parent_has_ended_already_does_not_begin():
 
 
 def test_a_front_end_that_is_lost_in_what_it_does_ends_by_its_alarm():
-    lost = "import sys; from broker.front import orphaned as o; o.ORPHAN_S = 1; o.end_with(int(sys.argv[1])); print(1)"
+    lost = (
+        "import sys; from broker.front import __main__ as m; m.LEAVE_S = 1; m.watch_parent(int(sys.argv[1])); print(1)"
+    )
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-uc", f"{lost}\nwhile True: pass", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as process:

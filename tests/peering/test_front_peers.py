@@ -21,7 +21,7 @@ from broker.front import parent
 from broker.http import sockets
 from broker.http import sockets as descriptors
 from broker.link.client import Links
-from broker.link.server import peer_door
+from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
 
 
@@ -30,7 +30,7 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
     answering = cast("Any", SimpleNamespace(service=None, dispatch=echo))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        serving = partial(parent.serve_front_ends, config, answering, peer_door(echo), stop=stop)
+        serving = partial(parent.serve_front_ends, config, answering, peer_handler(echo), stop=stop)
         (address,) = await nursery.start(serving)
         links = Links(nursery, LinkBounds(dial_s=60))
         link = await links.to(address)
@@ -51,14 +51,14 @@ async def test_nobody_is_let_in_before_all_are_there_and_nobody_else_gets_the_ad
         bind = f"{address[0]}:{address[1]}"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
-        for take in (sockets.listen_on, partial(sockets.bind_together, count=2)):
+        for take in (sockets.listen_on, partial(sockets.bind_shared, count=2)):
             with pytest.raises(OSError, match="in use"):
                 take(bind)
-        sockets.let_in(together)
+        sockets.start_listening(together)
         socket.create_connection(address).close()
         looked.append(bind)
 
-    monkeypatch.setattr(parent, "let_in", look)
+    monkeypatch.setattr(parent, "start_listening", look)
     async with trio.open_nursery() as nursery:
         assert await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop)) == looked
         stop.set()

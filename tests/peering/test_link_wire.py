@@ -185,7 +185,7 @@ async def test_a_side_in_doubt_that_answers_a_ping_is_waited_for_as_before(autoj
         nursery.start_soon(one)
         await wait_all_tasks_blocked()
         for _ in range(3):
-            await pair.link.prove(3)
+            await pair.link.probe(3)
         await trio.sleep(100)
         gate.set()
         await wait_all_tasks_blocked()
@@ -198,7 +198,7 @@ async def test_a_side_in_doubt_that_is_frozen_is_given_up_sooner_than_by_its_sil
         pair.theirs.send_stream.send_all_hook = trio.sleep_forever
         begun_s, caught = trio.current_time(), Caught()
         nursery.start_soon(caught.run, pair.link.call("x", None))
-        await pair.link.prove(3)
+        await pair.link.probe(3)
         await wait_all_tasks_blocked()
         assert isinstance(caught.error, LinkBroken)
         assert caught.error.sent
@@ -212,6 +212,6 @@ async def test_of_a_side_in_doubt_the_time_counts_for_which_it_has_been_asked_al
         pair.theirs.send_stream.send_all_hook = trio.sleep_forever
         await trio.sleep(28)  # it was asked after 20 at the latest
         begun_s = trio.current_time()
-        await pair.link.prove(3)
+        await pair.link.probe(3)
         assert trio.current_time() - begun_s <= 0.5
         await pair.link.ended.wait()

@@ -19,10 +19,10 @@ from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
 class Silent:
     """A side that nothing is expected of."""
 
-    def take(self, frame: list[object]) -> None:
+    def on_frame(self, frame: list[object]) -> None:
         raise AssertionError(frame)
 
-    def taken(self) -> None:
+    def flush(self) -> None:
         pass
 
 
@@ -48,7 +48,7 @@ async def met(ends, nursery) -> Wire:
     theirs.send(PREFACE)
     nursery.start_soon(wire.run, Silent())
     await trio.testing.wait_all_tasks_blocked()
-    assert wire.met
+    assert wire.is_peer
     assert received(theirs) == PREFACE
     return wire
 

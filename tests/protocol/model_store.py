@@ -18,10 +18,10 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import TopicLimits, TopicState
-from plainsong.protocol.topic.transactional import settle_known
+from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import rolled_back
@@ -114,7 +114,7 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
     for key, value in store.scan(Table.METADATA, readers, stop_after(readers)):
         state.readers[key[len(readers) :].decode("ascii")] = Reader.decode(value)
     state.loaded()
-    settle_known(state)
+    apply_known_decisions(state)
     for start, stop in torn_ranges(state):
         state.torn_payloads += [key for key, _ in store.scan(Table.PAYLOAD, start, stop)]
     return state

@@ -21,7 +21,7 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
 )
 from plainsong.protocol.topic.core import TopicCore, span_of
-from plainsong.protocol.topic.producers import INHERITED
+from plainsong.protocol.topic.producer_state import INHERITED
 from plainsong.protocol.topic.state import Now, TopicLimits
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 

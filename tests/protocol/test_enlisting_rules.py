@@ -149,7 +149,7 @@ def test_a_store_of_one_instance_drops_what_was_enlisted_in_another_store():
     pointer = at.new()
     enlist(at, pointer)
     at.load()
-    at.core.enlist_nobody()
+    at.core.drop_enlistments()
     assert at.ask(asks.Commit(pointer)).state == "committed"
     assert rows(at) == []
 

@@ -24,7 +24,7 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, Look, Publish, SetReader
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import Pending, Segment
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import Now, TopicState
 from storage.directory import FORMAT_NAME, read_format, write_format
@@ -99,10 +99,10 @@ def full_pending() -> Pending:
     pending.segments["s"] = Segment(0, 1, 1)
     pending.published = (at, at)
     pending.stored_by["p", "s"] = (1, 2)
-    pending.took_ids("p", 1, 2)
+    pending.record_ids("p", 1, 2)
     pending.rolled_back = pending.orphaned = True
     pending.staged_by = "p"
-    pending.listed = bytes(8)
+    pending.listed_digest = bytes(8)
     return pending
 
 
@@ -187,7 +187,10 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
         ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6, [0], bytes(10))),
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
-        ("Producer", Producer("p", under=0, memory_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),))),
+        (
+            "Producer",
+            Producer("p", highest_transactional=0, retention_ms=1, recent=(Result(0, 0, bytes(10), bytes(10), 0),)),
+        ),
         ("Producers", DeduplicationRecord(since=bytes(10), forgotten=bytes(10))),
         ("Namespace", NamespaceProperties()),
     ],

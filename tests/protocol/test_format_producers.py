@@ -15,7 +15,7 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import Stamp, decode_row
 from plainsong.protocol.topic.asks import Create, Look, OpenProducer, Publish
 from plainsong.protocol.topic.core import TopicCore
-from plainsong.protocol.topic.producers import Producer
+from plainsong.protocol.topic.producer_state import Producer
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import Now, TopicState
 from storage.memory import MemoryStore

@@ -12,7 +12,7 @@ from plainsong.protocol.errors import MalformedTransaction, PlainsongError
 from plainsong.protocol.transactions import asks
 from plainsong.protocol.transactions.replica import (
     UNKNOWN_VERSION,
-    Changes,
+    PointerChanges,
     ReplicaState,
     ReplicaUpdate,
     ReplicaVersion,
@@ -27,14 +27,14 @@ class Told(AtWork):
 
     def __init__(self, term=1, max_changes=8, **settings):
         super().__init__(**settings)
-        self.changes = Changes(term, max_changes)
+        self.changes = PointerChanges(term, max_changes)
         self.begun = []
 
     def ask_all(self, *wanted, keep_rows=None):
         answers = super().ask_all(*wanted, keep_rows=keep_rows)
         changed = [each for change in self.step.changes for part in change for each in part] + self.step.forgotten
         if changed:
-            self.changes.took(changed)
+            self.changes.record(changed)
         return answers
 
     def sync(self, mirror):
@@ -109,7 +109,7 @@ def test_a_mirror_takes_everything_from_the_next_owner_and_nothing_from_the_one_
     pointer = at.new()
     mirror.apply(at.sync(mirror))
     old = at.sync(ReplicaState())
-    at.changes = Changes(2)
+    at.changes = PointerChanges(2)
     told = at.sync(mirror)
     assert told.complete
     assert mirror.apply(told)

@@ -31,16 +31,22 @@ def test_each_poll_is_taken_out_once_when_something_is_there_or_its_time_is_over
             assert parking.leave(one) == (model.pop(one, None) is not None)
             gone, taken = set(), []
         elif what == "reached":
-            gone, taken = {n for n, (since, _) in model.items() if since < bytes([one])}, parking.reached(bytes([one]))
+            gone, taken = (
+                {n for n, (since, _) in model.items() if since < bytes([one])},
+                parking.take_reached(bytes([one])),
+            )
         else:
-            gone, taken = {n for n, (_, deadline_s) in model.items() if deadline_s <= one}, parking.overdue(float(one))
+            gone, taken = (
+                {n for n, (_, deadline_s) in model.items() if deadline_s <= one},
+                parking.take_overdue(float(one)),
+            )
         assert {parked.ticket for parked in taken} == gone
         assert len(taken) == len(gone)
         for ticket in gone:
             del model[ticket]
         assert len(parking) == len(model)
         assert parking.next_deadline_s() == min((deadline_s for _, deadline_s in model.values()), default=None)
-    assert {parked.ticket for parked in parking.everyone()} == set(model)
+    assert {parked.ticket for parked in parking.take_all()} == set(model)
     assert len(parking) == 0
 
 
@@ -63,7 +69,7 @@ def test_polls_that_are_woken_again_and_again_are_not_held_until_their_deadline(
     parking.park("first", Look(bytes([9])), 10.0)
     for number in range(5_000):
         parking.park(number, Look(bytes([1])), 60.0 + number)
-        assert len(parking.reached(bytes([2]))) == 1
+        assert len(parking.take_reached(bytes([2]))) == 1
     assert len(parking) == 1
     assert max(held(parking)) <= 70
 
@@ -72,5 +78,5 @@ def test_polls_that_time_out_are_not_held_until_a_message_comes():
     parking = Parking()
     for number in range(5_000):
         parking.park(number, Look(bytes([9])), float(number))
-        assert len(parking.overdue(float(number))) == 1
+        assert len(parking.take_overdue(float(number))) == 1
     assert max(held(parking)) <= 70

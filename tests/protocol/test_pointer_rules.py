@@ -385,7 +385,7 @@ def test_a_pointers_row_says_the_same_when_most_of_it_was_packed_before():
     for index in range(40):
         name = f"s{index % 20}"
         pending.segments.setdefault(name, Segment(len(pending.segments))).grow(1, index)
-        pending.took_store("p", name, 0, index)
+        pending.record_store("p", name, 0, index)
         row = pending.encode()
         again = Pending.decode(-7, row)
         assert again == pending

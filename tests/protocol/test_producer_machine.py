@@ -30,7 +30,7 @@ from plainsong.protocol.ids import bound_at
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import GetProducer, Look, OpenProducer, PlanCleaning, RemoveProducer, SetProperties
 from plainsong.protocol.topic.core import span_of
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 
 TTL_S, RETENTION_MS, ACTIVE_MS, LONG_MS = 60, 20_000, 1_000, 50_000
 LIMITS = {
@@ -269,7 +269,7 @@ class ProducerMachine(RuleBasedStateMachine):
             life = next(life for life in reversed(lives[name]) if highest[life] == producer.pushed)
             landed = [each for each in lives[name] if any(p.startswith(f"{name}/{each}/") for p, _ in model.stored)]
             assert not landed or life >= landed[-1]
-            memory_ms = RETENTION_MS if producer.memory_ms is None else producer.memory_ms
+            memory_ms = RETENTION_MS if producer.retention_ms is None else producer.retention_ms
             known[name] = Known(life, producer.epoch, producer.pushed, producer.active_ms, memory_ms)
             sessions = [each.known[name].epoch for each in (before, *models) if name in each.known]
             assert producer.epoch in {0, *sessions}

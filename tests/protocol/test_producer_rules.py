@@ -39,7 +39,7 @@ from plainsong.protocol.topic.asks import (
     SetProperties,
     Undelete,
 )
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -83,7 +83,7 @@ def test_e4_what_falls_into_a_hole_counts_as_seen_and_is_counted():
     [(_, answer)] = topic.core.settled(step, topic.now())
     assert answer.duplicate
     assert (answer.first_id, answer.last_id) == (None, None)
-    assert step.told == {"duplicate": 1, "unremembered": 1}
+    assert step.producer_outcomes == {"duplicate": 1, "unremembered": 1}
     assert topic.publish([6]).duplicate is False
     assert topic.payloads() == ["p1", "p5", "p6"]
 

@@ -25,7 +25,7 @@ class Asked:
         if properties is not None:
             self.step([Create(properties)])
             if before:
-                self.core.state.sequence.saw(NOW.wall_ms, before)
+                self.core.state.sequence.advance_past(NOW.wall_ms, before)
 
     def step(self, asks, now: Now = NOW):
         step = self.core.step(list(enumerate(asks)), now)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.protocol.ids import SEQUENCES_PER_MS
-from plainsong.protocol.topic.state import Run, Sequence
+from plainsong.protocol.topic.state import PositionSequence, Run
 
 #: Clocks that stand still and jump both ways, asked for a few positions or for more than a millisecond has.
 takes = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 3, 65_535, 65_536, 65_537, 200_000])), max_size=8)
@@ -18,7 +18,7 @@ def positions(runs):
 
 @given(takes)
 def test_positions_strictly_increase_under_any_clock(takes):
-    sequence, last = Sequence(), -1
+    sequence, last = PositionSequence(), -1
     for now_ms, count in takes:
         runs = sequence.take(now_ms, count)
         assert sum(run.length for run in runs) == count
@@ -32,22 +32,22 @@ def test_positions_strictly_increase_under_any_clock(takes):
 
 
 def test_a_grown_clock_starts_the_millisecond_at_zero():
-    sequence = Sequence(5, 7)
+    sequence = PositionSequence(5, 7)
     assert sequence.take(6, 2) == [Run(6, 0, 2)]
     assert sequence.take(6, 1) == [Run(6, 2, 1)]
     assert sequence.take(3, 1) == [Run(6, 3, 1)]
 
 
 def test_a_full_millisecond_goes_over_into_the_next():
-    sequence = Sequence(5, 65_534)
+    sequence = PositionSequence(5, 65_534)
     assert sequence.take(5, 3) == [Run(5, 65_535, 1), Run(6, 0, 2)]
-    assert Sequence(5, 65_535).take(5, 1) == [Run(6, 0, 1)]
-    assert Sequence().take(0, 131_073) == [Run(0, 0, 65_536), Run(1, 0, 65_536), Run(2, 0, 1)]
+    assert PositionSequence(5, 65_535).take(5, 1) == [Run(6, 0, 1)]
+    assert PositionSequence().take(0, 131_073) == [Run(0, 0, 65_536), Run(1, 0, 65_536), Run(2, 0, 1)]
 
 
 def test_a_position_seen_on_disk_is_not_given_again():
-    sequence = Sequence()
-    sequence.saw(9, 4)
-    sequence.saw(9, 2)
-    sequence.saw(8, 60_000)
+    sequence = PositionSequence()
+    sequence.advance_past(9, 4)
+    sequence.advance_past(9, 2)
+    sequence.advance_past(8, 60_000)
     assert sequence.take(1, 1) == [Run(9, 5, 1)]

@@ -37,7 +37,7 @@ from plainsong.protocol.topic.asks import (
     RollBackPointer,
     StoreUnder,
 )
-from plainsong.protocol.topic.producers import NamespacePolicy
+from plainsong.protocol.topic.producer_state import NamespacePolicy
 from plainsong.protocol.topic.state import Now
 from plainsong.protocol.transactions.view import View
 

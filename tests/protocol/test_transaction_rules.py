@@ -511,7 +511,7 @@ def test_an_abort_begun_before_a_crash_can_only_be_finished():
     at.load()
     with pytest.raises(TransactionNotInProgress):
         at.commit(one)
-    assert at.core.being_aborted() == [asks.RollFirst(one, (one,))]
+    assert at.core.unfinished_aborts() == [asks.RollFirst(one, (one,))]
 
 
 def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so():
@@ -520,7 +520,7 @@ def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so
     at.ask(asks.Abort(one, has_rows=True))
     assert at.ask(asks.FinishAbort(one, complete=False)).state == "invalid"
     assert at.verdict(one) == "skip"
-    assert at.core.being_aborted() == []
+    assert at.core.unfinished_aborts() == []
 
 
 def test_an_abort_uses_the_servers_own_list_of_checkpoints():

@@ -107,7 +107,7 @@ def test_whether_anything_expired_behind_a_reader_is_exact_but_for_the_slice_tha
         usage.add(ts_ms, messages, 1, ttl_ms, 0, messages - 1)
         ids += [pack_id(ts_ms, sequence_id) for sequence_id in range(messages)]
     usage.drop_before(min(cleaned, oldest))
-    usage = Usage(usage.stored(), usage.lasts(), usage.gone)
+    usage = Usage(usage.stored(), usage.last_sequence_ids(), usage.last_dropped)
     read = data.draw(st.sampled_from(ids))
     lost = any(read < each < bound_at(oldest) for each in ids)
     for start in (after(read), bound_at(int.from_bytes(read[:8], "big") + 1)):

@@ -12,7 +12,7 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, pack_record
 from plainsong.protocol.rows import SEGMENT, MessageRow, Stored, encode_row, staged_pointer
 from plainsong.protocol.topic.pending import Pending, Segment
-from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
 from plainsong.protocol.transactions.ledger_rows import (
     AUTHORITY,
     CHANGES,

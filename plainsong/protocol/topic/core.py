@@ -1,9 +1,10 @@
-"""The topic core: takes what has arrived, decides, and says what to write and whom to answer.
+"""The topic core: decides all requests that have arrived, and returns what to write and which answers to give.
 
-Polls that wait for a message: found by position when one comes, by deadline when none does.
+    step(arrivals, now)    decides everything; nothing has happened yet
+    … the actor writes step.operations …
+    settled(step, now)     they are durable: the watermark moves, and the answers are true
 
-Two heaps over one dictionary. Whoever leaves is taken out of the dictionary at once; what the heaps still
-hold of it is dropped when it comes up, or when it outnumbers the living.
+It has no clock, disk or event loop and never waits, so that a test can drive it, power cuts included.
 """
 
 from __future__ import annotations
@@ -14,42 +15,50 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import Overloaded, PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
-from plainsong.protocol.topic import asks as pointer_asks
-from plainsong.protocol.topic import asks as producer_asks
 from plainsong.protocol.topic.asks import (
     Cleaned,
+    ClosePointers,
     Create,
     Describe,
+    GetProducer,
+    ListPointers,
+    ListProducers,
     ListReaders,
     Look,
+    OpenProducer,
     PlanCleaning,
     Publish,
     PublishEach,
     PublishStaged,
+    PublishUnder,
     Remove,
+    RemoveProducer,
     RemoveReader,
+    RollBackPointer,
     SetProperties,
     SetReader,
     Slice,
     Span,
     Stats,
     StoreStaged,
+    StoreUnder,
     TopicStats,
     Undelete,
 )
-from plainsong.protocol.topic.dedup import (
-    follow_policy,
-    forget_expired_producers,
+from plainsong.protocol.topic.checkpoint import (
+    MAX_FORGOTTEN,
     is_snapshot_due,
-    remove_torn_rows,
     schedule_snapshot,
+    write_mark,
+    write_pointers,
 )
+from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers
+from plainsong.protocol.topic.producer_sessions import get_producer, list_producers, open_producer, remove_producer
 from plainsong.protocol.topic.publish import close_pointers, publish, publish_each
 from plainsong.protocol.topic.readers import list_readers, remove_reader, set_reader
-from plainsong.protocol.topic.sessions import get_producer, list_producers, open_producer, remove_producer
 from plainsong.protocol.topic.staging import publish_staged, store_staged
-from plainsong.protocol.topic.step import MAX_FORGOTTEN, Step, write_mark, write_pointers
-from plainsong.protocol.topic.transactional import list_pointers, publish_under, roll_back, store_under, take_decided
+from plainsong.protocol.topic.step import Step
+from plainsong.protocol.topic.transactional import apply_decisions, list_pointers, publish_under, roll_back, store_under
 from plainsong.protocol.topic.upkeep import (
     cleaned,
     create,
@@ -57,6 +66,7 @@ from plainsong.protocol.topic.upkeep import (
     plan_cleaning,
     remove,
     remove_torn_payloads,
+    remove_torn_rows,
     set_properties,
     undelete,
 )
@@ -67,166 +77,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.topic.state import Now, TopicState
 
-
-@dataclass(slots=True)
-class Parked:
-    """One poll that waits."""
-
-    ticket: Hashable
-    look: Look
-    number: int
-
-
-class Parking:
-    """The parked polls of one topic."""
-
-    def __init__(self) -> None:
-        self._parked: dict[Hashable, Parked] = {}
-        self._by_since: list[tuple[bytes, int, Parked]] = []
-        self._by_deadline: list[tuple[float, int, Parked]] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._parked)
-
-    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
-        """Keep ``ticket`` waiting until ``deadline_s`` at the latest."""
-        self._number += 1
-        parked = Parked(ticket, look, self._number)
-        self._parked[ticket] = parked
-        heappush(self._by_since, (look.since, parked.number, parked))
-        heappush(self._by_deadline, (deadline_s, parked.number, parked))
-        self._tidy()
-
-    def leave(self, ticket: Hashable) -> bool:
-        """Forget ``ticket``; whether it was parked."""
-        left = self._parked.pop(ticket, None) is not None
-        self._tidy()
-        return left
-
-    def reached(self, until: bytes) -> list[Parked]:
-        """Take out those that start before the bound ``until``."""
-        out = []
-        while self._by_since and self._by_since[0][0] < until:
-            parked = heappop(self._by_since)[2]
-            if self._take(parked):
-                out.append(parked)
-        return out
-
-    def overdue(self, now_s: float) -> list[Parked]:
-        """Take out those whose deadline has come."""
-        out = []
-        while self._by_deadline and self._by_deadline[0][0] <= now_s:
-            parked = heappop(self._by_deadline)[2]
-            if self._take(parked):
-                out.append(parked)
-        return out
-
-    def everyone(self) -> list[Parked]:
-        """Take out all."""
-        out = list(self._parked.values())
-        self._parked.clear()
-        self._by_since.clear()
-        self._by_deadline.clear()
-        return out
-
-    def next_deadline_s(self) -> float | None:
-        """When somebody's time is over; None when nobody waits."""
-        heap = self._by_deadline
-        while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
-            heappop(heap)
-        return heap[0][0] if heap else None
-
-    def _take(self, parked: Parked) -> bool:
-        if self._parked.get(parked.ticket) is not parked:
-            return False
-        del self._parked[parked.ticket]
-        return True
-
-    def _tidy(self) -> None:
-        """Drop from the heaps those who are gone, once they outnumber the living."""
-        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
-            return
-        self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
-        self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
-        heapify(self._by_since)
-        heapify(self._by_deadline)
-
-
-# --- core ------------------------------------------------------------------------------------------
-#
-# The topic core: takes what has arrived, decides, and says what to write and whom to answer.
-#
-#     step(arrivals, now)    decides everything; nothing has happened yet
-#     … the actor writes step.operations …
-#     settled(step, now)     they are durable: the watermark moves, and these answers are true
-#
-# It has no clock, disk or loop, never waits, and is driven just as well from a test, power cuts included.
-
-
 if TYPE_CHECKING:
     Answers = list[tuple[Hashable, object | PlainsongError]]
 
 
-def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
-    del step, ask, now
-    state.living()
-    state.usage.drop_before(state.oldest_ms)
-    return TopicStats(
-        span=span_of(state, Look(since=bytes(20))),
-        slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
-    )
-
-
-def span_of(state: TopicState, look: Look) -> Span:
-    """What ``look`` may read now. Raises TopicNotFound."""
-    metadata = state.living()
-    until = state.until
-    if look.end_before is not None:
-        until = min(until, look.end_before)
-    return Span(
-        generation=metadata.generation,
-        prefix=state.prefix,
-        since=look.since,
-        until=until,
-        now_ms=state.time_ms,
-        oldest_ms=state.oldest_ms,
-        watermark=state.watermark,
-        expired=state.usage.expired_from(look.since, state.oldest_ms),
-    )
-
-
-#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
-RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
-    Publish: publish,
-    PublishEach: publish_each,
-    pointer_asks.PublishUnder: publish_under,
-    pointer_asks.StoreUnder: store_under,
-    PublishStaged: publish_staged,
-    StoreStaged: store_staged,
-    pointer_asks.RollBackPointer: roll_back,
-    pointer_asks.ClosePointers: close_pointers,
-    pointer_asks.ListPointers: list_pointers,
-    producer_asks.OpenProducer: open_producer,
-    producer_asks.GetProducer: get_producer,
-    producer_asks.ListProducers: list_producers,
-    producer_asks.RemoveProducer: remove_producer,
-    Describe: describe,
-    Create: create,
-    SetProperties: set_properties,
-    Remove: remove,
-    Undelete: undelete,
-    Stats: _stats,
-    ListReaders: list_readers,
-    SetReader: set_reader,
-    RemoveReader: remove_reader,
-    PlanCleaning: plan_cleaning,
-    Cleaned: cleaned,
-}
-
-
 class TopicCore:
-    """The rules of one topic around its state; tickets are whatever the caller uses to know whom to answer."""
+    """The rules of one topic around its state. A ticket is the caller's own key for a request, returned with its answer."""
 
     def __init__(self, state: TopicState) -> None:
         self.state = state
@@ -239,7 +95,7 @@ class TopicCore:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
         state.time_ms = max(state.time_ms, now.wall_ms)
-        take_decided(state, now.decided)
+        apply_decisions(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
         if state.torn:
             remove_torn_rows(state, step)
@@ -262,7 +118,7 @@ class TopicCore:
         return step
 
     def _write_about(self, step: Step, now: Now) -> None:
-        """What is to be said about the topic itself, behind the rows of the step."""
+        """Write the rows about the topic itself that are due, behind the message rows of the step."""
         state = self.state
         if state.metadata is None:
             return
@@ -272,57 +128,59 @@ class TopicCore:
             write_mark(state, step)
 
     def settled(self, step: Step, now: Now) -> Answers:
-        """The step's operations are durable: move the watermark, and answer."""
+        """The step's operations are durable: move the watermark, and return the answers."""
         if step.operations:
             self.state.advance_watermark()
         for producer in step.producers:
             producer.persisted = producer.pushed
         answers = step.answers
         if step.renewed:
-            answers += self._forsake()
+            answers += self._answer_parked()
         for ticket, look in step.looks:
-            self._look(ticket, look, now, answers)
+            self._answer_look(ticket, look, now, answers)
         if len(self.parking):
-            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.reached(self.state.until)]
-            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.overdue(now.mono_s)]
+            answers += [
+                (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(self.state.until)
+            ]
+            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_overdue(now.mono_s)]
         return answers
 
     def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
-        """Nothing comes after this: what is still to be written, and the parked polls, answered empty.
+        """The last step of the core: the rows still to be written, and the parked polls with empty answers.
 
         Args:
-          few_rows: so many since the last mark are replayed by the next load rather than marked now.
+          few_rows: up to so many rows since the last mark are left for the next load to replay.
         """
         state = self.state
         step = Step(state.until)
-        take_decided(state, decided)
+        apply_decisions(state, decided)
         if state.metadata is not None:
             write_pointers(state, step)
             if state.rows_since_mark > few_rows or state.producers.changed:
                 write_mark(state, step)
-        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+        return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
     def leave(self, ticket: Hashable) -> bool:
-        """A caller is gone: forget its parked poll, if it has one."""
+        """A caller is gone: forget its parked poll. Returns whether it had one."""
         return self.parking.leave(ticket)
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due although nothing has arrived."""
+        """When a step is due even if nothing arrives."""
         parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
         return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
 
-    def _look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
+    def _answer_look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
         span = self._span(look)
-        if not isinstance(span, Span) or not self._waits(look, span, now):
+        if not isinstance(span, Span) or not self._may_park(look, span, now):
             answers.append((ticket, span))
         elif len(self.parking) >= self.state.limits.max_parked_polls:
             answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
         else:
-            assert look.deadline_s is not None  # said by _waits
+            assert look.deadline_s is not None  # said by _may_park
             self.parking.park(ticket, look, look.deadline_s)
 
     @staticmethod
-    def _waits(look: Look, span: Span, now: Now) -> bool:
+    def _may_park(look: Look, span: Span, now: Now) -> bool:
         bounded = look.end_before is not None and look.end_before <= max(look.since, span.until)
         return look.since >= span.until and not bounded and look.deadline_s is not None and now.mono_s < look.deadline_s
 
@@ -332,6 +190,154 @@ class TopicCore:
         except TopicNotFound as error:
             return error
 
-    def _forsake(self) -> Answers:
-        """The topic is not the one they waited on: answer every parked poll."""
-        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.everyone()]
+    def _answer_parked(self) -> Answers:
+        """Answer every parked poll: the topic they waited for was deleted or created anew."""
+        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
+
+
+def span_of(state: TopicState, look: Look) -> Span:
+    """The span that ``look`` may read now. Raises TopicNotFound."""
+    metadata = state.living()
+    until = state.until
+    if look.end_before is not None:
+        until = min(until, look.end_before)
+    return Span(
+        generation=metadata.generation,
+        prefix=state.prefix,
+        since=look.since,
+        until=until,
+        now_ms=state.time_ms,
+        oldest_ms=state.oldest_ms,
+        watermark=state.watermark,
+        expired=state.usage.expired_from(look.since, state.oldest_ms),
+    )
+
+
+def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
+    del step, ask, now
+    state.living()
+    state.usage.drop_before(state.oldest_ms)
+    return TopicStats(
+        span=span_of(state, Look(since=bytes(20))),
+        slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
+    )
+
+
+#: The rule for each kind of ask; it returns the answer or raises the error.
+RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
+    Publish: publish,
+    PublishEach: publish_each,
+    PublishUnder: publish_under,
+    StoreUnder: store_under,
+    PublishStaged: publish_staged,
+    StoreStaged: store_staged,
+    RollBackPointer: roll_back,
+    ClosePointers: close_pointers,
+    ListPointers: list_pointers,
+    OpenProducer: open_producer,
+    GetProducer: get_producer,
+    ListProducers: list_producers,
+    RemoveProducer: remove_producer,
+    Describe: describe,
+    Create: create,
+    SetProperties: set_properties,
+    Remove: remove,
+    Undelete: undelete,
+    Stats: _stats,
+    ListReaders: list_readers,
+    SetReader: set_reader,
+    RemoveReader: remove_reader,
+    PlanCleaning: plan_cleaning,
+    Cleaned: cleaned,
+}
+
+
+# --- parked polls ----------------------------------------------------------------------------------
+#
+# Two heaps over one dictionary: by position, and by deadline. A poll that leaves is removed from the dictionary at
+# once; its heap entries are dropped when they come up, or when they outnumber the living ones.
+
+
+class Parking:
+    """The parked polls of one topic."""
+
+    def __init__(self) -> None:
+        self._parked: dict[Hashable, Parked] = {}
+        self._by_since: list[tuple[bytes, int, Parked]] = []
+        self._by_deadline: list[tuple[float, int, Parked]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
+        """Park ``ticket`` until ``deadline_s`` at the latest."""
+        self._number += 1
+        parked = Parked(ticket, look, self._number)
+        self._parked[ticket] = parked
+        heappush(self._by_since, (look.since, parked.number, parked))
+        heappush(self._by_deadline, (deadline_s, parked.number, parked))
+        self._tidy()
+
+    def leave(self, ticket: Hashable) -> bool:
+        """Forget ``ticket``. Returns whether it was parked."""
+        left = self._parked.pop(ticket, None) is not None
+        self._tidy()
+        return left
+
+    def take_reached(self, until: bytes) -> list[Parked]:
+        """Remove and return the polls that start before the bound ``until``."""
+        out = []
+        while self._by_since and self._by_since[0][0] < until:
+            parked = heappop(self._by_since)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def take_overdue(self, now_s: float) -> list[Parked]:
+        """Remove and return the polls whose deadline has passed."""
+        out = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_s:
+            parked = heappop(self._by_deadline)[2]
+            if self._take(parked):
+                out.append(parked)
+        return out
+
+    def take_all(self) -> list[Parked]:
+        """Remove and return all polls."""
+        out = list(self._parked.values())
+        self._parked.clear()
+        self._by_since.clear()
+        self._by_deadline.clear()
+        return out
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest deadline; None when no poll is parked."""
+        heap = self._by_deadline
+        while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _take(self, parked: Parked) -> bool:
+        if self._parked.get(parked.ticket) is not parked:
+            return False
+        del self._parked[parked.ticket]
+        return True
+
+    def _tidy(self) -> None:
+        """Drop from the heaps the polls that are gone, once they outnumber the living ones."""
+        if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
+            return
+        self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]
+        self._by_deadline = [entry for entry in self._by_deadline if self._parked.get(entry[2].ticket) is entry[2]]
+        heapify(self._by_since)
+        heapify(self._by_deadline)
+
+
+@dataclass(slots=True)
+class Parked:
+    """One waiting poll."""
+
+    ticket: Hashable
+    look: Look
+    number: int

@@ -1,6 +1,18 @@
-"""What a topic knows about one pointer that is undecided or unpublished, its segments, and the row it is kept in.
+"""What a topic knows about one pointer that is undecided, or under which messages are staged, and its row.
 
-Segments: the parts in which what is kept under a pointer was stored, and of which a publish lists the winners.
+The row is written in the commit that gives the topic rows under the pointer, and again whenever it changes. A topic is
+loaded from these rows, so that no scan has to find a transaction's messages among millions of others. Nothing here
+decides which reader sees a message: that depends on the sign in the message row and on the reader's snapshot.
+
+    pointer row   s first used  u last used (ms)  m messages  b bytes  published
+                  r runs: first position, last position (10 bytes each), messages of the topic before it (8)
+                  c messages, bytes  stored and not published  f first  l last payload position
+                  g segment → index, messages, bytes   p first and last position of the publish of the stored messages
+                  h digest of the segments that publish listed
+                  i producer → ranges of sequence ids published
+                  x rolled back  o stored messages are being removed
+                  d stored by: list of producer, segment or "", epoch, highest sequence id
+                  n the producer that staged: the pointer is below 0, and no transaction's
 """
 
 from __future__ import annotations
@@ -17,134 +29,72 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from plainsong.protocol.rows import Stored
 
-DIGEST_BYTES = 8
-
-
-@dataclass(slots=True)
-class Segment:
-    """What was stored under one segment's name."""
-
-    index: int
-    messages: int = 0
-    size: int = 0
-    packed: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Its name and these numbers, as the row has them; empty: to be packed."""
-
-    def grow(self, messages: int, size: int) -> None:
-        """More was stored under it."""
-        self.messages += messages
-        self.size += size
-        self.packed = b""
-
-    def pack(self, name: str) -> bytes:
-        """Name and numbers: of thousands of segments one store changes one."""
-        if not self.packed:
-            self.packed = msgpack.packb(name) + msgpack.packb([self.index, self.messages, self.size])
-        return self.packed
-
-
-def digest_of(segments: Collection[str] | None) -> bytes | None:
-    """Whether two publishes listed the same segments, in any order, can be told by these 8 bytes; None: they listed none."""
-    if segments is None:
-        return None
-    names = (name.encode() for name in sorted(set(segments)))
-    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=DIGEST_BYTES).digest()
-
-
-# --- pending ---------------------------------------------------------------------------------------
-#
-# What a topic knows about one pointer that has not been decided, or published, and the row it is kept in.
-#
-# Such a row is written in the commit that gives the topic rows under the pointer, and again whenever what it says
-# changes. A topic is loaded from these rows, so that nobody has to look for a transaction's messages among millions
-# of others. Nothing here decides who sees a message: that is the sign in the message row, and the reader's
-# snapshot.
-#
-#     pointer row   s first used  u last used (ms)  m messages  b bytes  published
-#                   r runs: first position, last position (10 bytes each), messages of the topic before it (8)
-#                   c messages, bytes  stored and not published  f first  l last payload position
-#                   g segment → index, messages, bytes   p first and last position of the publish of what was stored
-#                   h digest of the segments that publish listed
-#                   i producer → ranges of sequence ids published
-#                   x rolled back  o stored messages are being removed
-#                   d stored by: list of producer, segment or "", epoch, highest sequence id
-#                   n the producer that staged: the pointer is below 0, and no transaction's
-
-
-#: Runs kept of one pointer; beyond, neighbours are joined, and a rollback reads what stands between them too.
+#: Runs kept of one pointer. Beyond that neighbours are joined, and a rollback also reads the rows between them.
 MAX_RUNS = 64
 POSITION_BYTES = 10
+DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
 _FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES
 
 
-class PointerRun(NamedTuple):
-    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); between them may be others' rows."""
-
-    first: bytes
-    last: bytes
-    before: int
-    """Messages published in the topic before the first of them."""
-
-
 @dataclass(slots=True)
 class Pending:
-    """One undecided write pointer in one generation of a topic."""
+    """One pointer in one generation of a topic: an undecided transaction's, or that of staged messages."""
 
     pointer: int
     since_ms: int
-    """When it was first used here."""
+    """When it was first used in this topic."""
     used_ms: int
-    """When something was last published or stored under it."""
+    """When messages were last published or stored under it."""
     runs: list[PointerRun] = field(default_factory=list)
-    """Where its message rows are that have not been rolled back; ascending."""
+    """Its message rows that are not rolled back; ascending."""
     packed: list[bytes] = field(default_factory=list, repr=False, compare=False)
-    """The first of ``runs`` as the row has them: all that has been packed before and is still so."""
+    """The packed form of the first of ``runs``, as far as it is still valid."""
     messages: int = 0
-    """Published under it, stored ones included; ``size`` is the bytes of their payloads."""
+    """Published under it, stored ones included; ``size``: bytes of their payloads."""
     size: int = 0
     stored: int = 0
     """Stored and not published."""
     stored_bytes: int = 0
     first_stored: bytes | None = None
     last_stored: bytes | None = None
-    """The last payload position (10 bytes) given out; stays when its row is gone."""
+    """The last payload position (10 bytes) used; kept when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``took_store``."""
+    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``record_store``."""
     packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
-    """Of ``stored_by``, what has been packed and is still so."""
+    """The packed entries of ``stored_by`` that are still valid."""
     published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Producer → sequence ids it published, as ranges; ascending, the oldest go first beyond ``MAX_RUNS``."""
+    """Producer → ranges of sequence ids it published; ascending, beyond ``MAX_RUNS`` the oldest are dropped."""
     published: tuple[bytes, bytes] | None = None
-    """Where the publish of what was stored stands: its reference row, and the last row of that request."""
-    listed: bytes | None = None
-    """Which segments that publish listed, as ``digest_of`` says it; None: none, so that all were meant, or not known."""
+    """The publish of the stored messages: positions of its reference row and of the last row of that request."""
+    listed_digest: bytes | None = None
+    """Digest of the segments that publish listed; None: it listed none and so published all, or it is not known."""
     rolled_back: bool = False
-    """All of it: whatever comes later is refused."""
+    """All of it; later publishes under it are refused."""
     orphaned: bool = False
-    """Its stored messages may be gone already: they are never published."""
+    """Its stored messages are never published; some may be removed already."""
     decided: bool = False
-    """Only its stored messages are left to remove. Not kept: the authority says it again."""
+    """Only its stored messages are left to remove. Not in the row: the authority knows it after a load."""
     damaged: bool = False
-    """Its row cannot be read: it can be rolled back, and nothing else."""
+    """Its row cannot be read: a rollback is the only request that succeeds."""
     staged_by: str | None = None
-    """The producer whose staged messages these are; None: it is a transaction's write pointer, or damaged."""
+    """The producer that staged the messages; None: the pointer is a transaction's, or its row is damaged."""
 
     @classmethod
     def of_damaged(cls, pointer: int, time_ms: int) -> Pending:
-        """What is left to know when the row cannot be read: its messages may be anywhere."""
+        """The entry for a row that cannot be read: the pointer's messages may be anywhere."""
         if pointer < 0:
             return cls(pointer, time_ms, time_ms, damaged=True)  # staged, and published by none: there are none
         return cls(pointer, time_ms, time_ms, [PointerRun(_FIRST_POSITION, _LAST_POSITION, 0)], damaged=True)
 
     def add(self, first: bytes, last: bytes, before: int) -> None:
-        """Message rows ``first`` to ``last`` are new, behind all it had."""
+        """Add new message rows ``first`` to ``last``, behind all earlier ones."""
         runs = self.runs
         if runs and _adjoin(runs[-1].last, first):
             runs[-1] = PointerRun(runs[-1].first, last, runs[-1].before)
@@ -156,7 +106,7 @@ class Pending:
         runs.append(PointerRun(first, last, before))
 
     def cut(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
-        """Take rows ``first`` to ``last`` out of the runs; returns which parts of runs these were."""
+        """Remove rows ``first`` to ``last`` from the runs. Returns the parts of runs removed."""
         gone: list[tuple[bytes, bytes]] = []
         left: list[PointerRun] = []
         for run in self.runs:
@@ -168,19 +118,19 @@ class Pending:
             if run.first < low:
                 left.append(PointerRun(run.first, _neighbour(low, -1), run.before))
             if high < run.last:
-                # Counted from the run's first row, hence a little too many: nobody counts what stands between.
+                # Counted from the run's first row, hence a little too many: the rows in between are not counted.
                 left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
         self.runs = left if len(left) <= MAX_RUNS else _joined(left)
         self.packed.clear()
         return gone
 
-    def no_runs(self) -> None:
-        """None of its message rows is left that has not been rolled back."""
+    def clear_runs(self) -> None:
+        """All its message rows are rolled back."""
         self.runs.clear()
         self.packed.clear()
 
-    def found(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
-        """Take in a message row found on disk; whether it was not known before."""
+    def replay_row(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
+        """Add a message row found by a load. Returns whether it was unknown."""
         if self.damaged or (self.runs and position <= self.runs[-1].last):
             return False
         self.add(position, position, before)
@@ -195,13 +145,13 @@ class Pending:
             self.size += len(payload or b"")
         return True
 
-    def took_store(self, producer: str, segment: str, epoch: int, highest: int) -> None:
-        """A producer stored ids up to ``highest`` under a segment."""
+    def record_store(self, producer: str, segment: str, epoch: int, highest: int) -> None:
+        """Record that a producer stored ids up to ``highest`` under a segment."""
         self.stored_by[producer, segment] = (epoch, highest)
         self.packed_by.pop((producer, segment), None)
 
-    def took_ids(self, producer: str, low: int, high: int) -> None:
-        """A producer published ids ``low`` to ``high``, above all it had."""
+    def record_ids(self, producer: str, low: int, high: int) -> None:
+        """Record that a producer published ids ``low`` to ``high``, above all its earlier ones."""
         ranges = self.published_ids.setdefault(producer, [])
         if ranges and ranges[-1][1] + 1 == low:
             low = ranges.pop()[0]
@@ -209,11 +159,11 @@ class Pending:
         del ranges[:-MAX_RUNS]
 
     def has_ids(self, producer: str, low: int, high: int) -> bool:
-        """Whether all of ``low`` to ``high`` are known to have been published by the producer under the pointer."""
+        """Whether the producer is known to have published all of ``low`` to ``high`` under the pointer."""
         return any(first <= low and high <= last for first, last in self.published_ids.get(producer, ()))
 
     def hidden(self, appended: int) -> int:
-        """Messages from its first row on, in a topic with ``appended`` messages ever published."""
+        """Messages of the topic from the pointer's first row on, given all ``appended`` messages ever published."""
         return max(0, appended - self.runs[0].before) if self.runs else 0
 
     def encode(self) -> bytes:
@@ -231,8 +181,8 @@ class Pending:
             record["g"] = Packed.map([each.pack(name) for name, each in self.segments.items()])
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
-        if self.listed is not None:
-            record["h"] = self.listed
+        if self.listed_digest is not None:
+            record["h"] = self.listed_digest
         if self.stored_by:
             record["d"] = Packed.list(self._packed_stores())
         if self.published_ids:
@@ -259,14 +209,62 @@ class Pending:
         try:
             return _decoded(pointer, record)
         except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
-            raise DamagedRow(f"a pointer row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a pointer row lacks a field or has a wrong one: {error!r}") from error
+
+
+class PointerRun(NamedTuple):
+    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); rows of others may stand in between."""
+
+    first: bytes
+    last: bytes
+    before: int
+    """Messages published in the topic before the first of them."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """The part of a pointer's stored messages with one name; a publish lists the winning segments."""
+
+    index: int
+    messages: int = 0
+    size: int = 0
+    packed: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """Name and numbers, packed; empty: stale."""
+
+    def grow(self, messages: int, size: int) -> None:
+        """Count more messages stored under it."""
+        self.messages += messages
+        self.size += size
+        self.packed = b""
+
+    def pack(self, name: str) -> bytes:
+        """Name and numbers, packed; cached, since a store changes one of perhaps thousands of segments."""
+        if not self.packed:
+            self.packed = msgpack.packb(name) + msgpack.packb([self.index, self.messages, self.size])
+        return self.packed
+
+
+def digest_of(segments: Collection[str] | None) -> bytes | None:
+    """Eight bytes that are equal for equal sets of segments, in any order; None for no list."""
+    if segments is None:
+        return None
+    names = (name.encode() for name in sorted(set(segments)))
+    return blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=DIGEST_BYTES).digest()
+
+
+def transactional_pointers(pointers: Iterable[int]) -> set[int]:
+    """The pointers that belong to transactions, without those of staged messages, which concern the topic alone."""
+    return {pointer for pointer in pointers if pointer > 0}
+
+
+# --- decoding --------------------------------------------------------------------------------------
 
 
 def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
     stored, stored_bytes = record.get("c", (0, 0))
     published = record.get("p")
     if published is not None and len(published) != 2 * POSITION_BYTES:
-        raise ValueError("a publish of what was stored is two positions")
+        raise ValueError("the publish of the stored messages is two positions")
     return Pending(
         pointer,
         since_ms=checked_number(record["s"]),
@@ -293,7 +291,7 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
             for producer, ranges in record.get("i", {}).items()
         },
         published=None if published is None else (published[:POSITION_BYTES], published[POSITION_BYTES:]),
-        listed=_digest(record.get("h")),
+        listed_digest=_digest(record.get("h")),
         rolled_back=record.get("x", False) is True,
         orphaned=record.get("o", False) is True,
         staged_by=str(record["n"]) if pointer < 0 else None,
@@ -312,8 +310,11 @@ def _position(value: object) -> bytes:
     return value
 
 
+# --- runs ------------------------------------------------------------------------------------------
+
+
 def _adjoin(last: bytes, first: bytes) -> bool:
-    """Whether no position of the same millisecond stands between the two."""
+    """Whether the two are neighbours within one millisecond."""
     return last[:8] == first[:8] and int.from_bytes(last[8:], "big") + 1 == int.from_bytes(first[8:], "big")
 
 
@@ -322,7 +323,7 @@ def _neighbour(position: bytes, by: int) -> bytes:
 
 
 def _joined(runs: list[PointerRun]) -> list[PointerRun]:
-    """Half as many: each and its neighbour become one."""
+    """Half as many runs: pairs of neighbours are joined."""
     return [
         PointerRun(one.first, other.last, one.before)
         for one, other in zip_longest(runs[::2], runs[1::2], fillvalue=runs[-1])

@@ -1,4 +1,4 @@
-"""Publishing to a topic: admission of messages and write pointers, and the rows and receipt of a plain request."""
+"""Publishing to a topic: rows and receipt of a request, and the admission of messages and write pointers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from plainsong.protocol.errors import (
     TransactionRefused,
     TransactionRequired,
     TransactionsUnavailable,
+    TransactionTooLarge,
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
-from plainsong.protocol.topic.dedup import admit, judge, remember, trimmed
-from plainsong.protocol.topic.row_batch import check_atomic, own_ttls, row_extras_of, with_stamp
+from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
+from plainsong.protocol.topic.row_batch import own_ttls, row_extras_of, with_stamp
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
 
@@ -35,80 +36,221 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.records import Metadata
     from plainsong.protocol.topic.asks import ClosePointers, PublishEach
-    from plainsong.protocol.topic.dedup import DeduplicationVerdict
+    from plainsong.protocol.topic.deduplication import DeduplicationVerdict
     from plainsong.protocol.topic.row_batch import RowExtras
     from plainsong.protocol.topic.state import Now, Run, TopicState
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Standing
 
-#: What may become of a pointer still: only who decides it can say more.
-_OPEN = ("in_progress", "unknown", "deciding")
+#: The verdict on a producer's request where deduplication is off: stored unchecked.
+NOT_DEDUPLICATED = ProducerVerdict("false", None)
 
 
-class NotEnlisted(TransactionsUnavailable):
-    """The topic has to be enlisted for the pointer first: nothing happened, and it can be asked again after that."""
-
-    title = "The topic is not enlisted for this write pointer"
-
-
-def standing_to_write(state: TopicState, pointer: int) -> Standing:
-    """What became of a pointer under which something is to be written.
+def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
+    """Give the messages of one request their ids and add their rows to the step.
 
     Raises:
-      NotEnlisted, TransactionsUnavailable: nobody here can say; nothing happened.
+      TopicNotFound, NoMessages, MessageTooLarge, RequestTooLarge, TransactionRequired, GenerationChanged,
+      LowSpace, TopicFull, TransactionTooLarge (an atomic one), InvalidParameter (two routing keys); with a producer
+      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, TooManyProducers,
+      DamagedRow too: nothing happened.
     """
-    if state.enlistment is None:
-        return state.authority.standing(pointer)
-    if not state.enlistment.holds(pointer):
-        raise _not_enlisted(state, pointer)
-    return "invalid" if _is_known_invalid(state, pointer) else "in_progress"
-
-
-def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
-    """The same for a client's rollback, which what was aborted or is invalid may have at any time."""
-    if state.enlistment is None:
-        return state.authority.standing(pointer)
-    if state.enlistment.holds(pointer):
-        return "in_progress"
-    standing = state.authority.standing(pointer)
-    if standing in _OPEN:
-        raise _not_enlisted(state, pointer)
-    return standing
-
-
-def close_enlistment(state: TopicState, pointers: Iterable[int]) -> None:
-    """Nothing more is written under these, unless the topic is enlisted again."""
-    if state.enlistment is not None:
-        state.enlistment.close(pointers)
-
-
-def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
-    """Close them; what was asked before this in the same step is durable before it is answered."""
-    del step, now
-    close_enlistment(state, ask.pointers)
-
-
-def _is_known_invalid(state: TopicState, pointer: int) -> bool:
-    """Its time may be over: that is nothing its topics are asked about, so it is heard of in passing."""
-    try:
-        return state.authority.standing(pointer) == "invalid"
-    except TransactionsUnavailable:
-        return False
-
-
-def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
-    return NotEnlisted(
-        f"topic {state.name} is not enlisted for write pointer {pointer}", hint="nothing happened; send it again"
+    metadata = state.living()
+    request = ask.request
+    check_generation(metadata, request)
+    if metadata.properties.transactional == "required":
+        raise TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
+    if not request.messages:
+        raise NoMessages("messages is empty", hint="send at least one message")
+    if request.producer is not None and state.producers.enabled:
+        return _publish_once(state, step, metadata, request, now)
+    check_messages(state, metadata, request, now)
+    row_extras = None
+    if request.atomic or request.routing_key is not None or request.attributes is not None:
+        check_atomic(state, request)
+        row_extras = row_extras_of(request)
+    runs = state.sequence.take(state.time_ms, len(request.messages))
+    add_messages(state, step, metadata, runs, request, row_extras=row_extras)
+    head, last = runs[0], runs[-1]
+    return Receipt(
+        first_id=pack_id(head.ts_ms, head.first),
+        last_id=pack_id(last.ts_ms, last.first + last.length - 1),
+        generation=metadata.generation,
+        verdict=None if request.producer is None else NOT_DEDUPLICATED,
     )
+
+
+def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
+    """Store those messages of a producer's request that are new."""
+    dedup = deduplicate(state, step, request)
+    if dedup.duplicate:
+        return receipt_of(metadata, dedup, *dedup.ends())
+    fresh = without_duplicates(request, dedup)
+    check_messages(state, metadata, fresh, now)
+    check_atomic(state, fresh)
+    row_extras = row_extras_of(fresh)
+    ensure_producer(state, step, dedup)
+    row_extras = with_stamp(row_extras, dedup.stamp(len(fresh.messages)))
+    runs = state.sequence.take(state.time_ms, len(fresh.messages))
+    first, final = ends_of(runs)
+    add_messages(state, step, metadata, runs, fresh, row_extras=row_extras)
+    record_publish(state, step, dedup, first, final)
+    return receipt_of(metadata, dedup, first, final)
+
+
+def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
+    """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
+    verdict = dedup.producer_verdict()
+    partial = verdict.duplicate == "partial"
+    return Receipt(
+        first_id=None if first is None else first + NO_PAYLOAD_PART,
+        last_id=None if last is None else last + NO_PAYLOAD_PART,
+        generation=metadata.generation,
+        duplicate=dedup.duplicate,
+        deduplicated=True,
+        last_sequence_id=verdict.last_sequence_id,
+        stored=list(dedup.ids[dedup.new :]) if partial else None,
+        dropped=list(dedup.ids[: dedup.new]) if partial else None,
+        verdict=verdict,
+    )
+
+
+def ends_of(runs: Sequence[Run]) -> tuple[bytes, bytes]:
+    """The first and the last position of some runs."""
+    head, last = runs[0], runs[-1]
+    return pack_position(head.ts_ms, head.first), pack_position(last.ts_ms, last.first + last.length - 1)
+
+
+def add_messages(
+    state: TopicState,
+    step: Step,
+    metadata: Metadata,
+    runs: Sequence[Run],
+    request: PublishRequest,
+    pointer: int | None = None,
+    row_extras: RowExtras | None = None,
+) -> None:
+    """Add the rows of a request's messages to the step, at the positions of ``runs``, and count them."""
+    batch = step.row_batch(state.prefix)
+    first, messages = len(batch), request.messages
+    ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
+    own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras)
+    for run in runs:
+        values = batch.values[first : first + run.length]
+        count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
+        first += run.length
+
+
+def count_messages(
+    state: TopicState, step: Step, metadata: Metadata, run: Run, messages: int, size: int, own_expiry_ms: int
+) -> None:
+    """Count messages published at the positions of ``run`` whose values take ``size`` bytes."""
+    size += ROW_BYTES * messages
+    last = run.first + run.length - 1
+    state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_ms, own_expiry_ms, last)
+    state.rows_since_mark += messages
+    state.appended += messages
+    step.messages += messages
+
+
+# --- many small requests at once -------------------------------------------------------------------
+#
+# Each has its own verdict, and all of them cost what one costs.
+
+#: The most by which a plain message's row, as counted, exceeds its payload: its position, flags and length.
+_ROW_EXTRA_BYTES = ROW_BYTES + 6
+
+
+def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> Receipt | list[Receipt | PlainsongError]:
+    """Store each message that may be stored; as one request where the result is the same.
+
+    Raises:
+      PlainsongError: the error for every one of them; nothing happened.
+    """
+    if _may_fill(state, ask):
+        return [_publish_one(state, step, message, now) for message in ask.messages]
+    try:
+        return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)
+    except (TooLarge, TopicFull):
+        # Some may still fit. The refused request has left no trace.
+        return [_publish_one(state, step, message, now) for message in ask.messages]
+
+
+def _may_fill(state: TopicState, ask: PublishEach) -> bool:
+    """Whether the first messages may leave no room for the rest: admission counts payloads, usage counts larger rows."""
+    max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
+    if max_bytes is None:
+        return False
+    size = sum(map(len, ask.messages)) + _ROW_EXTRA_BYTES * len(ask.messages)
+    return state.usage.bytes + state.stored_bytes + size > max_bytes
+
+
+def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Receipt | PlainsongError:
+    try:
+        return publish(state, step, Publish(PublishRequest([message]), len(message)), now)
+    except PlainsongError as error:
+        return error
 
 
 # --- admission -------------------------------------------------------------------------------------
 #
-# What a publish or a store has to pass before anything of it happens, with and without a write pointer.
+# What a publish or a store has to pass before anything of it happens.
+
+
+def check_generation(metadata: Metadata, request: PublishRequest) -> None:
+    """Raise GenerationChanged when the request is for another generation."""
+    if request.generation is not None and request.generation != metadata.generation:
+        raise GenerationChanged(f"the topic is in generation {metadata.generation}, not {request.generation}")
+
+
+def check_messages(state: TopicState, metadata: Metadata, request: PublishRequest, now: Now) -> None:
+    """Check that the messages of a request are not too many or too large, and that there is room for them.
+
+    Raises:
+      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull: nothing happened.
+    """
+    messages, limits = request.messages, state.limits
+    if len(messages) > limits.max_request_messages:
+        raise RequestTooLarge(f"{len(messages)} messages in one request", hint=f"at most {limits.max_request_messages}")
+    if messages and max(map(len, messages)) > limits.max_message_bytes:
+        index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
+        raise MessageTooLarge(
+            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
+        )
+    if now.low_space:
+        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
+    if messages and metadata.properties.max_bytes is not None:
+        _check_room(state, metadata.properties.max_bytes, sum(map(len, messages)))
+
+
+def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
+    if size > max_bytes:
+        raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
+    state.usage.drop_before(state.oldest_ms)
+    used = state.usage.bytes + state.stored_bytes
+    if used + size > max_bytes:
+        raise TopicFull(
+            f"topic {state.name} holds {used} of max_bytes {max_bytes}",
+            hint="wait until messages expire, or raise max_bytes",
+        )
+
+
+def check_atomic(state: TopicState, request: PublishRequest) -> None:
+    """Check that an atomic request can be stored as a whole. Raises TransactionTooLarge."""
+    if not request.atomic:
+        return
+    limits, messages = state.limits, request.messages
+    if len(messages) > limits.max_atomic_messages:
+        raise TransactionTooLarge(
+            f"{len(messages)} messages in one batch", hint=f"at most {limits.max_atomic_messages}"
+        )
+    size = sum(map(len, messages))
+    if size > limits.max_atomic_bytes:
+        raise TransactionTooLarge(f"{size} bytes in one batch", hint=f"at most {limits.max_atomic_bytes}")
 
 
 def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
-    """The write pointer, if something may be written under it.
+    """The write pointer, if messages may be written under it.
 
     Raises:
       TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
@@ -146,200 +288,74 @@ def check_pointer(pointer: int) -> None:
 
 
 def too_old(state: TopicState, pointer: int) -> bool:
-    """Whether the pointer has outlived every transaction there may be."""
+    """Whether the pointer is older than the longest lifetime of a transaction."""
     lifetime_ms = state.limits.max_lifetime_ms
     return lifetime_ms > 0 and issued_ms(pointer) + lifetime_ms <= state.time_ms
 
 
-def check_generation(metadata: Metadata, request: PublishRequest) -> None:
-    """Raise GenerationChanged when the request is for another generation."""
-    if request.generation is not None and request.generation != metadata.generation:
-        raise GenerationChanged(f"the topic is in generation {metadata.generation}, not {request.generation}")
-
-
-def check_messages(state: TopicState, metadata: Metadata, request: PublishRequest, now: Now) -> None:
-    """See that the messages of a request, if it has any, are not too many or too large and that there is room.
-
-    Raises:
-      MessageTooLarge, RequestTooLarge, LowSpace, TopicFull: nothing happened.
-    """
-    messages, limits = request.messages, state.limits
-    if len(messages) > limits.max_request_messages:
-        raise RequestTooLarge(f"{len(messages)} messages in one request", hint=f"at most {limits.max_request_messages}")
-    if messages and max(map(len, messages)) > limits.max_message_bytes:
-        index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
-        raise MessageTooLarge(
-            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
-        )
-    if now.low_space:
-        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
-    if messages and metadata.properties.max_bytes is not None:
-        _check_room(state, metadata.properties.max_bytes, sum(map(len, messages)))
-
-
-def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
-    if size > max_bytes:
-        raise RequestTooLarge(f"{size} bytes never fit into max_bytes {max_bytes}", hint="send less at a time")
-    state.usage.drop_before(state.oldest_ms)
-    held = state.usage.bytes + state.stored_bytes
-    if held + size > max_bytes:
-        raise TopicFull(
-            f"topic {state.name} holds {held} of max_bytes {max_bytes}",
-            hint="wait until messages expire, or raise max_bytes",
-        )
-
-
-# --- publish ---------------------------------------------------------------------------------------
+# --- enlistment ------------------------------------------------------------------------------------
 #
-# Publishing without a write pointer: what is refused, what is a duplicate, and what becomes of the rest.
+# Where another instance decides transactions, a topic must be enlisted for a pointer before it writes under it.
+
+#: Standings of a pointer that may still change; only the instance that decides it knows more.
+_OPEN = ("in_progress", "unknown", "deciding")
 
 
-#: What is said of a producer's request where deduplication is switched off: stored as it came.
-NOT_DEDUPLICATED = ProducerVerdict("false", None)
+class NotEnlisted(TransactionsUnavailable):
+    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated after that."""
+
+    title = "The topic is not enlisted for this write pointer"
 
 
-def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
-    """Give ids to the messages of one request and add their rows to the step.
-
-    Raises:
-      TopicNotFound, NoMessages, MessageTooLarge, RequestTooLarge, TransactionRequired, GenerationChanged,
-      LowSpace, TopicFull, TransactionTooLarge (an atomic one), InvalidParameter (two routing keys); with a producer
-      InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, TooManyProducers,
-      DamagedRow too: nothing happened.
-    """
-    metadata = state.living()
-    request = ask.request
-    check_generation(metadata, request)
-    if metadata.properties.transactional == "required":
-        raise TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
-    if not request.messages:
-        raise NoMessages("messages is empty", hint="send at least one message")
-    if request.producer is not None and state.producers.enabled:
-        return _publish_once(state, step, metadata, request, now)
-    check_messages(state, metadata, request, now)
-    marks = None
-    if request.atomic or request.routing_key is not None or request.attributes is not None:
-        check_atomic(state, request)
-        marks = row_extras_of(request)
-    runs = state.sequence.take(state.time_ms, len(request.messages))
-    add_messages(state, step, metadata, runs, request, marks=marks)
-    head, last = runs[0], runs[-1]
-    return Receipt(
-        first_id=pack_id(head.ts_ms, head.first),
-        last_id=pack_id(last.ts_ms, last.first + last.length - 1),
-        generation=metadata.generation,
-        verdict=None if request.producer is None else NOT_DEDUPLICATED,
-    )
-
-
-def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
-    """Store what of a producer's request is new."""
-    judged = judge(state, step, request)
-    if judged.duplicate:
-        return receipt_of(metadata, judged, *judged.ends())
-    fresh = trimmed(request, judged)
-    check_messages(state, metadata, fresh, now)
-    check_atomic(state, fresh)
-    marks = row_extras_of(fresh)
-    admit(state, step, judged)
-    marks = with_stamp(marks, judged.stamp(len(fresh.messages)))
-    runs = state.sequence.take(state.time_ms, len(fresh.messages))
-    first, final = ends_of(runs)
-    add_messages(state, step, metadata, runs, fresh, marks=marks)
-    remember(state, step, judged, first, final)
-    return receipt_of(metadata, judged, first, final)
-
-
-def receipt_of(metadata: Metadata, judged: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
-    """What a producer is told of its request, whose rows stand at the positions ``first`` to ``last``."""
-    verdict = judged.verdict()
-    partial = verdict.duplicate == "partial"
-    return Receipt(
-        first_id=None if first is None else first + NO_PAYLOAD_PART,
-        last_id=None if last is None else last + NO_PAYLOAD_PART,
-        generation=metadata.generation,
-        duplicate=judged.duplicate,
-        deduplicated=True,
-        last_sequence_id=verdict.last_sequence_id,
-        stored=list(judged.ids[judged.new :]) if partial else None,
-        dropped=list(judged.ids[: judged.new]) if partial else None,
-        verdict=verdict,
-    )
-
-
-def ends_of(runs: Sequence[Run]) -> tuple[bytes, bytes]:
-    """The first and the last position."""
-    head, last = runs[0], runs[-1]
-    return pack_position(head.ts_ms, head.first), pack_position(last.ts_ms, last.first + last.length - 1)
-
-
-def add_messages(
-    state: TopicState,
-    step: Step,
-    metadata: Metadata,
-    runs: Sequence[Run],
-    request: PublishRequest,
-    pointer: int | None = None,
-    marks: RowExtras | None = None,
-) -> None:
-    """Add the rows of a request's messages to the step, under the positions of ``runs``, and count them."""
-    roll = step.roll(state.prefix)
-    first, messages = len(roll), request.messages
-    ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
-    own_expiry_ms = roll.add(runs, messages, ttls_s, pointer, marks)
-    for run in runs:
-        values = roll.values[first : first + run.length]
-        count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
-        first += run.length
-
-
-def count_messages(
-    state: TopicState, step: Step, metadata: Metadata, run: Run, messages: int, size: int, own_expiry_ms: int
-) -> None:
-    """Count messages published at the positions of ``run`` whose values take ``size`` bytes."""
-    size += ROW_BYTES * messages
-    last = run.first + run.length - 1
-    state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_ms, own_expiry_ms, last)
-    state.rows_since_mark += messages
-    state.appended += messages
-    step.messages += messages
-
-
-# --- each ------------------------------------------------------------------------------------------
-#
-# Many small requests at once: each has its own verdict, and all of them cost what one costs.
-
-
-#: By how much the row of a plain message is counted larger than its payload, at most: flags and the length before it.
-_ROW_EXTRA_BYTES = ROW_BYTES + 6
-
-
-def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> Receipt | list[Receipt | PlainsongError]:
-    """Store what may be stored, as one request where that comes to the same.
+def standing_to_write(state: TopicState, pointer: int) -> Standing:
+    """The standing of a pointer for a publish or store.
 
     Raises:
-      PlainsongError: what every one of them is refused with; nothing happened.
+      NotEnlisted, TransactionsUnavailable: it is not known here; nothing happened.
     """
-    if _may_fill(state, ask):
-        return [_publish_one(state, step, message, now) for message in ask.messages]
+    if state.enlistment is None:
+        return state.authority.standing(pointer)
+    if not state.enlistment.holds(pointer):
+        raise _not_enlisted(state, pointer)
+    return "invalid" if _is_known_invalid(state, pointer) else "in_progress"
+
+
+def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
+    """The standing of a pointer for a client's rollback, which is always allowed once it is aborted or invalid.
+
+    Raises as ``standing_to_write``.
+    """
+    if state.enlistment is None:
+        return state.authority.standing(pointer)
+    if state.enlistment.holds(pointer):
+        return "in_progress"
+    standing = state.authority.standing(pointer)
+    if standing in _OPEN:
+        raise _not_enlisted(state, pointer)
+    return standing
+
+
+def _is_known_invalid(state: TopicState, pointer: int) -> bool:
+    """Whether the transaction timed out: that ends no enlistment, so the authority's present knowledge is used."""
     try:
-        return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)
-    except (TooLarge, TopicFull):
-        # Some may still fit. What was refused left nothing behind.
-        return [_publish_one(state, step, message, now) for message in ask.messages]
-
-
-def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Whether the first of them may leave no room for the others: rows are larger than the payloads that are admitted."""
-    max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
-    if max_bytes is None:
+        return state.authority.standing(pointer) == "invalid"
+    except TransactionsUnavailable:
         return False
-    size = sum(map(len, ask.messages)) + _ROW_EXTRA_BYTES * len(ask.messages)
-    return state.usage.bytes + state.stored_bytes + size > max_bytes
 
 
-def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Receipt | PlainsongError:
-    try:
-        return publish(state, step, Publish(PublishRequest([message]), len(message)), now)
-    except PlainsongError as error:
-        return error
+def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
+    return NotEnlisted(
+        f"topic {state.name} is not enlisted for write pointer {pointer}", hint="nothing happened; send it again"
+    )
+
+
+def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
+    """Close pointers; earlier requests of the same step are durable before this is answered."""
+    del step, now
+    close_enlistment(state, ask.pointers)
+
+
+def close_enlistment(state: TopicState, pointers: Iterable[int]) -> None:
+    """End enlistments: nothing more is written under these pointers unless the topic is enlisted again."""
+    if state.enlistment is not None:
+        state.enlistment.close(pointers)

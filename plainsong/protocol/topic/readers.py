@@ -1,4 +1,4 @@
-"""Positions that the daemon keeps for readers: set, compared, forgotten, expired when unused."""
+"""Requests about readers, whose positions the topic keeps: list, set, compare and set, remove; and their expiry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_readers(state: TopicState, step: Step, ask: ListReaders, now: Now) -> list[ReaderView]:
-    """Those that have not expired, by name. Raises TopicNotFound."""
+    """List the readers that have not expired, by name. Raises TopicNotFound."""
     del step, ask, now
     generation = state.living().generation
     return [
@@ -28,7 +28,7 @@ def list_readers(state: TopicState, step: Step, ask: ListReaders, now: Now) -> l
 
 
 def set_reader(state: TopicState, step: Step, ask: SetReader, now: Now) -> ReaderView:
-    """Keep a position.
+    """Set a reader's position.
 
     Raises:
       TopicNotFound, GenerationChanged, PositionChanged, QuotaExceeded: nothing happened.
@@ -55,7 +55,7 @@ def set_reader(state: TopicState, step: Step, ask: SetReader, now: Now) -> Reade
 
 
 def remove_reader(state: TopicState, step: Step, ask: RemoveReader, now: Now) -> None:
-    """Forget a position. Raises TopicNotFound, NotFound."""
+    """Forget a reader. Raises TopicNotFound, NotFound."""
     del now
     state.living()
     if state.readers.pop(ask.name, None) is None:
@@ -64,7 +64,7 @@ def remove_reader(state: TopicState, step: Step, ask: RemoveReader, now: Now) ->
 
 
 def drop_expired_readers(state: TopicState, step: Step) -> None:
-    """Forget the readers nobody has moved for too long."""
+    """Forget the readers that have not moved within their retention."""
     gone = [name for name, reader in state.readers.items() if _expired(state, reader)]
     if gone:
         step.write(Delete(Table.METADATA, [_key(state, name) for name in gone]))

@@ -1,17 +1,14 @@
-"""How a reader walks through a topic's rows, and what is made of it: pages, extents, counts and the newest message.
+"""Reading a topic: the walk of a reader through its rows, and pages, extents, counts and the newest message.
 
-The way every reader takes through a topic's rows: what is visible, and where it has to stop.
+    message row                      what becomes of it, in this order
+      expired by a ttl of its own      skipped
+      rolled back, invalid             skipped by a reader with a view
+      undecided                        holds a reader with a view: it gets nothing behind it yet
+      refers to stored messages        their payload rows follow in its place, those of winning segments only
+      damaged                          ends the read before it
 
-    message row                       what becomes of it, in this order
-      expired by a ttl of its own       passed over
-      rolled back, invalid              passed over by those who read with a view
-      undecided                         holds those who read with a view: nothing after it is theirs yet
-      refers to stored messages         their payload rows follow in its place, winners only
-      damaged                           ends what can be read before it
-
-A walk is fed lists of rows, since deciding row by row would cost more than reading them: rows of payloads are
-taken by the list, with one verdict for each pointer in it. ``scans`` says which rows it wants next; what it
-finds visible it gives to ``_take``, which pages, extents and counts make something of.
+A walk takes lists of rows, since a decision row by row would cost more than reading them. ``scans`` yields the rows
+that it wants next; it passes visible messages to ``_take``, of which pages, extents and counts make their result.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, after, before
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
 from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row
-from plainsong.protocol.topic.delivery import InlineDelivery, Reference, expires_ms_of
+from plainsong.protocol.topic.visibility import InlineDelivery, Reference, expires_ms_of
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
@@ -39,13 +36,13 @@ if TYPE_CHECKING:
 
 
 _POSITION_BYTES = 10
-#: Rows in the first list of a scan; lists grow from there.
+#: Rows in the first list of a scan; later lists are longer.
 _FIRST_CHUNK_ROWS = 256
 _POINTER = struct.Struct(">q")
 
 
 class Scan(NamedTuple):
-    """Rows a walk wants: those with ``start <= key < stop``, in order, until ``feed`` says False."""
+    """Rows that a walk wants: those with ``start <= key < stop``, in order, until ``feed`` returns False."""
 
     table: Table
     start: bytes
@@ -58,16 +55,16 @@ class Scan(NamedTuple):
 def key_range(span: Span) -> tuple[bytes, bytes]:
     """``[start, stop)`` of the message keys that may hold, or refer to, messages of the span."""
     start, until = span.start, span.until
-    # A bound inside a position is behind a row's own message, and among the messages it refers to.
+    # A bound inside a position is behind the row's own message, and among the messages it refers to.
     upper = until[:_POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
     lower = start[:_POSITION_BYTES]
     return span.prefix + lower, span.prefix + max(lower, upper)
 
 
 class Walk(InlineDelivery):
-    """One reader on its way."""
+    """One reader's way through the rows of a span."""
 
-    #: Walk from the newest message down. Holds, hidden messages and starts inside stored ones are for the way up.
+    #: Walk from the newest message down. Such a walk has no holds, hidden messages or starts inside stored ones.
     reverse = False
 
     def __init__(
@@ -77,17 +74,17 @@ class Walk(InlineDelivery):
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
-        #: What was read behind the reference, and the last key of that.
-        self._rest: Rows = ()
+        #: Rows of the last list behind the reference, and the last key of that list.
+        self._rows_behind: Rows = ()
         self._last_key = b""
 
     @property
     def wanted(self) -> int:
-        """Rows for the next scan to begin with."""
+        """The number of rows with which the next scan should begin."""
         return _FIRST_CHUNK_ROWS
 
     def scans(self) -> Iterator[Scan]:
-        """The scans to make, one after the other: what one finds decides about the next."""
+        """The scans to make, one after the other: the result of one decides the next."""
         start, stop = key_range(self.span)
         if self._start >= self.span.until:
             return
@@ -97,7 +94,7 @@ class Walk(InlineDelivery):
                 return
             while self.reference is not None and not self.done:
                 yield Scan(Table.PAYLOAD, self.reference.start, self.reference.stop, self.feed_payloads, self.reverse)
-                self._go_on()
+                self._close_reference()
             if self.reverse:
                 stop = self._last_key
             else:
@@ -106,11 +103,11 @@ class Walk(InlineDelivery):
     # --- message rows ---------------------------------------------------------------------------
 
     def feed_rows(self, rows: Rows) -> bool:
-        """Take message rows, in order; False when enough is known, or payload rows have to come first.
+        """Take message rows, in order. Returns False when no more are wanted, or payload rows have to come first.
 
         Raises:
-          DamagedRow: the first row that would be visible cannot be read. Plain rows are taken at their word, since
-            the store's own checksums vouch for their bytes.
+          DamagedRow: the first row that would be visible cannot be read. Plain rows are not checked, since the store's
+            checksums vouch for their bytes.
         """
         if not rows:
             return not self.done
@@ -129,22 +126,22 @@ class Walk(InlineDelivery):
             if at < index and not self._feed_inline(rows[at:index], flags):
                 return False
             at = index + 1
-            if not self._refer(*rows[index]):
-                self._rest = rows[at:]
+            if not self._open_reference(*rows[index]):
+                self._rows_behind = rows[at:]
                 return False
         return self._feed_inline(rows[at:], flags) if at < len(rows) else True
 
     # --- stored messages ------------------------------------------------------------------------
 
-    def _refer(self, key: bytes, value: bytes) -> bool:
-        """Meet a reference; whether there is nothing of it to be read, and the walk goes on behind it."""
+    def _open_reference(self, key: bytes, value: bytes) -> bool:
+        """Begin a reference. Returns whether it has no payload rows to read, and the walk continues behind it."""
         position = key[-_POSITION_BYTES:]
         inside = self._starts_inside and self._start.startswith(position)
         try:
             row = decode_row(value)
             stored = Stored.of(row)
         except DamagedRow as damage:
-            # Who starts inside has seen it, and wants what comes behind.
+            # A reader that starts inside has read the reference before, and wants the messages behind it.
             return inside or self._damage(position + NO_PAYLOAD_PART, damage)
         first, stop = stored.first, stored.last + b"\x00"
         if inside:
@@ -167,10 +164,10 @@ class Walk(InlineDelivery):
         )
         return False
 
-    def _go_on(self) -> None:
-        """The payload rows have been read: take what had been read behind the reference."""
+    def _close_reference(self) -> None:
+        """The payload rows have been read: take the rows that were read behind the reference."""
         self.reference = None
-        rest, self._rest = self._rest, ()
+        rest, self._rows_behind = self._rows_behind, ()
         if rest and not self.done:
             self._feed(rest)
 
@@ -179,17 +176,15 @@ def _flags(value: bytes) -> int:
     return value[0] if value else -1
 
 
-# --- paging ----------------------------------------------------------------------------------------
+# --- pages -----------------------------------------------------------------------------------------
 #
-# Cutting a page out of rows or cached items: where it ends, and where reading goes on.
-#
-# Both sources end in the same place, so that a page does not depend on where its messages came from: a page ends at
-# the span's end, at the first undecided message, at its limit of messages, or where the next message would pass its
-# bytes; it always has one message if there is one.
+# A page is cut out of rows, or of items from the scan cache, and ends in the same place for both: at the span's end, at
+# the first undecided message, at its limit of messages, or where the next message would exceed its limit of bytes. It
+# has at least one message if there is one.
 
 
 class Paging(Walk):
-    """A page while it grows."""
+    """A walk that collects a page."""
 
     with_attributes = True
 
@@ -209,7 +204,7 @@ class Paging(Walk):
 
     @property
     def wanted(self) -> int:
-        """Rows for the next scan to begin with: one more than there is room for tells whether there is more."""
+        """As for ``Walk``: one row more than there is room for shows whether there are more."""
         return min(self._room + 1, super().wanted)
 
     def feed_items(
@@ -218,14 +213,14 @@ class Paging(Walk):
         pointers: Sequence[int] | None = None,
         attributes: Mapping[int, Mapping[str, str]] | None = None,
     ) -> bool:
-        """Take visible messages in wire form, in order; False when the page is full.
+        """Take visible messages in wire form, in order. Returns False when the page is full.
 
-        ``attributes``: of those that have some, by the index of the item.
+        ``attributes``: those of the messages that have some, by index of the item.
         """
         self.attributes = (
             {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
         )
-        return self._give(items, pointers)
+        return self._deliver(items, pointers)
 
     def feed_part(
         self,
@@ -235,7 +230,7 @@ class Paging(Walk):
         pointers: Sequence[int] | None = None,
         attributes: Mapping[int, Mapping[str, str]] | None = None,
     ) -> bool:
-        """Take many visible messages as one part that fits; False when the page is full."""
+        """Take many visible messages as one part that fits. Returns True: the page is not full."""
         self.passed = False
         if attributes:
             self._attributes.update((self._count + index, each) for index, each in attributes.items())
@@ -243,11 +238,11 @@ class Paging(Walk):
         return True
 
     def fits(self, count: int, size: int) -> bool:
-        """Whether ``count`` more messages of ``size`` bytes together are within the bounds."""
+        """Whether ``count`` more messages of together ``size`` bytes are within the bounds."""
         return count <= self._room and size <= self._bytes_room
 
     def page(self) -> Page:
-        """What has come together. It ends where the span does, unless something cut or held it."""
+        """The page. It ends where the span does, unless a limit or an undecided message ended it earlier."""
         page = Page(self._parts, self._count, self._bytes, self._last_id)
         page.attributes, page.pointers = self._attributes, self._pointers
         if self._cut:
@@ -256,7 +251,7 @@ class Paging(Walk):
             page.end, page.held = "held", self.held
             page.last_id = before(self.held_at)
         elif self._last_id is None or self.passed:
-            # What was passed over will not be visible later: nobody needs to look at it again.
+            # Skipped messages will never be visible: the reader need not read them again.
             page.last_id = self.span.resume
         return page
 
@@ -274,7 +269,7 @@ class Paging(Walk):
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
         if not self._count:
             raise damage
-        # What stands before it can still be read; the next page will say what is wrong.
+        # The messages before it can be read; the next page reports the damage.
         self._cut = True
         return False
 
@@ -305,21 +300,19 @@ class Paging(Walk):
         return taken if taken or self._count else min(1, self._room)
 
 
-# --- extent ----------------------------------------------------------------------------------------
+# --- extents ---------------------------------------------------------------------------------------
 #
-# Measuring what a bounded read would return, and where to cut it, without keeping any of it.
-#
-# An extent ends exactly where a poll with the same bounds and the same view would: the same messages count, and the
-# bytes are those of their wire form. To cut it into equal parts it remembers where messages began, every so many
-# bytes; when that becomes too much, every other one is forgotten.
+# An extent measures a bounded read, and finds where to split it, without keeping its messages. It ends exactly where a
+# poll with the same bounds and the same view would, and counts the bytes of the wire form. To split it into equal
+# parts it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
 
 
-#: Positions remembered at most; of a thousand parts each is then right to a sixteenth.
-MAX_MARKS = 16_384
+#: Most ids remembered; each of a thousand parts is then exact to a sixteenth.
+MAX_SPLIT_POINTS = 16_384
 
 
 class Extent(Walk):
-    """A bounded read while it is measured."""
+    """A walk that measures a bounded read."""
 
     def __init__(
         self, span: Span, limit: int | None = None, max_bytes: int | None = None, view: View | None = None
@@ -332,30 +325,30 @@ class Extent(Walk):
         self._end: bytes | None = None
         self._last_id = b""
         #: ``(bytes before, id)`` of messages, at least ``_stride`` bytes apart.
-        self._marks: list[tuple[int, bytes]] = []
+        self._split_points: list[tuple[int, bytes]] = []
         self._stride = 1
 
     @property
     def end(self) -> bytes:
-        """The exclusive bound of what was measured: where it was cut or held, else the whole span's."""
+        """The exclusive bound of the extent: where a limit or an undecided message ended it, else the span's end."""
         if self._end is not None:
             return self._end
         return max(self.span.since, self.span.until if self.held_by is None else self.held_at)
 
     def splits(self, parts: int) -> list[bytes]:
-        """At most ``parts - 1`` bounds, ascending, that cut the extent into parts of about equal bytes.
+        """At most ``parts - 1`` bounds, ascending, that split the extent into parts of about equal bytes.
 
-        A bound may stand inside a stored transaction, which is then read by two.
+        A bound may be inside the stored messages of a transaction, which two parts then share.
         """
         bounds: list[bytes] = []
         at = 0
         for part in range(1, parts):
             target = self.bytes * part / parts
-            while at < len(self._marks) and self._marks[at][0] < target:
+            while at < len(self._split_points) and self._split_points[at][0] < target:
                 at += 1
-            if at == len(self._marks):
+            if at == len(self._split_points):
                 break
-            before, bound = self._marks[at]
+            before, bound = self._split_points[at]
             if bound > self.span.since and (not bounds or bound > bounds[-1]) and before > 0:
                 bounds.append(bound)
         return bounds
@@ -366,13 +359,13 @@ class Extent(Walk):
             if self._is_full(size):
                 return self._cut()
             self._last_id = item[1 : 1 + ID_BYTES]
-            self._mark(self._last_id)
+            self._add_split_point(self._last_id)
             self.count += 1
             self.bytes += size
         return True
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """As a page: raises when nothing is before it, and else ends there."""
+        """As for a page: raise if there is no message before it, else end there."""
         if not self.count:
             raise damage
         return self._cut()
@@ -386,57 +379,55 @@ class Extent(Walk):
         self._end = after(self._last_id)
         return False
 
-    def _mark(self, message_id: bytes) -> None:
-        if self._marks and self.bytes < self._marks[-1][0] + self._stride:
+    def _add_split_point(self, message_id: bytes) -> None:
+        if self._split_points and self.bytes < self._split_points[-1][0] + self._stride:
             return
-        self._marks.append((self.bytes, message_id))
-        if len(self._marks) > MAX_MARKS:
-            self._marks = self._marks[::2]
-            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_MARKS)
+        self._split_points.append((self.bytes, message_id))
+        if len(self._split_points) > MAX_SPLIT_POINTS:
+            self._split_points = self._split_points[::2]
+            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_SPLIT_POINTS)
 
 
-# --- tally -----------------------------------------------------------------------------------------
-#
-# Counting messages instead of returning them, and finding the newest; both look at so many rows and no more.
+# --- counts, and the newest message: both read a bounded number of rows -----------------------------
 
 
-#: By how much an item is longer than a plain row's value and position, as usage counts them.
+#: The bytes by which an item is longer than a plain row's value and position, which usage counts.
 _ITEM_EXTRA_BYTES = 10
 
 
 class BoundedWalk(Walk):
-    """A walk that gives up after so many rows."""
+    """A walk that gives up after ``max_rows`` rows."""
 
-    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
-        super().__init__(span, view, hidden_limit=max_looks)
-        self._looks_left = max_looks
-        #: It has given up: there is more than was looked at.
+    def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
+        super().__init__(span, view, hidden_limit=max_rows)
+        self._rows_left = max_rows
+        #: Whether it gave up before the end.
         self.gave_up = False
 
     def feed_rows(self, rows: Rows) -> bool:
         """See ``Walk``."""
-        return super().feed_rows(self._looked_at(rows)) and self._may_look()
+        return super().feed_rows(self._within_bound(rows)) and self._may_read_on()
 
     def feed_payloads(self, rows: Rows) -> bool:
         """See ``StoredDelivery``."""
-        return super().feed_payloads(self._looked_at(rows)) and self._may_look()
+        return super().feed_payloads(self._within_bound(rows)) and self._may_read_on()
 
-    def _looked_at(self, rows: Rows) -> Rows:
-        left = self._looks_left
-        self._looks_left -= len(rows)
+    def _within_bound(self, rows: Rows) -> Rows:
+        left = self._rows_left
+        self._rows_left -= len(rows)
         return rows[:left] if left < len(rows) else rows
 
-    def _may_look(self) -> bool:
-        if self._looks_left < 0:
+    def _may_read_on(self) -> bool:
+        if self._rows_left < 0:
             self.gave_up = self.done = True
         return not self.done
 
 
 class Tally(BoundedWalk):
-    """How many messages a reader would get; ``hidden`` and ``expired`` count those it would not."""
+    """Counts the messages that a reader would get; ``hidden`` and ``expired`` count those that it would not."""
 
-    def __init__(self, span: Span, view: View | None, max_looks: int) -> None:
-        super().__init__(span, view, max_looks)
+    def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
+        super().__init__(span, view, max_rows)
         self.messages = 0
         self.bytes = 0
 
@@ -446,7 +437,7 @@ class Tally(BoundedWalk):
         return True
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        self.messages += 1  # it is there, whatever it is
+        self.messages += 1  # a message, even if it cannot be read
         return True
 
 
@@ -455,13 +446,13 @@ class Newest(BoundedWalk):
 
     reverse = True
 
-    def __init__(self, span: Span, max_looks: int) -> None:
-        super().__init__(span, None, max_looks)
+    def __init__(self, span: Span, max_rows: int) -> None:
+        super().__init__(span, None, max_rows)
         self.message_id: bytes | None = None
 
     @property
     def wanted(self) -> int:
-        """One row will do, mostly."""
+        """One row is mostly enough."""
         return 1
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:

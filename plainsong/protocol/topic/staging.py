@@ -1,9 +1,7 @@
-"""Storing messages that a later publish refers to: under a write pointer, or staged by a producer without a transaction.
+"""Stored messages: kept in the payload table, invisible, until a publish refers to them.
 
-Keeping messages in the payload table, seen by nobody, until a reference to them is published.
-
-What a transaction stores and what a producer stages are kept alike: under one pointer, by segments, at payload
-positions that grow.
+A transaction stores messages under its write pointer; a producer without a transaction *stages* them under a pointer
+of the topic's own. Both are kept alike: under one pointer, by segments, at growing payload positions.
 """
 
 from __future__ import annotations
@@ -27,7 +25,15 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
 from plainsong.protocol.keys import payload_prefix, pointer_key
 from plainsong.protocol.requests import Receipt
 from plainsong.protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row, staged_pointer
-from plainsong.protocol.topic.dedup import DeduplicationVerdict, admit, judge, remember, session_of, trimmed
+from plainsong.protocol.topic.checkpoint import forget_pointer
+from plainsong.protocol.topic.deduplication import (
+    DeduplicationVerdict,
+    deduplicate,
+    ensure_producer,
+    record_publish,
+    session_of,
+    without_duplicates,
+)
 from plainsong.protocol.topic.pending import Pending, Segment
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
@@ -38,8 +44,7 @@ from plainsong.protocol.topic.publish import (
     receipt_of,
 )
 from plainsong.protocol.topic.row_batch import RowExtras, own_ttls, positions, row_extras_of, values_of
-from plainsong.protocol.topic.state import Run, Sequence
-from plainsong.protocol.topic.step import forget_pointer
+from plainsong.protocol.topic.state import PositionSequence, Run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -53,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
-    """See that there is room for the segment, if it is a new one. Raises TransactionTooLarge."""
+    """Check the bound on segments, if this one is new. Raises TransactionTooLarge."""
     if name is None or pending is None or name in pending.segments:
         return
     if len(pending.segments) >= state.limits.max_segments:
@@ -61,7 +66,7 @@ def check_segment(state: TopicState, pending: Pending | None, name: str | None) 
 
 
 def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarge:
-    """What is said then, and what can be done about it."""
+    """The error for one segment too many."""
     whose = f"write pointer {pending.pointer}" if pending.staged_by is None else f"producer {pending.staged_by!r}"
     hint = f"at most {state.limits.max_segments}"
     if pending.staged_by is not None:
@@ -69,20 +74,22 @@ def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarg
     return TransactionTooLarge(f"{whose} has {len(pending.segments)} segments in topic {state.name}", hint=hint)
 
 
-def keep_messages(
-    state: TopicState, step: Step, pending: Pending, request: PublishRequest, marks: RowExtras | None
+def store_messages(
+    state: TopicState, step: Step, pending: Pending, request: PublishRequest, row_extras: RowExtras | None
 ) -> None:
-    """Add the messages of a request, which have been checked, to the payload rows of the pointer."""
+    """Add the messages of a checked request to the payload rows of a pointer."""
     segment = None
     if request.segment is not None:
         segment = pending.segments.setdefault(request.segment, Segment(len(pending.segments)))
-        marks = marks or RowExtras()
-        marks.every = {SEGMENT: segment.index}
+        row_extras = row_extras or RowExtras()
+        row_extras.every = {SEGMENT: segment.index}
     suffixes = positions(_payload_positions(pending, state.time_ms, len(request.messages)))
     ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
-    values = values_of(request.messages, ttls_s) if marks is None else marks.values(request.messages, ttls_s, None)
+    values = (
+        values_of(request.messages, ttls_s) if row_extras is None else row_extras.values(request.messages, ttls_s, None)
+    )
     prefix = payload_prefix(state.name, state.living().generation, pending.pointer)
-    step.keep(Put(Table.PAYLOAD, prefix, suffixes, values))
+    step.add_payloads(Put(Table.PAYLOAD, prefix, suffixes, values))
     size = sum(map(len, request.messages))
     pending.first_stored = pending.first_stored or suffixes[0]
     pending.last_stored = suffixes[-1]
@@ -95,9 +102,9 @@ def keep_messages(
 
 
 def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
-    """What a row says that publishes what is kept under the pointer: all of it, or these segments, as far as known."""
+    """The reference to a pointer's stored messages: all of them, or those of the given segments that exist."""
     assert pending.first_stored is not None
-    assert pending.last_stored is not None  # something is stored, and has its positions
+    assert pending.last_stored is not None  # messages are stored, and have positions
     staged = None if pending.staged_by is None else pending.pointer
     first, last = pending.first_stored, pending.last_stored
     if segments is None:
@@ -108,29 +115,31 @@ def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
 
 
 def drop_stored(state: TopicState, pending: Pending) -> None:
-    """What was stored under the pointer is stored no more: it was published, or is gone."""
+    """A pointer has no stored messages any more: they were published, or removed."""
     state.stored_bytes -= pending.stored_bytes
     pending.stored = pending.stored_bytes = 0
     pending.segments.clear()
 
 
 def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
-    """The next payload positions of a pointer: above all it had, and never 0, which says that there is no payload."""
-    sequence = Sequence() if pending.last_stored is None else Sequence(*unpack_position(pending.last_stored))
+    """The next payload positions of a pointer: above all earlier ones, and never 0, which means a message table row."""
+    sequence = (
+        PositionSequence() if pending.last_stored is None else PositionSequence(*unpack_position(pending.last_stored))
+    )
     return sequence.take(max(1, time_ms), count)
 
 
-# --- under -----------------------------------------------------------------------------------------
+# --- deduplication of stores -----------------------------------------------------------------------
 
 
-def judge_store(
+def deduplicate_store(
     state: TopicState, step: Step, pending: Pending | None, request: PublishRequest, *, staged: bool = False
 ) -> DeduplicationVerdict | None:
-    """Which messages of a store are new under its pointer and segment; None: it has no producer, or nobody asks.
+    """The verdict on a store under its pointer and segment; None: it has no producer, or the topic remembers none.
 
     Args:
-      staged: what is staged is judged wherever it is, since it is known from its own row; sessions are only where
-        producers are remembered.
+      staged: the messages are staged. These are deduplicated in every topic, since their own row has the ids; sessions
+        exist only where producers are remembered.
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, TransactionTooLarge, DamagedRow: nothing
       happened.
@@ -153,45 +162,44 @@ def judge_store(
             hint=f"at most {state.limits.max_segments}",
         )
     _, highest = stored_by.get(who, (0, -1))
-    judged = DeduplicationVerdict(
+    dedup = DeduplicationVerdict(
         request.producer, ids, bisect_right(ids, highest), request.write_pointer or 0, producer
     )
-    if request.atomic and judged.new and not judged.duplicate:
+    if request.atomic and dedup.new and not dedup.duplicate:
         raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store what is new")
-    if judged.new:
-        step.told["duplicate" if judged.duplicate else "partial"] += 1
-    return judged
+    if dedup.new:
+        step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
+    return dedup
 
 
-def remember_store(pending: Pending, request: PublishRequest, judged: DeduplicationVerdict) -> None:
-    """Its messages are stored; the pointer's row says so in the same commit."""
-    epoch = 0 if judged.producer is None else judged.producer.epoch
-    pending.took_store(judged.name, request.segment or "", epoch, judged.ids[-1])
+def record_store(pending: Pending, request: PublishRequest, dedup: DeduplicationVerdict) -> None:
+    """Record the sequence ids of a store; the pointer's row has them in the same commit."""
+    epoch = 0 if dedup.producer is None else dedup.producer.epoch
+    pending.record_store(dedup.name, request.segment or "", epoch, dedup.ids[-1])
 
 
 # --- staging ---------------------------------------------------------------------------------------
 #
-# Staging: a producer's messages, stored by segments and published as one plain batch, once, without a transaction.
+# A producer's messages are stored by segments and published as one plain batch, once, without a transaction.
 #
-#     store     payload rows under a negative pointer, which the topic gives to the producer; seen by nobody
-#     publish   one reference row without a pointer: the listed segments become visible in one moment, to every reader;
-#               what was staged under others goes with it, never shown
+#     store     payload rows under a negative pointer that the topic assigns to the producer; no reader sees them
+#     publish   one reference row without a pointer: every reader sees the listed segments at the same moment;
+#               the other segments are never shown
 #
-# The pointer is made of a position of the topic's own, which no message gets, so it is never given again: not after
-# a crash, and not when the clock was set back. A producer has one at a time. To the authorities of transactions,
-# and to whoever reads with a snapshot, there is none.
+# The pointer is derived from a position that no message gets, so it is unique, even after a crash or when the clock is
+# set back. A producer has one at a time. Transaction authorities and readers' snapshots do not know it.
 
 
-#: What a position is followed by in the id that no message published there comes after.
+#: The end of the highest id at a position.
 _LAST_PAYLOAD_PART = b"\xff" * len(NO_PAYLOAD_PART)
-#: Segments named in a refusal.
+#: Most segments named in an error.
 _MAX_NAMED = 5
 
 
 def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> None:
-    """Keep the request's messages until its producer publishes their segment.
+    """Store the request's messages until its producer publishes their segment.
 
-    With sequence ids, those at or below the segment's highest are not stored again.
+    Messages with sequence ids up to the segment's highest are not stored again.
 
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
@@ -200,61 +208,62 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
       more): nothing happened.
     """
     request = ask.request
-    metadata = _admitted(state, request)
-    known = staged_by(state, request.producer)
-    storing = _judge(state, step, known, request)
-    if storing is not None:
-        if storing.duplicate:
+    metadata = _check_topic(state, request)
+    known = find_staged(state, request.producer)
+    dedup = _deduplicate(state, step, known, request)
+    if dedup is not None:
+        if dedup.duplicate:
             return
-        request = trimmed(request, storing)
+        request = without_duplicates(request, dedup)
     if not request.messages:
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
     check_segment(state, known, request.segment)
-    marks = row_extras_of(request)
-    pending = _opened(state, step, request.producer or "") if known is None else known
-    keep_messages(state, step, pending, request, marks)
-    if storing is not None:
-        remember_store(pending, request, storing)
+    row_extras = row_extras_of(request)
+    pending = _open_staging(state, step, request.producer or "") if known is None else known
+    store_messages(state, step, pending, request, row_extras)
+    if dedup is not None:
+        record_store(pending, request, dedup)
     state.changed.add(pending.pointer)
 
 
 def publish_staged(state: TopicState, step: Step, ask: PublishStaged, now: Now) -> Receipt:
-    """Publish the listed segments; where their messages stand. A duplicate is answered as it was, and looks nothing up.
+    """Publish the listed segments. A duplicate gets its original answer, without a look at the segments.
 
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, LowSpace, InvalidParameter (nothing is staged under a
-      listed segment); with a producer that is remembered what ``judge`` and ``admit`` raise too: nothing happened.
+      listed segment); with a remembered producer also what ``deduplicate`` and ``ensure_producer`` raise: nothing
+      happened.
     """
     request = ask.request
-    metadata = _admitted(state, request)
-    judged = None
+    metadata = _check_topic(state, request)
+    dedup = None
     if state.producers.enabled:
-        judged = judge(state, step, request)
-        if judged.duplicate:
-            return _enclosing(receipt_of(metadata, judged, *judged.ends()))
-    pending = _with_all(state, request)
+        dedup = deduplicate(state, step, request)
+        if dedup.duplicate:
+            return _with_enclosing_ids(receipt_of(metadata, dedup, *dedup.ends()))
+    pending = _find_segments(state, request)
     check_messages(state, metadata, request, now)
     stamp = None
-    if judged is not None:
-        admit(state, step, judged)
-        stamp = judged.stamp(rows=1)
+    if dedup is not None:
+        ensure_producer(state, step, dedup)
+        stamp = dedup.stamp(rows=1)
     position = _publish(state, step, metadata, pending, request, stamp)
     forget_pointer(state, pending)
-    if judged is not None:
-        remember(state, step, judged, position, position)
-        return _enclosing(receipt_of(metadata, judged, position, position))
+    if dedup is not None:
+        record_publish(state, step, dedup, position, position)
+        return _with_enclosing_ids(receipt_of(metadata, dedup, position, position))
     message_id = position + NO_PAYLOAD_PART
-    return _enclosing(Receipt(message_id, message_id, metadata.generation, verdict=NOT_DEDUPLICATED))
+    return _with_enclosing_ids(Receipt(message_id, message_id, metadata.generation, verdict=NOT_DEDUPLICATED))
 
 
-def staged_by(state: TopicState, producer: str | None) -> Pending | None:
-    """What a producer has staged and not published; None: nothing that could be."""
+def find_staged(state: TopicState, producer: str | None) -> Pending | None:
+    """The staged messages that a producer can still publish; None: it has none."""
     pointer = state.staged.get(producer or "")
     return None if pointer is None else state.pending[pointer]
 
 
-def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
+def _check_topic(state: TopicState, request: PublishRequest) -> Metadata:
     metadata = state.living()
     check_generation(metadata, request)
     if metadata.properties.transactional == "required":
@@ -262,22 +271,22 @@ def _admitted(state: TopicState, request: PublishRequest) -> Metadata:
     return metadata
 
 
-def _judge(
+def _deduplicate(
     state: TopicState, step: Step, known: Pending | None, request: PublishRequest
 ) -> DeduplicationVerdict | None:
-    """Which messages are new under their segment; None: there is nothing to tell it by. Raises as ``store_staged``."""
+    """The verdict on a staged store; None: it has no sequence ids. Raises as ``store_staged``."""
     if request.sequence_ids is None:
         if state.producers.enabled:
             session_of(state, step, request)
         return None
-    judged = judge_store(state, step, known, request, staged=True)
-    if judged is not None:
-        _check_begun(state, known, request, judged.ids[0])
-    return judged
+    dedup = deduplicate_store(state, step, known, request, staged=True)
+    if dedup is not None:
+        _check_continuation(state, known, request, dedup.ids[0])
+    return dedup
 
 
-def _check_begun(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
-    """Raise AlreadyPublished when a segment goes on of which nothing is staged: its rows so far would be missed."""
+def _check_continuation(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
+    """Raise AlreadyPublished when a segment continues that has nothing staged: its earlier messages would be missing."""
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
         raise AlreadyPublished(
@@ -287,8 +296,8 @@ def _check_begun(state: TopicState, known: Pending | None, request: PublishReque
         )
 
 
-def _opened(state: TopicState, step: Step, producer: str) -> Pending:
-    """A staged pointer for a producer that has none. Raises Overloaded."""
+def _open_staging(state: TopicState, step: Step, producer: str) -> Pending:
+    """Assign a staging pointer to a producer that has none. Raises Overloaded."""
     if len(state.pending) >= state.limits.max_pending:
         raise Overloaded(
             f"{len(state.pending)} write pointers and staging producers are undecided in topic {state.name}",
@@ -298,15 +307,15 @@ def _opened(state: TopicState, step: Step, producer: str) -> Pending:
     pending = Pending(staged_pointer(run.ts_ms, run.first), state.time_ms, state.time_ms, staged_by=producer)
     state.pending[pending.pointer] = pending
     state.staged[producer] = pending.pointer
-    # Before the payload rows: cut off behind them, the pointer must not be given again with these in its range.
+    # Before the payload rows: if the commit is cut off behind them, the pointer must not be assigned a second time.
     key = pointer_key(state.name, state.living().generation, pending.pointer)
     step.write(put_one(Table.METADATA, key, pending.encode()))
     return pending
 
 
-def _with_all(state: TopicState, request: PublishRequest) -> Pending:
-    """What is staged, with every segment the request lists. Raises InvalidParameter when one is missing."""
-    pending = staged_by(state, request.producer)
+def _find_segments(state: TopicState, request: PublishRequest) -> Pending:
+    """The producer's staged messages, with every segment that the request lists. Raises InvalidParameter."""
+    pending = find_staged(state, request.producer)
     known = {} if pending is None else pending.segments
     missing = [name for name in dict.fromkeys(request.segments or ()) if name not in known]
     if pending is not None and not missing:
@@ -322,21 +331,21 @@ def _with_all(state: TopicState, request: PublishRequest) -> Pending:
 def _publish(
     state: TopicState, step: Step, metadata: Metadata, pending: Pending, request: PublishRequest, stamp: Stamp | None
 ) -> bytes:
-    """Write the one row; its position."""
+    """Write the reference row. Returns its position."""
     reference = reference_to(pending, request.segments)
     extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
     runs = state.sequence.take(state.time_ms, 1)
     position, _ = ends_of(runs)
     value = encode_row(MessageRow(None, ttl_s=request.ttl_s, extras=extras))
-    step.roll(state.prefix).add_reference(position, value)
+    step.row_batch(state.prefix).add_reference(position, value)
     own_expiry_ms = 0 if request.ttl_s is None else runs[0].ts_ms + request.ttl_s * 1000
     count_messages(state, step, metadata, runs[0], reference.messages, reference.payload_bytes, own_expiry_ms)
     state.rows_since_mark += 1
     return position
 
 
-def _enclosing(receipt: Receipt) -> Receipt:
-    """The same, with ids that none of the messages is before or behind: theirs end as their payload rows do."""
+def _with_enclosing_ids(receipt: Receipt) -> Receipt:
+    """The receipt with ids that enclose all messages, whose ids end with their payload positions."""
     if receipt.last_id is None:
         return receipt
     return replace(receipt, last_id=receipt.last_id[: -len(NO_PAYLOAD_PART)] + _LAST_PAYLOAD_PART)

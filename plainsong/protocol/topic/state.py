@@ -1,12 +1,7 @@
-"""What the actor of a topic knows about it: everything but the messages, and how rows behind the high-water mark restore it.
+"""The state of a topic, everything but its messages; its message positions; and how a load restores it.
 
-Where message ids come from: positions that strictly increase, whatever the clock does.
-
-    ts  = the later of the topic's time and the last timestamp given
-    seq = 0 when ts grew, else the last plus one; a full millisecond goes over into the next
-
-Never from the clock alone: after a restart the last position given is recovered from the table and from
-the high-water mark, so that no key is ever written twice.
+``actors/loading.py`` builds it from disk, the rules of this package alone change it, and when a write fails it is
+thrown away: the disk is then read again.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ from plainsong.protocol.rows import (
     position_of_staged,
 )
 from plainsong.protocol.topic.pending import Pending
-from plainsong.protocol.topic.producers import INHERITED, Book, Producer, Result
+from plainsong.protocol.topic.producer_state import INHERITED, Producer, ProducerTable, Result
 from plainsong.protocol.topic.usage import ROW_BYTES, Usage
 from plainsong.protocol.transactions.transaction import NoAuthority
 
@@ -42,8 +37,69 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Put
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.topic.producers import NamespacePolicy
+    from plainsong.protocol.topic.producer_state import NamespacePolicy
     from plainsong.protocol.transactions.transaction import Authority
+
+
+class Now(NamedTuple):
+    """The time and other facts from outside, read once per step."""
+
+    wall_ms: int
+    """The machine's clock; may jump."""
+    mono_s: float
+    """A monotonic clock, for deadlines."""
+    low_space: bool = False
+    """The disk is nearly full: publishes are refused."""
+    decided: tuple[int, ...] = ()
+    """Write pointers that were committed or aborted since the last step."""
+    deduplication: NamespacePolicy = INHERITED
+    """The setting of the topic's namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """Bounds of one topic; the settings of the same names explain what happens beyond them."""
+
+    max_message_bytes: int = 8 << 20
+    message_bound: str = "topic.max_message_bytes"
+    """The setting that decides ``max_message_bytes``: a store may allow less than the setting of that name."""
+    max_request_messages: int = 1 << 20
+    max_parked_polls: int = 10_000
+    checkpoint_rows: int = 10_000
+    max_readers: int = 1_000
+    readers_retention_ms: int = 90 * 24 * 3600 * 1000
+    max_pending: int = 65_536
+    """Undecided write pointers."""
+    max_segments: int = 10_000
+    """Segments of one write pointer."""
+    max_lifetime_ms: int = 90_000_000
+    """How old a write pointer may be; 0: of any age."""
+    deduplication_default: bool = True
+    """Whether producers are remembered where neither topic nor namespace decides."""
+    snapshot_entries: int = 1000
+    """Producers' requests after which a snapshot of the producers is written."""
+    snapshot_interval_ms: int = 120_000
+    """The longest time between a change and the snapshot that has it."""
+    producer_retention_ms: int = 7 * 24 * 3600 * 1000
+    """How long an inactive producer is remembered; ``max_retention_ms``: the longest it may ask for."""
+    max_retention_ms: int = 180 * 24 * 3600 * 1000
+    max_producers: int = 10_000
+    max_long_producers: int = 1_000
+    """Producers among them that asked for longer than ``producer_retention_ms``."""
+    producer_active_ms: int = 600_000
+    """How long after its last activity a producer is not evicted for a new one."""
+    max_atomic_messages: int = 1 << 16
+    max_atomic_bytes: int = 16 << 20
+    """Bounds of one atomic request: messages, and bytes of their payloads."""
+
+
+# --- positions -------------------------------------------------------------------------------------
+#
+#     ts  = the later of the topic's time and the last timestamp given
+#     seq = 0 when ts grew, else the last plus one; a full millisecond continues in the next
+#
+# Never from the clock alone: after a restart the last position is recovered from the table and from the high-water
+# mark, so that no key is ever written twice.
 
 
 class Run(NamedTuple):
@@ -54,8 +110,8 @@ class Run(NamedTuple):
     length: int
 
 
-class Sequence:
-    """The positions of one generation; gives each out once."""
+class PositionSequence:
+    """The positions of one generation; it gives each once."""
 
     __slots__ = ("last_sequence_id", "last_ts_ms")
 
@@ -64,10 +120,10 @@ class Sequence:
         self.last_sequence_id = last_sequence_id
 
     def __repr__(self) -> str:
-        return f"<Sequence {self.last_ts_ms}:{self.last_sequence_id}>"
+        return f"<PositionSequence {self.last_ts_ms}:{self.last_sequence_id}>"
 
-    def saw(self, ts_ms: int, sequence_id: int) -> None:
-        """Never give out this position or one before it."""
+    def advance_past(self, ts_ms: int, sequence_id: int) -> None:
+        """Give no position up to this one any more."""
         if (ts_ms, sequence_id) > (self.last_ts_ms, self.last_sequence_id):
             self.last_ts_ms, self.last_sequence_id = ts_ms, sequence_id
 
@@ -88,64 +144,254 @@ class Sequence:
         return runs
 
 
-# --- enlisted --------------------------------------------------------------------------------------
+# --- the state -------------------------------------------------------------------------------------
+
+#: Flags of rows that have a pointer or refer to stored messages.
+_UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
+
+
+@dataclass(slots=True)
+class TopicState:
+    """The state of a topic name: of its living generation, or of the last one."""
+
+    name: TopicName
+    limits: TopicLimits = field(default_factory=TopicLimits)
+    metadata: Metadata | None = None
+    sequence: PositionSequence = field(default_factory=PositionSequence)
+    usage: Usage = field(default_factory=Usage)
+    time_ms: int = 0
+    """The topic's time: the clock, but never going back, so that expired messages stay expired."""
+    watermark: bytes | None = None
+    """The position (10 bytes) up to which readers may read."""
+    readers: dict[str, Reader] = field(default_factory=dict)
+    authority: Authority = field(default_factory=NoAuthority)
+    """Knows the standing of write pointers."""
+    enlistment: Enlistment | None = None
+    """The pointers that may be written under, if another instance decides them; None: the authority is local."""
+    pending: dict[int, Pending] = field(default_factory=dict)
+    """Every undecided write pointer with rows in the last generation; those below 0 have staged messages."""
+    staged: dict[str, int] = field(default_factory=dict)
+    """Producer → the pointer it stages under; without abandoned ones."""
+    appended: int = 0
+    """Messages ever published in the generation."""
+    stored_bytes: int = 0
+    """Bytes of all messages stored and not published."""
+    changed: set[int] = field(default_factory=set)
+    """Pointers of ``pending`` whose rows the next commit has to write."""
+    forgotten: set[int] = field(default_factory=set)
+    """Write pointers whose rows the next commit removes."""
+    rows_since_mark: int = 0
+    marked: bool = False
+    """Whether the load found a high-water mark: replay begins behind it, not at the first row."""
+    marked_own_expiry_ms: int = 0
+    producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
+    torn: list[bytes] = field(default_factory=list)
+    """Keys of the message rows of an atomic request that was cut off, last one first: the next step removes them."""
+    torn_bytes: int = 0
+    """Bytes of these rows."""
+    torn_payloads: list[bytes] = field(default_factory=list)
+    """Keys of payload rows that a cut-off commit left behind: the next step removes them too."""
+    replaying: Replay | None = None
+    """During a load: the producers' requests in rows behind the mark."""
+
+    def __post_init__(self) -> None:
+        self.producers = ProducerTable(self.limits.producer_retention_ms)
+
+    def __repr__(self) -> str:
+        alive = self.metadata is not None and self.metadata.deleted_ms is None
+        return f"<TopicState {self.name} {'alive' if alive else 'absent'} {self.sequence!r} {self.usage!r}>"
+
+    # --- loading -------------------------------------------------------------------------------
+
+    def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
+        """Take over the rows of the metadata table. Returns the message key behind which rows are to be replayed."""
+        self.metadata = metadata
+        self.marked = mark is not None
+        mark = mark or HighWater()
+        self.appended = mark.appended
+        self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)
+        self.usage = Usage(mark.buckets, mark.last_sequence_ids, mark.last_dropped)
+        if not mark.last_sequence_ids and mark.last_dropped is None and self.appended > self.usage.messages:
+            # An older version wrote the mark, without the position of the last expired message.
+            self.usage.last_dropped = mark.before_buckets
+        self.time_ms = max(self.time_ms, mark.time_ms)
+        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
+        if mark.last_sequence_id < 0:
+            self.producers.snapshot_written(None, mark.time_ms)
+            return self.prefix
+        self.producers.snapshot_written(pack_position(mark.last_ts_ms, mark.last_sequence_id), mark.time_ms)
+        return self.prefix + pack_position(mark.last_ts_ms, mark.last_sequence_id) + b"\x00"
+
+    def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Count rows written after the high-water mark, in key order."""
+        ttl_ms = self.living_or_last().properties.ttl_ms
+        key_bytes = len(self.prefix) + ROW_BYTES
+        producers = self.replaying = self.replaying or Replay(self)
+        for key, value in rows:
+            if len(key) != key_bytes:
+                continue  # not a message row: `store explain` reports it
+            ts_ms = int.from_bytes(key[-10:-2], "big")
+            own_s = own_ttl_s(value)
+            own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
+            sequence_id = int.from_bytes(key[-2:], "big")
+            self.sequence.advance_past(ts_ms, sequence_id)
+            messages, size = 1, len(value) + ROW_BYTES
+            if value and value[0] & _UNDER_POINTERS:
+                messages, size = self._replay_under(key[-10:], value)
+            if value and value[0] & HAS_EXTRAS:
+                producers.take(key, value, size)
+            self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms, sequence_id)
+            self.appended += messages
+            self.rows_since_mark += 1
+
+    def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
+        """Replay a row that has a write pointer or refers to stored messages. Returns its messages and their bytes.
+
+        If a commit was cut off before its pointer rows, this restores what they would have said.
+        """
+        try:
+            row = decode_row(value)
+            stored = Stored.of(row) if row.payload is None else None
+        except DamagedRow:
+            return 1, len(value) + ROW_BYTES
+        messages, size = 1, len(value) + ROW_BYTES
+        if stored is not None:
+            messages, size = stored.messages, stored.payload_bytes + ROW_BYTES * stored.messages
+            if stored.staged is not None and self.pending.pop(stored.staged, None) is not None:
+                self.forgotten.add(stored.staged)
+        if self.marked and row.pointer is not None and row.pointer > 0:
+            pending = self.pending.get(row.pointer)
+            if pending is None:
+                ts_ms = int.from_bytes(position[:8], "big")
+                pending = self.pending[row.pointer] = Pending(row.pointer, ts_ms, ts_ms)
+            if pending.replay_row(position, row.payload, stored, self.appended):
+                self.changed.add(row.pointer)
+        return messages, size
+
+    def loaded(self) -> None:
+        """All rows have been replayed: everything on disk may be read."""
+        if self.replaying is not None:
+            self.replaying.end()
+            self.replaying = None
+        self.producers.loaded()
+        for pending in self.pending.values():
+            if pending.pointer < 0:
+                self._found_staged(pending)
+        self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
+        self.appended = max([self.appended, *(each.runs[-1].before for each in self.pending.values() if each.runs)])
+        self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
+        self.advance_watermark()
+
+    def _found_staged(self, pending: Pending) -> None:
+        """Restore a staged pointer: its position was given, and its producer has it unless it is abandoned."""
+        self.sequence.advance_past(*position_of_staged(pending.pointer))
+        if pending.last_stored is None:
+            pending.orphaned = True  # a commit was cut off: there may be rows that were never acknowledged
+        if pending.staged_by is not None and not pending.orphaned:
+            self.staged[pending.staged_by] = pending.pointer
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def living(self) -> Metadata:
+        """The topic's metadata. Raises TopicNotFound when it does not exist or is deleted."""
+        if self.metadata is None or self.metadata.deleted_ms is not None:
+            raise TopicNotFound(f"topic {self.name} does not exist", hint="create it with PUT, or check the name")
+        return self.metadata
+
+    def living_or_last(self) -> Metadata:
+        """The metadata of the last generation, alive or not. Raises TopicNotFound when there never was one."""
+        if self.metadata is None:
+            raise TopicNotFound(f"topic {self.name} has never existed")
+        return self.metadata
+
+    @property
+    def prefix(self) -> bytes:
+        """The prefix of the message keys of the last generation."""
+        return generation_prefix(self.name, self.living_or_last().generation)
+
+    @property
+    def until(self) -> bytes:
+        """The bound after everything readable."""
+        if self.watermark is None:
+            return bytes(ID_BYTES)
+        return after(self.watermark + b"\xff" * (ID_BYTES - len(self.watermark)))
+
+    @property
+    def oldest_ms(self) -> int:
+        """The first publish time that has not expired."""
+        metadata = self.living_or_last()
+        return max(0, metadata.floor_ms, self.time_ms - metadata.properties.ttl_ms)
+
+    def advance_watermark(self) -> None:
+        """Every row that has a position is durable: readers may read up to the last one."""
+        last = self.sequence
+        if last.last_sequence_id >= 0:
+            self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
+
+    def mark(self) -> Put:
+        """The operation that writes the high-water mark of now."""
+        self.rows_since_mark = 0
+        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
+        last = self.sequence
+        usage = self.usage
+        mark = HighWater(
+            self.time_ms,
+            last.last_ts_ms,
+            last.last_sequence_id,
+            usage.stored(),
+            self.appended,
+            usage.last_sequence_ids(),
+            usage.last_dropped,
+        )
+        key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
+        return put_one(Table.METADATA, key, mark.encode())
+
+    def needs_mark(self) -> bool:
+        """Whether replaying from the last mark has become too long, or would miss a due expiry."""
+        own = self.usage.own_expiry_ms()
+        earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
+        many = self.rows_since_mark >= self.limits.checkpoint_rows
+        return many or earlier or self.producers.entries >= self.limits.snapshot_entries
 
 
 class Enlistment(Protocol):
-    """What one owner of a topic is enlisted for; ends with it."""
+    """The write pointers for which one owner of a topic is enlisted; it ends with that ownership."""
 
     def holds(self, pointer: int) -> bool:
         """Whether the topic is enlisted for a pointer."""
         ...
 
     def close(self, pointers: Iterable[int]) -> None:
-        """It is not any more, and what was asked before this does not make it so again."""
+        """End the enlistment for pointers, also where one that began earlier is still under way."""
         ...
 
 
-# --- replaying -------------------------------------------------------------------------------------
+# --- replaying producers and batches ---------------------------------------------------------------
 #
-# Finding again, on load, what requests left behind the high-water mark say about producers and batches.
+# A load finds again what requests behind the high-water mark say about producers and batches.
 #
-# Rows of one request stand at consecutive positions, and of a commit that was cut off the last ones are missing. So
-# only the last request can be in parts: of a producer's the rows that are there count, and the positions of the
-# others are passed over, so that no later row is taken for one of them; an atomic one has to be taken away. Where
-# the mark was lost the topic is read from its first row, and rows may also be missing because they expired: what
-# they said is in the producers' rows, and nothing is taken away.
-
+# Rows of one request stand at consecutive positions, and a commit that was cut off lacks its last rows. So only the
+# last request can be incomplete. Of a producer's request the rows that are there count, and the positions of the
+# missing ones are skipped, so that no later row is taken for one of them; an atomic request has to be removed. Where
+# the mark was lost the topic is read from its first row, and rows may also be missing because they expired: what they
+# said is in the producers' rows, and nothing is removed.
 
 #: First keys of the extras of rows that begin a request, as msgpack has them.
 _BEGINNINGS = (b"\xa1" + STAMP.encode(), b"\xa1" + BATCH.encode())
 
 
-@dataclass(slots=True)
-class _Request:
-    """The request whose rows are being read."""
-
-    first: int
-    rows: int
-    stamp: Stamp | None
-    pointer: int
-    atomic: bool
-    seen: int = 1
-    """Rows up to the last one found, counted by their positions."""
-    keys: list[bytes] = field(default_factory=list)
-    size: int = 0
-    """Bytes of the rows behind ``keys``, as usage counts them."""
-
-
 class Replay:
-    """The rows of one load, in key order: ``take`` those with extras, then ``end``."""
+    """Restores producers and finds torn batches during one load: ``take`` rows in key order, then ``end``."""
 
     def __init__(self, state: TopicState) -> None:
         self._state = state
         self._open: _Request | None = None
         record = state.producers.record
-        #: The position up to which no stamp counts; None: none counts at all.
+        #: The position up to which stamps are void; None: all are.
         self._from = record.counts_from() if record is not None and record.on else None
 
     def take(self, key: bytes, value: bytes, size: int) -> None:
-        """A row that has extras, or follows one; ``size`` as usage counts it."""
+        """Take a row with extras; ``size`` as usage counts it."""
         if _begins(value):
             self._begin(key, value, size)
         elif self._open is not None:
@@ -156,7 +402,7 @@ class Replay:
             row = decode_row(value)
             stamp = Stamp.of(row)
         except DamagedRow:
-            return  # it is told of by whoever reads it
+            return  # its readers report it
         batch = row.extras.get(BATCH) if row.payload is not None else None
         atomic = isinstance(batch, int)
         if stamp is None and not atomic:
@@ -176,14 +422,14 @@ class Replay:
                 request.size += size
 
     def end(self) -> None:
-        """The request is over: take in what it says."""
+        """The request has no more rows: apply it."""
         request, self._open = self._open, None
         if request is None:
             return
         state = self._state
         cut_off = request.seen < request.rows
         if cut_off:
-            state.sequence.saw(*divmod(request.first + request.rows - 1, SEQUENCES_PER_MS))
+            state.sequence.advance_past(*divmod(request.first + request.rows - 1, SEQUENCES_PER_MS))
         if cut_off and request.atomic and state.marked:
             state.torn = request.keys[::-1]
             state.torn_bytes = request.size
@@ -191,33 +437,49 @@ class Replay:
             self._apply(request, request.stamp, request.seen)
 
     def _apply(self, request: _Request, stamp: Stamp, seen: int) -> None:
-        """Take in the stamp, of which so many rows are there."""
-        book, last = self._state.producers, request.first + seen - 1
+        """Remember the request of a stamp, of which ``seen`` rows were found."""
+        producers, last = self._state.producers, request.first + seen - 1
         ts_ms = request.first // SEQUENCES_PER_MS
         first_position = _position(request.first)
-        if self._from is None or first_position <= self._from or stamp.producer in book.damaged:
+        if self._from is None or first_position <= self._from or stamp.producer in producers.damaged:
             return
-        # Stored messages that are published before others have a row and no id.
+        # The reference row before the request's own messages has no sequence id.
         stored = len(stamp.ids) - (stamp.rows - seen)
-        book.entries += 1
-        book.replayed_entries += 1
+        producers.entries += 1
+        producers.replayed_entries += 1
         if stored <= 0:
             return
-        producer = book.known.get(stamp.producer)
+        producer = producers.known.get(stamp.producer)
         if producer is None:
             producer = Producer(stamp.producer)
-            book.add(producer)
+            producers.add(producer)
         producer.epoch = max(producer.epoch, stamp.epoch)
         producer.active_ms = max(producer.active_ms, ts_ms)
         high = stamp.ids[stored - 1]
         if high > producer.pushed:
-            producer.took(Result(stamp.ids[0], high, first_position, _position(last), request.pointer))
+            producer.record(Result(stamp.ids[0], high, first_position, _position(last), request.pointer))
             producer.persisted = producer.pushed
-            book.changed.add(producer.name)
+            producers.changed.add(producer.name)
+
+
+@dataclass(slots=True)
+class _Request:
+    """The request whose rows are being replayed."""
+
+    first: int
+    rows: int
+    stamp: Stamp | None
+    pointer: int
+    atomic: bool
+    seen: int = 1
+    """Rows up to the last one found, by position."""
+    keys: list[bytes] = field(default_factory=list)
+    size: int = 0
+    """Bytes of the rows of ``keys``, as usage counts them."""
 
 
 def _begins(value: bytes) -> bool:
-    """Whether a row may begin a request: a look at the first key of its extras."""
+    """Whether a row may begin a request, from the first key of its extras."""
     flags = value[0] if value else 0
     if not flags & HAS_EXTRAS:
         return False
@@ -228,276 +490,9 @@ def _begins(value: bytes) -> bool:
 
 
 def _ordinal(key: bytes) -> int:
-    """The position at the end of a key as one number that grows by one from row to row of a request."""
+    """The position at the end of a key as a number; it grows by one from row to row of a request."""
     return int.from_bytes(key[-10:], "big")
 
 
 def _position(ordinal: int) -> bytes:
     return ordinal.to_bytes(10, "big")
-
-
-# --- state -----------------------------------------------------------------------------------------
-#
-# What the actor of a topic knows about it: everything but the messages.
-#
-# Built from disk by ``actors/loading.py``, changed only by the rules of this package, and thrown away when a write
-# fails: the disk is then read again.
-
-
-#: Flags of rows that say more of pointers than plain ones do.
-_UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
-
-
-class Now(NamedTuple):
-    """The world at one step, read once."""
-
-    wall_ms: int
-    """The machine's clock; may jump."""
-    mono_s: float
-    """A clock that only goes forward, for deadlines."""
-    low_space: bool = False
-    """The disk is nearly full: publishes are refused."""
-    decided: tuple[int, ...] = ()
-    """Write pointers that were committed or aborted since the last step."""
-    deduplication: NamespacePolicy = INHERITED
-    """What the topic's namespace says about producers."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLimits:
-    """Bounds of one topic; settings of the same names say what passing them means."""
-
-    max_message_bytes: int = 8 << 20
-    message_bound: str = "topic.max_message_bytes"
-    """The setting that decides ``max_message_bytes``: a store may hold less than the one of that name says."""
-    max_request_messages: int = 1 << 20
-    max_parked_polls: int = 10_000
-    checkpoint_rows: int = 10_000
-    max_readers: int = 1_000
-    readers_retention_ms: int = 90 * 24 * 3600 * 1000
-    max_pending: int = 65_536
-    """Undecided write pointers."""
-    max_segments: int = 10_000
-    """Segments of one write pointer."""
-    max_lifetime_ms: int = 90_000_000
-    """How old a write pointer may be; 0: as old as it likes."""
-    deduplication_default: bool = True
-    """Whether producers are remembered where neither topic nor namespace says."""
-    snapshot_entries: int = 1000
-    """Requests of producers after which all that is known of them is written."""
-    snapshot_interval_ms: int = 120_000
-    """How long a change may go unwritten."""
-    producer_retention_ms: int = 7 * 24 * 3600 * 1000
-    """How long an inactive producer is remembered; ``max_retention_ms``: the longest that one may ask for."""
-    max_retention_ms: int = 180 * 24 * 3600 * 1000
-    max_producers: int = 10_000
-    max_long_producers: int = 1_000
-    """Those among them that asked for longer than ``producer_retention_ms``."""
-    producer_active_ms: int = 600_000
-    """How long a producer that did something is not put out for a new one."""
-    max_atomic_messages: int = 1 << 16
-    max_atomic_bytes: int = 16 << 20
-    """Bounds of one atomic request: messages, and bytes of their payloads."""
-
-
-@dataclass(slots=True)
-class TopicState:
-    """One name's state: of the living generation, or of the last one that lived."""
-
-    name: TopicName
-    limits: TopicLimits = field(default_factory=TopicLimits)
-    metadata: Metadata | None = None
-    sequence: Sequence = field(default_factory=Sequence)
-    usage: Usage = field(default_factory=Usage)
-    time_ms: int = 0
-    """The topic's time: the clock, but never going back, so that what has expired stays expired."""
-    watermark: bytes | None = None
-    """The position (10 bytes) up to which everybody may read."""
-    readers: dict[str, Reader] = field(default_factory=dict)
-    authority: Authority = field(default_factory=NoAuthority)
-    """Who is asked what became of a write pointer."""
-    enlistment: Enlistment | None = None
-    """Which pointers may be written under, where their authority is another instance's; None: it says so itself."""
-    pending: dict[int, Pending] = field(default_factory=dict)
-    """Every write pointer that has rows in the last generation and was not seen decided; below 0: what is staged."""
-    staged: dict[str, int] = field(default_factory=dict)
-    """Producer → the pointer it stages under; those that are being removed are not here."""
-    appended: int = 0
-    """Messages ever published in the generation."""
-    stored_bytes: int = 0
-    """Bytes of all messages that are stored and not published."""
-    changed: set[int] = field(default_factory=set)
-    """Of ``pending``: whose rows have to be written with the next commit."""
-    forgotten: set[int] = field(default_factory=set)
-    """Write pointers whose rows go with the next commit."""
-    rows_since_mark: int = 0
-    marked: bool = False
-    """Whether a high-water mark was found: replay begins behind it, not at the first row."""
-    marked_own_expiry_ms: int = 0
-    producers: Book = field(default_factory=lambda: Book(0))
-    torn: list[bytes] = field(default_factory=list)
-    """Keys of message rows of an atomic request that was cut off, last one first: the next step removes them."""
-    torn_bytes: int = 0
-    """Of their rows."""
-    torn_payloads: list[bytes] = field(default_factory=list)
-    """Keys of payload rows that a cut-off commit left: the next step removes them too."""
-    replaying: Replay | None = None
-    """What rows behind the mark say about producers, while they are being read."""
-
-    def __post_init__(self) -> None:
-        self.producers = Book(self.limits.producer_retention_ms)
-
-    def __repr__(self) -> str:
-        alive = self.metadata is not None and self.metadata.deleted_ms is None
-        return f"<TopicState {self.name} {'alive' if alive else 'absent'} {self.sequence!r} {self.usage!r}>"
-
-    # --- loading -------------------------------------------------------------------------------
-
-    def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
-        """Take what the metadata table has; returns the message key after which rows are to be replayed."""
-        self.metadata = metadata
-        self.marked = mark is not None
-        mark = mark or HighWater()
-        self.appended = mark.appended
-        self.sequence = Sequence(mark.last_ts_ms, mark.last_sequence_id)
-        self.usage = Usage(mark.buckets, mark.lasts, mark.gone)
-        if not mark.lasts and mark.gone is None and self.appended > self.usage.messages:
-            self.usage.gone = mark.before_buckets  # written before it was noted where the last expired message was
-        self.time_ms = max(self.time_ms, mark.time_ms)
-        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
-        if mark.last_sequence_id < 0:
-            self.producers.noted(None, mark.time_ms)
-            return self.prefix
-        self.producers.noted(pack_position(mark.last_ts_ms, mark.last_sequence_id), mark.time_ms)
-        return self.prefix + pack_position(mark.last_ts_ms, mark.last_sequence_id) + b"\x00"
-
-    def replay(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Count rows written after the high-water mark, in key order."""
-        ttl_ms = self.living_or_last().properties.ttl_ms
-        key_bytes = len(self.prefix) + ROW_BYTES
-        producers = self.replaying = self.replaying or Replay(self)
-        for key, value in rows:
-            if len(key) != key_bytes:
-                continue  # no message of ours: `store explain` tells of it
-            ts_ms = int.from_bytes(key[-10:-2], "big")
-            own_s = own_ttl_s(value)
-            own_expiry_ms = 0 if own_s is None else ts_ms + own_s * 1000
-            sequence_id = int.from_bytes(key[-2:], "big")
-            self.sequence.saw(ts_ms, sequence_id)
-            messages, size = 1, len(value) + ROW_BYTES
-            if value and value[0] & _UNDER_POINTERS:
-                messages, size = self._replay_under(key[-10:], value)
-            if value and value[0] & HAS_EXTRAS:
-                producers.take(key, value, size)
-            self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms, sequence_id)
-            self.appended += messages
-            self.rows_since_mark += 1
-
-    def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
-        """Count a row that has a write pointer, or refers to what was staged: how many messages, of how many bytes.
-
-        Where a commit was cut off before its pointer rows, what they would have said is found again here.
-        """
-        try:
-            row = decode_row(value)
-            stored = Stored.of(row) if row.payload is None else None
-        except DamagedRow:
-            return 1, len(value) + ROW_BYTES
-        messages, size = 1, len(value) + ROW_BYTES
-        if stored is not None:
-            messages, size = stored.messages, stored.payload_bytes + ROW_BYTES * stored.messages
-            if stored.staged is not None and self.pending.pop(stored.staged, None) is not None:
-                self.forgotten.add(stored.staged)
-        if self.marked and row.pointer is not None and row.pointer > 0:
-            pending = self.pending.get(row.pointer)
-            if pending is None:
-                ts_ms = int.from_bytes(position[:8], "big")
-                pending = self.pending[row.pointer] = Pending(row.pointer, ts_ms, ts_ms)
-            if pending.found(position, row.payload, stored, self.appended):
-                self.changed.add(row.pointer)
-        return messages, size
-
-    def loaded(self) -> None:
-        """All rows have been replayed: what is on disk is readable."""
-        if self.replaying is not None:
-            self.replaying.end()
-            self.replaying = None
-        self.producers.loaded()
-        for pending in self.pending.values():
-            if pending.pointer < 0:
-                self._found_staged(pending)
-        self.stored_bytes = sum(pending.stored_bytes for pending in self.pending.values())
-        self.appended = max([self.appended, *(each.runs[-1].before for each in self.pending.values() if each.runs)])
-        self.time_ms = max(self.time_ms, self.sequence.last_ts_ms)
-        self.advance_watermark()
-
-    def _found_staged(self, pending: Pending) -> None:
-        """A pointer somebody staged under: its position was given, and it is whose it was unless it is going."""
-        self.sequence.saw(*position_of_staged(pending.pointer))
-        if pending.last_stored is None:
-            pending.orphaned = True  # a commit was cut off in it: there may be rows that nobody was told of
-        if pending.staged_by is not None and not pending.orphaned:
-            self.staged[pending.staged_by] = pending.pointer
-
-    # --- what holds now ------------------------------------------------------------------------
-
-    def living(self) -> Metadata:
-        """The topic's metadata. Raises TopicNotFound when it does not exist (any more)."""
-        if self.metadata is None or self.metadata.deleted_ms is not None:
-            raise TopicNotFound(f"topic {self.name} does not exist", hint="create it with PUT, or check the name")
-        return self.metadata
-
-    def living_or_last(self) -> Metadata:
-        """The metadata of the last generation, alive or not; there must have been one."""
-        if self.metadata is None:
-            raise TopicNotFound(f"topic {self.name} has never existed")
-        return self.metadata
-
-    @property
-    def prefix(self) -> bytes:
-        """What message keys of the last generation start with."""
-        return generation_prefix(self.name, self.living_or_last().generation)
-
-    @property
-    def until(self) -> bytes:
-        """The bound after everything readable."""
-        if self.watermark is None:
-            return bytes(ID_BYTES)
-        return after(self.watermark + b"\xff" * (ID_BYTES - len(self.watermark)))
-
-    @property
-    def oldest_ms(self) -> int:
-        """The first publish time that has not expired."""
-        metadata = self.living_or_last()
-        return max(0, metadata.floor_ms, self.time_ms - metadata.properties.ttl_ms)
-
-    def advance_watermark(self) -> None:
-        """Everything that was given a position is durable."""
-        last = self.sequence
-        if last.last_sequence_id >= 0:
-            self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
-
-    def mark(self) -> Put:
-        """The high-water mark as it now has to be written."""
-        self.rows_since_mark = 0
-        self.marked_own_expiry_ms = self.usage.own_expiry_ms()
-        last = self.sequence
-        usage = self.usage
-        mark = HighWater(
-            self.time_ms,
-            last.last_ts_ms,
-            last.last_sequence_id,
-            usage.stored(),
-            self.appended,
-            usage.lasts(),
-            usage.gone,
-        )
-        key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
-        return put_one(Table.METADATA, key, mark.encode())
-
-    def needs_mark(self) -> bool:
-        """Whether replaying from the last mark has become too long, or would miss a due expiry."""
-        own = self.usage.own_expiry_ms()
-        earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
-        many = self.rows_since_mark >= self.limits.checkpoint_rows
-        return many or earlier or self.producers.entries >= self.limits.snapshot_entries

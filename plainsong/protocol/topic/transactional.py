@@ -1,4 +1,11 @@
-"""Under a write pointer: publishing, publishing what was stored, rolling back, and forgetting the pointer once it is decided."""
+"""Requests under a write pointer: publish, store, roll back; and when a topic may forget the pointer.
+
+    store     adds payload rows, which no reader sees; a segment names the writer that stored them
+    publish   the first one adds a reference row for everything stored; then come the request's own messages
+
+Which readers see a published message follows from the sign in its row and from the reader's snapshot. The topic keeps,
+per pointer, the positions of its rows (``Pending``), so that it can roll them back and report that they hold readers.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +24,21 @@ from plainsong.protocol.keys import payload_prefix, stop_after
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.rows import STAMP, MessageRow, encode_row
 from plainsong.protocol.topic.asks import PointerView
-from plainsong.protocol.topic.dedup import NEW_IDS, DeduplicationVerdict, admit, judge, remember, trimmed
+from plainsong.protocol.topic.checkpoint import forget_pointer, touch_pointer, write_pointers
+from plainsong.protocol.topic.deduplication import (
+    NEW_IDS,
+    DeduplicationVerdict,
+    deduplicate,
+    ensure_producer,
+    record_publish,
+    without_duplicates,
+)
 from plainsong.protocol.topic.pending import digest_of
 from plainsong.protocol.topic.publish import (
     NOT_DEDUPLICATED,
     add_messages,
     admit_pointer,
+    check_atomic,
     check_generation,
     check_messages,
     check_pointer,
@@ -32,17 +48,16 @@ from plainsong.protocol.topic.publish import (
     standing_to_roll_back,
     too_old,
 )
-from plainsong.protocol.topic.row_batch import check_atomic, row_extras_of, with_stamp
+from plainsong.protocol.topic.row_batch import row_extras_of, with_stamp
 from plainsong.protocol.topic.staging import (
     check_segment,
+    deduplicate_store,
     drop_stored,
-    judge_store,
-    keep_messages,
+    record_store,
     reference_to,
-    remember_store,
+    store_messages,
 )
 from plainsong.protocol.topic.state import Run
-from plainsong.protocol.topic.step import forget_pointer, touch_pointer, write_pointers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,87 +72,45 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Standing
 
 
-def answer_duplicate(state: TopicState, metadata: Metadata, judged: DeduplicationVerdict) -> PublishResponse:
-    """What a publish whose ids are all taken is answered: as it was, if that is remembered.
-
-    Raises what ``admit_pointer`` does, unless the transaction is committed, and SequenceConsumed when nothing is
-    published under the pointer.
-    """
-    pointer = judged.pointer
-    pending = state.pending.get(pointer)
-    rolled_back = pending is not None and pending.rolled_back
-    if rolled_back or state.authority.standing(pointer) not in ("deciding", "committed"):
-        admit_pointer(state, metadata, pointer)
-    first, last = judged.position(judged.ids[0]), judged.position(judged.ids[-1])
-    if first is None or last is None:
-        first, last = _all_of(judged, pending)
-    verdict = judged.verdict()
-    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
-
-
-def _all_of(judged: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
-    """From the first to the last row of the pointer, where it is known that the ids were published under it."""
-    if pending is not None and pending.runs and pending.has_ids(judged.name, judged.ids[0], judged.ids[-1]):
-        return pending.runs[0].first, pending.runs[-1].last
-    own = [] if judged.producer is None else judged.producer.recent
-    rows = [(result.first, result.last) for result in own if result.pointer == judged.pointer]
-    if not rows:
-        raise SequenceConsumed(
-            f"producer {judged.name!r} has used ids up to {judged.ids[-1]}, not under write pointer {judged.pointer}",
-            hint=NEW_IDS,
-        )
-    return min(first for first, _ in rows), max(last for _, last in rows)
-
-
-# --- under -----------------------------------------------------------------------------------------
-#
-# Publishing and storing under a write pointer, and publishing what was stored: one row, whatever it brings.
-#
-#     store     payload rows, seen by nobody; a segment names who stored them
-#     publish   a reference row for all that is stored, the first time; then the request's own messages
-#
-# Whether somebody sees them is between the sign in the row and the reader's snapshot. The topic keeps, per pointer,
-# where its rows are (``Pending``), so that they can be rolled back and be said to hold readers up.
-
-
 def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
-    """Publish what is stored under the request's write pointer, then its messages; where their rows stand.
+    """Publish everything stored under the request's write pointer, then the request's messages. Returns their positions.
 
-    With nothing to publish nothing is written: the publish of what was stored answers again as it did, and one that
-    never had anything answers an empty range.
+    A request with nothing to publish writes nothing: if the stored messages are published already, it repeats that
+    answer, else it answers an empty range.
 
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished (an earlier one listed other segments),
       MessageTooLarge, RequestTooLarge, LowSpace, TopicFull, Overloaded, InvalidParameter (two routing keys),
-      TransactionTooLarge (an atomic one); with a producer what ``judge`` and ``admit`` raise too: nothing happened.
+      TransactionTooLarge (an atomic one); with a producer also what ``deduplicate`` and ``ensure_producer`` raise:
+      nothing happened.
     """
     request = ask.request
     metadata = state.living()
-    judged = None
+    dedup = None
     if request.producer is not None and state.producers.enabled:
         check_generation(metadata, request)
-        judged = judge(state, step, request, request.write_pointer or 0)
-        if judged.duplicate:
-            return answer_duplicate(state, metadata, judged)
-        request = trimmed(request, judged)
+        dedup = deduplicate(state, step, request, request.write_pointer or 0)
+        if dedup.duplicate:
+            return answer_duplicate(state, metadata, dedup)
+        request = without_duplicates(request, dedup)
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     pending = state.pending.get(pointer)
     stored = 0 if pending is None or not pending.stored else 1
     _check_listed(state, pending, request)
-    verdict = None if request.producer is None else NOT_DEDUPLICATED if judged is None else judged.verdict()
+    verdict = None if request.producer is None else NOT_DEDUPLICATED if dedup is None else dedup.producer_verdict()
     if not stored and not request.messages:
-        return _answer_again(state, pointer, pending, verdict)
+        return _repeat_answer(state, pointer, pending, verdict)
     check_messages(state, metadata, request, now)
     check_atomic(state, request)
-    marks = row_extras_of(request)
+    row_extras = row_extras_of(request)
     pending = touch_pointer(state, step, pointer)
     stamp = None
-    if judged is not None:
-        admit(state, step, judged)
-        stamp = judged.stamp(stored + len(request.messages))
-        marks = with_stamp(marks, stamp, begin=stored)
+    if dedup is not None:
+        ensure_producer(state, step, dedup)
+        stamp = dedup.stamp(stored + len(request.messages))
+        row_extras = with_stamp(row_extras, stamp, begin=stored)
     runs = state.sequence.take(state.time_ms, stored + len(request.messages))
     first, last = ends_of(runs)
     pending.add(first, last, state.appended)
@@ -145,16 +118,16 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     if stored:
         _publish_stored(state, step, metadata, pending, request, runs[0], stamp)
         pending.published = (first, last)
-        pending.listed = digest_of(request.segments)
-        runs = _behind_first(runs)
+        pending.listed_digest = digest_of(request.segments)
+        runs = _without_first(runs)
     if request.messages:
-        add_messages(state, step, metadata, runs, request, pointer, marks)
+        add_messages(state, step, metadata, runs, request, pointer, row_extras)
         pending.messages += len(request.messages)
         pending.size += sum(map(len, request.messages))
-    if judged is None:
+    if dedup is None:
         return _response(pointer, first, last, verdict)
-    remember(state, step, judged, first, last)
-    return _response(pointer, judged.begin or first, last, judged.verdict())
+    record_publish(state, step, dedup, first, last)
+    return _response(pointer, dedup.begin or first, last, dedup.producer_verdict())
 
 
 def _publish_stored(
@@ -166,11 +139,11 @@ def _publish_stored(
     run: Run,
     stamp: Stamp | None,
 ) -> None:
-    """Write the reference row; from now on nothing can be stored under the pointer."""
+    """Write the reference row; nothing can be stored under the pointer afterwards."""
     reference = reference_to(pending, request.segments)
     extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
     value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
-    step.roll(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
+    step.row_batch(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
     count_messages(
         state, step, metadata, Run(run.ts_ms, run.first, 1), reference.messages, reference.payload_bytes, own_expiry_ms
@@ -181,28 +154,28 @@ def _publish_stored(
     drop_stored(state, pending)
 
 
-def _behind_first(runs: list[Run]) -> list[Run]:
-    """All positions but the first one."""
+def _without_first(runs: list[Run]) -> list[Run]:
+    """The positions without the first one."""
     head, *rest = runs
     return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
 
 
 def _check_listed(state: TopicState, pending: Pending | None, request: PublishRequest) -> None:
-    """See that segments are not listed behind a publish that listed others: what is stored there is never seen.
+    """Check that the request lists no other segments than the publish before it: these would never be seen.
 
     Raises AlreadyPublished.
     """
-    if pending is None or pending.listed is None or not request.segments:
+    if pending is None or pending.listed_digest is None or not request.segments:
         return
-    if digest_of(request.segments) != pending.listed:
+    if digest_of(request.segments) != pending.listed_digest:
         raise AlreadyPublished(
-            f"what was stored under write pointer {pending.pointer} in topic {state.name} has been published, and that "
-            "publish listed other segments",
-            hint="one publish of a transaction lists all segments of a topic; what is under others is never seen",
+            f"the messages stored under write pointer {pending.pointer} in topic {state.name} have been published, by a "
+            "request that listed other segments",
+            hint="one publish of a transaction lists all segments of a topic; messages in other segments are never seen",
         )
 
 
-def _answer_again(
+def _repeat_answer(
     state: TopicState, pointer: int, pending: Pending | None, verdict: ProducerVerdict | None
 ) -> PublishResponse:
     if pending is not None and pending.published is not None:
@@ -216,50 +189,85 @@ def _response(pointer: int, first: bytes, last: bytes, verdict: ProducerVerdict 
 
 
 def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> None:
-    """Keep the request's messages in the payload table until the pointer's stored messages are published.
+    """Store the request's messages in the payload table until a publish under the pointer refers to them.
 
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
-      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer what ``judge_store``
-      raises too: nothing happened.
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer also what
+      ``deduplicate_store`` raises: nothing happened.
     """
     request = ask.request
     metadata = state.living()
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     known = state.pending.get(pointer)
-    storing = judge_store(state, step, known, request)
-    if storing is not None:
-        if storing.duplicate:
+    dedup = deduplicate_store(state, step, known, request)
+    if dedup is not None:
+        if dedup.duplicate:
             return
-        request = trimmed(request, storing)
+        request = without_duplicates(request, dedup)
     if known is not None and known.published is not None:
         raise AlreadyPublished(
-            f"what was stored under write pointer {pointer} in topic {state.name} has been published",
+            f"the messages stored under write pointer {pointer} in topic {state.name} have been published",
             hint="publish further messages directly",
         )
     if not request.messages:
         raise NoMessages("messages is empty", hint="send at least one message")
     check_messages(state, metadata, request, now)
     check_segment(state, known, request.segment)
-    marks = row_extras_of(request)
+    row_extras = row_extras_of(request)
     pending = touch_pointer(state, step, pointer)
-    keep_messages(state, step, pending, request, marks)
-    if storing is not None:
-        remember_store(pending, request, storing)
+    store_messages(state, step, pending, request, row_extras)
+    if dedup is not None:
+        record_store(pending, request, dedup)
+
+
+# --- duplicates ------------------------------------------------------------------------------------
+
+
+def answer_duplicate(state: TopicState, metadata: Metadata, dedup: DeduplicationVerdict) -> PublishResponse:
+    """The answer to a publish without new messages: the original one, if it is remembered.
+
+    Raises as ``admit_pointer``, unless the transaction is committed; and SequenceConsumed when nothing is published
+    under the pointer.
+    """
+    pointer = dedup.pointer
+    pending = state.pending.get(pointer)
+    rolled_back = pending is not None and pending.rolled_back
+    if rolled_back or state.authority.standing(pointer) not in ("deciding", "committed"):
+        admit_pointer(state, metadata, pointer)
+    first, last = dedup.position(dedup.ids[0]), dedup.position(dedup.ids[-1])
+    if first is None or last is None:
+        first, last = _whole_range(dedup, pending)
+    verdict = dedup.producer_verdict()
+    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
+
+
+def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
+    """The positions of the pointer's first and last row, if the ids are known to be published under it."""
+    if pending is not None and pending.runs and pending.has_ids(dedup.name, dedup.ids[0], dedup.ids[-1]):
+        return pending.runs[0].first, pending.runs[-1].last
+    own = [] if dedup.producer is None else dedup.producer.recent
+    rows = [(result.first, result.last) for result in own if result.pointer == dedup.pointer]
+    if not rows:
+        raise SequenceConsumed(
+            f"producer {dedup.name!r} has used ids up to {dedup.ids[-1]}, not under write pointer {dedup.pointer}",
+            hint=NEW_IDS,
+        )
+    return min(first for first, _ in rows), max(last for _, last in rows)
 
 
 # --- rollback --------------------------------------------------------------------------------------
 #
-# Rolling back what a write pointer has in a topic: the sign of its rows is turned, and they stay where they are.
+# A rollback negates the pointer in its message rows; the rows stay where they are.
 #
-# Stores may take a rollback in several steps. So what the commit has said until then is written before it, and that
-# it happened behind it: cut off in between, it is found undone, and can be done again.
+# A store may carry out a rollback in several steps. So the pointer's row is written before it as it was, and again
+# behind it: a load that finds a commit cut off in between still knows the rows, and the rollback can be repeated.
 
 
 def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> None:
-    """Roll back rows of the pointer: those within the range, or all there are, and then none may follow.
+    """Roll back rows of the pointer: those within a range, or all of them, after which no more may follow.
 
     Raises:
       TopicNotFound, InvalidParameter, TransactionNotInProgress (it was committed), NotEnlisted, Overloaded: nothing
@@ -288,33 +296,33 @@ def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     if pending is None and (
         not ask.by_client or too_old(state, ask.pointer) or state.authority.standing(ask.pointer) == "aborted"
     ):
-        return  # there is nothing, and what could follow is refused anyway
+        return  # the pointer has no rows, and later publishes are refused anyway
     if pending is not None and pending.rolled_back:
         return
     write_pointers(state, step)
     pending = touch_pointer(state, step, ask.pointer)
     for run in pending.runs:
-        _turn(state, step, ask.pointer, run.first, run.last)
-    pending.no_runs()
+        _negate_rows(state, step, ask.pointer, run.first, run.last)
+    pending.clear_runs()
     pending.rolled_back = True
 
 
 def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
     pending = state.pending.get(pointer)
     if pending is None:
-        # Its rows may have outlived what was known about them.
-        _turn(state, step, pointer, first, last)
+        # Rows may outlive the topic's knowledge of their pointer.
+        _negate_rows(state, step, pointer, first, last)
         return
     write_pointers(state, step)
     parts = pending.cut(first, last)
     if parts:
         touch_pointer(state, step, pointer)
     for part in parts:
-        _turn(state, step, pointer, *part)
+        _negate_rows(state, step, pointer, *part)
 
 
-def _turn(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
-    """Turn the sign of the pointer in rows ``first`` to ``last``, of those that have been given out by now."""
+def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
+    """Negate the pointer in its rows from ``first`` to ``last``, up to the last position given so far."""
     if state.sequence.last_sequence_id < 0:
         return
     last = min(last, pack_position(state.sequence.last_ts_ms, state.sequence.last_sequence_id))
@@ -323,47 +331,45 @@ def _turn(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes
         step.rolled_back.append((pointer, first, last))
 
 
-# --- settling --------------------------------------------------------------------------------------
+# --- forgetting pointers ---------------------------------------------------------------------------
 #
-# When a topic may forget a write pointer: it was decided, or it is older than any transaction may be.
+# A topic forgets a write pointer once it is decided, or older than any transaction may be.
 #
-# committed, aborted               at once; stored messages that were never published are removed first
-# rolled back, or nobody knows it  once it is past the maximum lifetime; without one, once the topic's ttl
-#                                  has passed since it was last used
-# in progress, invalid             kept: invalid ones until the service has pruned them
+#     committed, aborted      at once; stored messages that were never published are removed first
+#     rolled back, unknown    past the maximum lifetime; without one, once the topic's ttl has passed since it was last used
+#     in progress, invalid    never; an invalid one becomes unknown when the service prunes it
 
-
-#: Pointers whose stored messages one cleaning plan has removed.
+#: Pointers whose stored messages one cleaning plan removes at most.
 MAX_ORPHANS = 10_000
 
 
-def take_decided(state: TopicState, pointers: Iterable[int]) -> None:
-    """These have been committed or aborted."""
+def apply_decisions(state: TopicState, pointers: Iterable[int]) -> None:
+    """Forget pointers that have been committed or aborted."""
     for pointer in pointers:
         pending = state.pending.get(pointer)
         if pending is not None:
-            _decide(state, pending)
+            _forget_decided(state, pending)
 
 
-def settle_known(state: TopicState) -> None:
-    """Forget, after a load, what the authority has decided meanwhile."""
+def apply_known_decisions(state: TopicState) -> None:
+    """Forget, after a load, the pointers that were decided in the meantime."""
     partly_cleaned = state.metadata is not None and state.metadata.partly_cleaned
     for pending in list(state.pending.values()):
         if partly_cleaned:
             forget_pointer(state, pending)
         elif pending.pointer > 0 and _standing(state, pending.pointer) in ("committed", "aborted"):
-            _decide(state, pending)
+            _forget_decided(state, pending)
 
 
 def _standing(state: TopicState, pointer: int) -> Standing:
-    """What the authority says; while it cannot, nothing is forgotten, and nothing else waits for it."""
+    """The authority's word; while it is unavailable, pointers count as in progress, and nothing waits."""
     try:
         return state.authority.standing(pointer)
     except TransactionsUnavailable:
         return "in_progress"
 
 
-def _decide(state: TopicState, pending: Pending) -> None:
+def _forget_decided(state: TopicState, pending: Pending) -> None:
     if pending.stored:
         pending.decided = True
     else:
@@ -371,9 +377,9 @@ def _decide(state: TopicState, pending: Pending) -> None:
 
 
 def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
-    """Forget what may be forgotten; of the rest, the ``[start, stop)`` of payload keys that may be removed.
+    """Forget the pointers that may be forgotten. Returns pointer and ``[start, stop)`` of payload keys to remove.
 
-    Those are marked as orphans for good, since some may be gone before the next crash.
+    Their messages are abandoned for good, since some rows may be removed before a crash and others not.
     """
     orphans: list[tuple[int, bytes, bytes]] = []
     for pending in list(state.pending.values()):
@@ -383,27 +389,27 @@ def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
         standing = _standing(state, pending.pointer)
         old = _is_old(state, pending)
         if standing in ("committed", "aborted"):
-            _decide(state, pending)
+            _forget_decided(state, pending)
         if pending.stored and len(orphans) < MAX_ORPHANS and _is_orphan(pending, standing, old=old):
-            orphans.append(orphaned(state, pending))
-        elif not pending.stored and pending.pointer in state.pending and _is_over(pending, standing, old=old):
+            orphans.append(abandon_stored(state, pending))
+        elif not pending.stored and pending.pointer in state.pending and _may_forget(pending, standing, old=old):
             forget_pointer(state, pending)
     return orphans
 
 
 def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tuple[int, bytes, bytes]]:
-    """What was staged and not published for as long as a transaction may live, as ``plan_pointers`` gives it."""
+    """The same for staged messages that were not published within the lifetime of a transaction."""
     life_ms = state.limits.max_lifetime_ms or state.living_or_last().properties.ttl_ms
     if not pending.orphaned and pending.used_ms + life_ms > state.time_ms:
         return []
     if pending.damaged:
         forget_pointer(state, pending)
         return []
-    return [orphaned(state, pending)] if room else []
+    return [abandon_stored(state, pending)] if room else []
 
 
-def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
-    """What is stored under the pointer is never published, from now on: ``[start, stop)`` of its payload keys."""
+def abandon_stored(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
+    """Make sure that the pointer's stored messages are never published. Returns ``[start, stop)`` of their keys."""
     if not pending.orphaned:
         pending.orphaned = True
         state.changed.add(pending.pointer)
@@ -413,8 +419,8 @@ def orphaned(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
     return pending.pointer, start, stop_after(start)
 
 
-def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
-    """The stored messages of these are gone: forget them, or remember that nothing is stored."""
+def forget_orphans(state: TopicState, pointers: Iterable[int]) -> None:
+    """The stored messages of these pointers are removed: forget the pointer, or that it had stored messages."""
     for pointer in pointers:
         pending = state.pending.get(pointer)
         if pending is None or not pending.orphaned:
@@ -424,7 +430,7 @@ def orphans_removed(state: TopicState, pointers: Iterable[int]) -> None:
             forget_pointer(state, pending)
             continue
         standing = _standing(state, pointer)
-        if pending.decided or _is_over(pending, standing, old=_is_old(state, pending)):
+        if pending.decided or _may_forget(pending, standing, old=_is_old(state, pending)):
             forget_pointer(state, pending)
         else:
             state.changed.add(pointer)
@@ -435,7 +441,7 @@ def _is_orphan(pending: Pending, standing: Standing, *, old: bool) -> bool:
     return gone or (old and standing in ("unknown", "invalid"))
 
 
-def _is_over(pending: Pending, standing: Standing, *, old: bool) -> bool:
+def _may_forget(pending: Pending, standing: Standing, *, old: bool) -> bool:
     return old and standing != "invalid" and (pending.rolled_back or standing == "unknown")
 
 
@@ -445,8 +451,11 @@ def _is_old(state: TopicState, pending: Pending) -> bool:
     return pending.used_ms + state.living_or_last().properties.ttl_ms < state.time_ms
 
 
+# --- undecided pointers, for operators -------------------------------------------------------------
+
+
 def list_pointers(state: TopicState, step: Step, ask: ListPointers, now: Now) -> list[PointerView]:
-    """All undecided pointers, those without rows last. Raises TopicNotFound."""
+    """List all undecided pointers, those without rows last. Raises TopicNotFound."""
     del step, ask, now
     state.living()
     state.usage.drop_before(state.oldest_ms)

@@ -1,13 +1,11 @@
 """Creating, changing, deleting and restoring a topic, and planning which of its rows may be removed.
 
-Creating, changing, deleting topics and bringing them back: one metadata row, one generation at a time.
-
     absent ──create──► generation 1 ──delete──► gone (1) ──create──► generation 2 …
                             ▲                     │
-                            └──────undelete───────┘   while none of its rows has been removed
+                            └──────undelete───────┘   until its first row is removed
 
-Ids go on across generations, so the high-water mark moves with every change; it is written before the
-metadata row that relies on it.
+Ids keep increasing across generations, so every change writes the high-water mark, before the metadata row that
+relies on it.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import CleaningPlan, Description
-from plainsong.protocol.topic.dedup import follow_policy, forget_expired_producers, renew_producers
+from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
+from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
-from plainsong.protocol.topic.step import forget_all_pointers, write_mark, write_pointers
-from plainsong.protocol.topic.transactional import orphans_removed, plan_pointers
+from plainsong.protocol.topic.transactional import forget_orphans, plan_pointers
 from plainsong.protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
@@ -36,14 +34,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.step import Step
 
 
-def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
-    """The topic as it is. Raises TopicNotFound."""
-    del step, ask, now
-    return Description(state.living(), state.time_ms)
-
-
 def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
-    """A new generation. Raises TopicExists, unless an equal one was acceptable and is there."""
+    """Create a generation. Raises TopicExists, unless ``if_not_exists`` and the living one has equal properties."""
     old = state.metadata
     if old is not None and old.deleted_ms is None:
         if ask.if_not_exists and old.properties == ask.properties:
@@ -63,13 +55,13 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     description = _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
     follow_policy(state, step, now)
     for removal in removals:
-        # Not before: a generation that can still be brought back keeps what is known about its pointers.
+        # Not at deletion: a generation that can still be restored needs its pointers' rows.
         step.write(removal)
     return description
 
 
 def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) -> Description:
-    """Replace all properties; what has expired under the old ones stays expired.
+    """Replace all properties; messages that expired under the old ones stay expired.
 
     Raises:
       TopicNotFound, InvalidProperty: nothing happened.
@@ -83,13 +75,13 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
 
 
 def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
-    """Negate the generation: nobody reads it from now on. Raises TopicNotFound."""
+    """Delete the topic by negating its generation, which no reader reads any more. Raises TopicNotFound."""
     del ask, now
     _write(state, step, replace(state.living(), deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
 
 
 def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Description:
-    """Bring the last generation back.
+    """Restore the last generation.
 
     Raises:
       TopicExists: there is a living one.
@@ -120,16 +112,20 @@ def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool =
     return Description(metadata, state.time_ms)
 
 
+def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
+    """Describe the topic. Raises TopicNotFound."""
+    del step, ask, now
+    return Description(state.living(), state.time_ms)
+
+
 # --- cleaning --------------------------------------------------------------------------------------
 #
-# What may be removed: planned by the topic, carried out by the janitor, seen by nobody.
-#
-# A plan is answered after the topic's time is durable, so that what it removes would stay expired after any
-# restart; until then nothing is removed, afterwards nothing of it can be read again.
+# The topic plans which rows may go, the janitor removes them, and no reader notices. A plan is answered only after
+# the topic's time is durable: what it removes stays expired after any restart.
 
 
 def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) -> CleaningPlan:
-    """The rows of this topic that nobody can see any more."""
+    """Plan the removal of the rows that no reader can see any more."""
     del now
     metadata = state.metadata
     if metadata is None:
@@ -153,23 +149,6 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
     )
 
 
-def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
-    return prefix, prefix + pack_position(oldest_ms, 0)
-
-
-def older_generations(generation: int) -> tuple[int, int] | None:
-    """The first and the last of those before ``generation``: all of their rows are gone for every reader."""
-    return (1, generation - 1) if generation > 1 else None
-
-
-def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
-    """Generations whose producers are known no more: they are asked about for a while after a re-creation."""
-    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
-        return None
-    return 1, metadata.generation - 1
-
-
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
     metadata = state.living_or_last()
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
@@ -183,28 +162,55 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
     return CleaningPlan(purge=(1, metadata.generation), forget=(1, metadata.generation))
 
 
+def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
+    """The generations whose producers can be forgotten: clients may ask about them for a while after a re-creation."""
+    if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
+        return None
+    return 1, metadata.generation - 1
+
+
+def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
+    return prefix, prefix + pack_position(oldest_ms, 0)
+
+
+def older_generations(generation: int) -> tuple[int, int] | None:
+    """The first and the last generation before ``generation``: no reader sees any of their rows."""
+    return (1, generation - 1) if generation > 1 else None
+
+
 def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
-    """Count out what the janitor removed, unless the topic is another one by now."""
+    """Subtract what the janitor removed, unless the topic has a new generation by now."""
     del now
     if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
         return
     for done in ask.slices:
         state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
-    orphans_removed(state, ask.orphans)
+    forget_orphans(state, ask.orphans)
     write_mark(state, step)
 
 
-# --- torn payloads ---------------------------------------------------------------------------------
+# --- torn commits ----------------------------------------------------------------------------------
 #
-# Payload rows that a cut-off commit left: nobody was told of them, so what is stored again must not stand beside
-# them.
-#
-# Stores that write a commit row by row may lose the row about a pointer and keep payload rows behind the last one
-# it speaks of. Who sent those sends them again, under later positions, and a publish of both would show them twice.
+# A store that writes a commit row by row may lose the end of it: some rows of an atomic request, or the pointer row
+# that speaks of payload rows. No client was acknowledged, so the client sends these messages again, under later
+# positions; without this cleaning readers would see part of a batch, or messages twice.
+
+
+def remove_torn_rows(state: TopicState, step: Step) -> None:
+    """Remove the rows that a cut-off commit left of an atomic request, which no reader has seen."""
+    rows = len(state.torn)
+    ts_ms = int.from_bytes(state.torn[-1][-10:-2], "big")
+    state.usage.cleaned(ts_ms, ts_ms, rows, state.torn_bytes, state.usage.own_expiry_ms())
+    state.appended -= rows
+    # The last row first: if this is cut off too, the next load still finds the request incomplete.
+    step.write(Delete(Table.MESSAGE, state.torn))
+    state.torn = []
+    write_mark(state, step)
 
 
 def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:
-    """``[start, stop)`` of payload keys of which no row was ever spoken of, and which more may yet follow."""
+    """``[start, stop)`` of the payload keys behind the last one that a pointer row knows, where more may be stored."""
     for pending in state.pending.values():
         over = pending.rolled_back or pending.orphaned or pending.published is not None
         if pending.last_stored is not None and not over:
@@ -213,6 +219,6 @@ def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:
 
 
 def remove_torn_payloads(state: TopicState, step: Step) -> None:
-    """Take away those that were found, before anything is stored behind them."""
+    """Remove the payload rows found there, before messages are stored behind them."""
     step.write(Delete(Table.PAYLOAD, state.torn_payloads))
     state.torn_payloads = []

@@ -41,8 +41,8 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     """Issue a pointer; the snapshot is of the moment before it."""
     settings = ledger.settings
     timeout_ms = _timeout_ms(settings, ask)
-    _client_id(settings, ask.client_id)
-    _room(ledger)
+    _check_client_id(settings, ask.client_id)
+    _check_max_open(ledger)
     if len(ledger.invalid) >= settings.max_invalid:
         raise Overloaded(f"{len(ledger.invalid)} pointers are invalid", hint="see `plainsong tx pruning`")
     invalids, in_progress, first_short = tuple(ledger.invalid), tuple(ledger.in_progress), ledger.first_short
@@ -60,7 +60,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     )
     ledger.begin(record)
     step.changes.append(Change(opened=record.pointers))
-    step.keep(record)
+    step.write_record(record)
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
         record.expires_ms,
@@ -70,8 +70,8 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
 
 def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerNow) -> Begun:
     """Issue one more pointer to an open transaction; what it reads stays as it was."""
-    record = in_progress(ledger, ask.transaction_id)
-    _room(ledger)
+    record = open_record(ledger, ask.transaction_id)
+    _check_max_open(ledger)
     if len(record.checkpoints) >= ledger.settings.max_checkpoints:
         raise Overloaded(
             f"transaction {record.transaction_id} has {len(record.checkpoints)} checkpoints",
@@ -81,7 +81,7 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
     pointer = ledger.next_pointer(now.wall_ms)
     ledger.add_checkpoint(record, pointer)
     step.changes.append(Change(opened=(pointer,)))
-    step.keep(record)
+    step.write_record(record)
     return Begun(
         replace(
             snapshot,
@@ -95,7 +95,7 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
     )
 
 
-def known(ledger: Ledger, transaction_id: int) -> Record:
+def find_record(ledger: Ledger, transaction_id: int) -> Record:
     """The record of a transaction. Raises TransactionNotFound; also for a checkpoint's pointer."""
     record = ledger.by_pointer.get(transaction_id)
     if record is None:
@@ -110,13 +110,13 @@ def known(ledger: Ledger, transaction_id: int) -> Record:
     return record
 
 
-def in_progress(ledger: Ledger, transaction_id: int) -> Record:
+def open_record(ledger: Ledger, transaction_id: int) -> Record:
     """The record of a transaction that is open and not being decided.
 
     Raises:
       TransactionNotFound, TransactionNotInProgress.
     """
-    record = known(ledger, transaction_id)
+    record = find_record(ledger, transaction_id)
     if record.state != "in_progress":
         raise not_in_progress(record)
     if record.aborting or record.frozen:
@@ -188,14 +188,14 @@ def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
     return min(timeout_ms, settings.max_lifetime_ms or timeout_ms)
 
 
-def _client_id(settings: TransactionSettings, client_id: str) -> None:
+def _check_client_id(settings: TransactionSettings, client_id: str) -> None:
     if not client_id or len(client_id.encode("utf-8", "replace")) > settings.max_client_id_bytes:
         raise InvalidParameter(
             "the client id is empty or too long", hint=f"1 to {settings.max_client_id_bytes} bytes of text"
         )
 
 
-def _room(ledger: Ledger) -> None:
+def _check_max_open(ledger: Ledger) -> None:
     if len(ledger.in_progress) >= ledger.settings.max_open:
         raise Overloaded(
             f"{len(ledger.in_progress)} pointers are in progress", hint="wait, or raise transactions.max_open"
@@ -221,12 +221,12 @@ def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> b
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
         if ledger.forgotten(ask.pointer):
-            raise _over(ask.pointer, "decided")
+            raise _not_writable(ask.pointer, "decided")
         return False
     if record.state != "in_progress":
-        raise _over(ask.pointer, record.state)
+        raise _not_writable(ask.pointer, record.state)
     if record.aborting or record.frozen:
-        raise _over(ask.pointer, "being aborted" if record.aborting else "being committed")
+        raise _not_writable(ask.pointer, "being aborted" if record.aborting else "being committed")
     if ask.name not in record.topics:
         if len(record.topics) >= ledger.settings.max_topics:
             raise Overloaded(
@@ -242,7 +242,7 @@ def nothing(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> 
     del ledger, step, ask, now
 
 
-def _over(pointer: int, what: str) -> TransactionNotInProgress:
+def _not_writable(pointer: int, what: str) -> TransactionNotInProgress:
     return TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
 
 
@@ -254,29 +254,29 @@ def _over(pointer: int, what: str) -> TransactionNotInProgress:
 def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) -> None:
     """Keep a change set that conflicts with nobody, in place of an earlier one."""
     del now
-    record = in_progress(ledger, ask.transaction_id)
+    record = open_record(ledger, ask.transaction_id)
     keys = frozenset(ask.changes)
     _check_size(ledger, keys)
     _check_conflict(ledger, step, record, keys)
     if keys or record.transaction_id in ledger.prepared:
         changes = ChangeSet(record.transaction_id, record.client_id, keys)
         _check_room(ledger, changes)
-        ledger.prepared.keep(changes)
-        step.keep_changes(changes)
+        ledger.prepared.put(changes)
+        step.write_changes(changes)
     if record.must_prepare:
         record.must_prepare = False
-        step.keep(record)
+        step.write_record(record)
 
 
 def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> Decision | CloseFirst:
     """Commit what is open; say so again of what was committed before."""
-    record = known(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id)
     if record.state == "committed":
         return Decision(record.transaction_id, "committed", changed=False)
     if record.state == "in_progress" and record.topics and not record.frozen and not record.aborting:
         return CloseFirst()  # one was enlisted in this very step
     record.frozen = 0
-    record = in_progress(ledger, ask.transaction_id)
+    record = open_record(ledger, ask.transaction_id)
     if record.must_prepare:
         raise TransactionConflict(
             f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
@@ -284,9 +284,9 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
     changes = ledger.prepared.get(record.transaction_id)
     if changes is not None:
         _check_conflict(ledger, step, record, changes.keys)
-        ledger.prepared.leave(record.transaction_id)
+        ledger.prepared.discard(record.transaction_id)
         changes = replace(changes, commit_pointer=ledger.head.last + 1)
-        step.keep_changes(changes)
+        step.write_changes(changes)
         ledger.committed.add(changes)
     _close(ledger, record, now)
     record.state = "committed"
@@ -299,7 +299,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
 
 def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Decision | RollFirst:
     """Abort at once what has no rows; of everything else, say what is to be rolled back first."""
-    record = known(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
     if record.state == "aborted":
@@ -309,13 +309,13 @@ def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Dec
     if record.state == "in_progress" and not record.aborting:
         # Durable before the first row is touched: what is rolled back in one topic is never committed in another.
         record.aborting = True
-        step.keep(record)
+        step.write_record(record)
     return RollFirst(record.transaction_id, record.pointers)
 
 
 def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: ManagerNow) -> Decision:
     """The rows were rolled back; where not all were, the pointers stay hidden on the invalid list."""
-    record = known(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
     if ask.complete:
@@ -328,7 +328,7 @@ def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: Manag
 
 def invalidate(ledger: Ledger, step: ManagerStep, ask: Invalidate, now: ManagerNow) -> Decision:
     """Hide an open transaction, whatever it has written."""
-    record = known(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id)
     if record.state in ("committed", "aborted"):
         raise not_in_progress(record)
     if record.frozen:
@@ -405,7 +405,7 @@ def _raise_read_pointer(ledger: Ledger, pointer: int) -> None:
 
 
 def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
-    if ledger.prepared.leave(record.transaction_id) is not None:
+    if ledger.prepared.discard(record.transaction_id) is not None:
         _drop_sets(step, (record.transaction_id,))
 
 
@@ -433,10 +433,10 @@ def _check_size(ledger: Ledger, keys: frozenset[bytes]) -> None:
 def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
     """Raise Overloaded when all open transactions' change sets together would pass their bound."""
     replaced = ledger.prepared.get(changes.transaction_id)
-    held = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
-    if held + changes.size > ledger.settings.max_prepared_bytes:
+    prepared_bytes = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
+    if prepared_bytes + changes.size > ledger.settings.max_prepared_bytes:
         raise Overloaded(
-            f"open transactions have prepared {held} bytes of changes", hint="try again once some are decided"
+            f"open transactions have prepared {prepared_bytes} bytes of changes", hint="try again once some are decided"
         )
 
 
@@ -452,7 +452,7 @@ def _check_conflict(ledger: Ledger, step: ManagerStep, record: Record, keys: fro
     step.conflicts += 1
     if not record.must_prepare:
         record.must_prepare = True
-        step.keep(record)
+        step.write_record(record)
     raise ChangeConflict(record.transaction_id, *found)
 
 

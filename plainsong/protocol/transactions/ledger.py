@@ -78,102 +78,12 @@ class TransactionSettings:
     """Requests one commit of the service may carry."""
 
 
-# --- conflicts -------------------------------------------------------------------------------------
-#
-# Who changed what: the change sets of open transactions, and of committed ones that these may still conflict with.
-#
-# Two transactions conflict when one was committed after the other began, and they share a key. A set is dropped
-# when every short transaction that is open began after it; long ones do not hold it back, as in Tephra, so they are
-# checked against what is still here.
-
-
-class PreparedSets(dict[int, "ChangeSet"]):
-    """What open transactions have said they change, by their ids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def keep(self, changes: ChangeSet) -> None:
-        """Keep a change set in place of an earlier one."""
-        self.leave(changes.transaction_id)
-        self[changes.transaction_id] = changes
-        self.bytes += changes.size
-
-    def leave(self, transaction_id: int) -> ChangeSet | None:
-        """Take a transaction's change set out; None when it has none."""
-        changes = self.pop(transaction_id, None)
-        if changes is not None:
-            self.bytes -= changes.size
-        return changes
-
-
-class CommittedSets:
-    """Committed change sets in the order of their commits."""
-
-    def __init__(self) -> None:
-        self._sets: deque[ChangeSet] = deque()
-        self._latest: dict[bytes, ChangeSet] = {}
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._sets)
-
-    def __iter__(self) -> Iterator[ChangeSet]:
-        return iter(self._sets)
-
-    def add(self, changes: ChangeSet) -> None:
-        """Add the newest."""
-        self._sets.append(changes)
-        self.bytes += changes.size
-        for key in changes.keys:
-            self._latest[key] = changes
-
-    def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
-        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
-        for key in keys:
-            latest = self._latest.get(key)
-            if latest is not None and _pointer(latest) > transaction_id:
-                return key, latest.client_id
-        return None
-
-    def drop_below(self, pointer: int) -> list[int]:
-        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
-        gone: list[int] = []
-        while self._sets and _pointer(self._sets[0]) < pointer:
-            gone.append(self._drop().transaction_id)
-        return gone
-
-    def drop_over(self, max_bytes: int) -> list[ChangeSet]:
-        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
-        gone: list[ChangeSet] = []
-        while self.bytes > max_bytes:
-            gone.append(self._drop())
-        return gone
-
-    def _drop(self) -> ChangeSet:
-        changes = self._sets.popleft()
-        self.bytes -= changes.size
-        for key in changes.keys:
-            if self._latest[key] is changes:
-                del self._latest[key]
-        return changes
-
-
-def _pointer(changes: ChangeSet) -> int:
-    assert changes.commit_pointer is not None  # only committed ones come here
-    return changes.commit_pointer
-
-
 # --- ledger ----------------------------------------------------------------------------------------
-#
-# Everything the transaction service knows, and how its parts stay of one mind.
 #
 #     open ──► committed, aborted ──► forgotten
 #       └────► invalid (its pointers on the list) ──► aborted, or invalid and off the list ──► forgotten
 #
-# Rules decide; here a record only moves from one of these to the next.
-
+# The rules decide; the ledger only moves a record from one of these states to the next.
 
 #: Outcomes forgotten in one commit at most, so that none becomes long.
 _FORGET_ROWS = 1_000
@@ -327,9 +237,92 @@ def _remove(pointers: list[int], pointer: int) -> None:
     del pointers[bisect_left(pointers, pointer)]
 
 
-# --- step ------------------------------------------------------------------------------------------
+# --- change sets -----------------------------------------------------------------------------------
 #
-# One step of the service: what it wants written, and what is true once that is durable.
+# Two transactions conflict when one was committed after the other began and they share a key. A set is dropped when
+# every open short transaction began after its commit; long ones do not hold it back, as in Tephra, so they are checked
+# against the sets that are still here.
+
+
+class PreparedSets(dict[int, "ChangeSet"]):
+    """What open transactions have said they change, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def put(self, changes: ChangeSet) -> None:
+        """Keep a change set in place of an earlier one."""
+        self.discard(changes.transaction_id)
+        self[changes.transaction_id] = changes
+        self.bytes += changes.size
+
+    def discard(self, transaction_id: int) -> ChangeSet | None:
+        """Take a transaction's change set out; None when it has none."""
+        changes = self.pop(transaction_id, None)
+        if changes is not None:
+            self.bytes -= changes.size
+        return changes
+
+
+class CommittedSets:
+    """Committed change sets in the order of their commits."""
+
+    def __init__(self) -> None:
+        self._sets: deque[ChangeSet] = deque()
+        self._latest: dict[bytes, ChangeSet] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __iter__(self) -> Iterator[ChangeSet]:
+        return iter(self._sets)
+
+    def add(self, changes: ChangeSet) -> None:
+        """Add the newest."""
+        self._sets.append(changes)
+        self.bytes += changes.size
+        for key in changes.keys:
+            self._latest[key] = changes
+
+    def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
+        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
+        for key in keys:
+            latest = self._latest.get(key)
+            if latest is not None and _pointer(latest) > transaction_id:
+                return key, latest.client_id
+        return None
+
+    def drop_below(self, pointer: int) -> list[int]:
+        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
+        gone: list[int] = []
+        while self._sets and _pointer(self._sets[0]) < pointer:
+            gone.append(self._drop().transaction_id)
+        return gone
+
+    def drop_over(self, max_bytes: int) -> list[ChangeSet]:
+        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
+        gone: list[ChangeSet] = []
+        while self.bytes > max_bytes:
+            gone.append(self._drop())
+        return gone
+
+    def _drop(self) -> ChangeSet:
+        changes = self._sets.popleft()
+        self.bytes -= changes.size
+        for key in changes.keys:
+            if self._latest[key] is changes:
+                del self._latest[key]
+        return changes
+
+
+def _pointer(changes: ChangeSet) -> int:
+    assert changes.commit_pointer is not None  # only committed ones come here
+    return changes.commit_pointer
+
+
+# --- one step of the service -----------------------------------------------------------------------
 
 
 class ManagerNow(NamedTuple):
@@ -345,7 +338,7 @@ class ManagerStep:
     """The outcome of one step."""
 
     __slots__ = (
-        "_gone",
+        "_removed",
         "_rows",
         "answers",
         "changes",
@@ -361,7 +354,7 @@ class ManagerStep:
 
     def __init__(self) -> None:
         self._rows: list[Operation] = []
-        self._gone: list[bytes] = []
+        self._removed: list[bytes] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.changes: list[Change] = []
         #: Pointers of transactions that are committed or aborted with this; topics may forget them.
@@ -380,21 +373,21 @@ class ManagerStep:
     @property
     def writes(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self._rows or self._gone)
+        return bool(self._rows or self._removed)
 
     def operations(self, head: Head) -> list[Operation]:
         """The commit: the head first, what is removed last."""
         if not self.writes:
             return []
         first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
-        last: list[Operation] = [Delete(Table.METADATA, self._gone)] if self._gone else []
+        last: list[Operation] = [Delete(Table.METADATA, self._removed)] if self._removed else []
         return first + self._rows + last
 
-    def keep(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         """Write a transaction's row."""
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
-    def keep_changes(self, changes: ChangeSet) -> None:
+    def write_changes(self, changes: ChangeSet) -> None:
         """Write a change set's row; before the row of its transaction."""
         self._put(CHANGES, changes.transaction_id, changes.encode())
 
@@ -409,7 +402,7 @@ class ManagerStep:
         self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
         record.topics = set()
 
-    def keep_pass(self, last_pass: LastPass) -> None:
+    def write_pass(self, last_pass: LastPass) -> None:
         """Write the row of the last complete pass."""
         self._put(PASS, None, last_pass.encode())
 
@@ -419,7 +412,7 @@ class ManagerStep:
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove rows."""
-        self._gone.extend(keys)
+        self._removed.extend(keys)
 
     def decide(self, record: Record, change: Change) -> None:
         """A transaction's row says something new about what has become of it."""
@@ -432,7 +425,7 @@ class ManagerStep:
         else:
             self.decided.extend(record.pointers)
             self.release(record)
-        self.keep(record)
+        self.write_record(record)
 
     def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:
         self._rows.append(put_one(Table.METADATA, service_key(kind, pointer), value))

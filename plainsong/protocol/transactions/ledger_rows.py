@@ -102,7 +102,9 @@ class Record:
         try:
             return _decoded(transaction_id, record)
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"the row of transaction {transaction_id} has not what it needs: {error!r}") from error
+            raise DamagedRow(
+                f"the row of transaction {transaction_id} lacks a field or has a wrong one: {error!r}"
+            ) from error
 
 
 def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
@@ -216,7 +218,7 @@ class Head:
         try:
             return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
         except (TypeError, ValueError) as error:
-            raise DamagedRow(f"the transaction service's head has not what it needs: {error!r}") from error
+            raise DamagedRow(f"the transaction service's head lacks a field or has a wrong one: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,9 @@ class ChangeSet:
             pointer = None if commit_pointer is None else number(commit_pointer)
             return cls(transaction_id, client_id, frozenset(keys), pointer)
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"the change set of {transaction_id} has not what it needs: {error!r}") from error
+            raise DamagedRow(
+                f"the change set of {transaction_id} lacks a field or has a wrong one: {error!r}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,4 +277,4 @@ class LastPass:
         try:
             return cls(number(record["m"]), number(record["b"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"the row of the last pass has not what it needs: {error!r}") from error
+            raise DamagedRow(f"the row of the last pass lacks a field or has a wrong one: {error!r}") from error

@@ -204,7 +204,7 @@ class ManagerCore:
         record = self.ledger.by_pointer.get(pointer)
         return frozenset() if record is None else frozenset(record.topics)
 
-    def enlist_nobody(self) -> None:
+    def drop_enlistments(self) -> None:
         """Topics need not be enlisted in this store: what is left of another one goes with the first commit."""
         for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
             self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
@@ -218,7 +218,7 @@ class ManagerCore:
         """All of these."""
         return [*self.visible.in_progress(), *self.visible.invalids()]
 
-    def being_aborted(self) -> list[asks.RollFirst]:
+    def unfinished_aborts(self) -> list[asks.RollFirst]:
         """Aborts that were begun, and not ended, before this was loaded."""
         return [
             asks.RollFirst(record.transaction_id, record.pointers)
@@ -313,7 +313,7 @@ class LedgerLoader:
             if changes.transaction_id in ledger.open:
                 # With a commit pointer: the crash came between the set's row and the transaction's. It is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
-                ledger.prepared.keep(prepared)
+                ledger.prepared.put(prepared)
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
                 leftovers.append(service_key(CHANGES, changes.transaction_id))
             else:

@@ -98,7 +98,7 @@ def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow)
     """Keep what a complete pass has shown, and take those of its pointers off the list that nobody can use any more."""
     passed = ask.passed
     ledger.last_pass = LastPass(passed.begun_ms, passed.bound)
-    step.keep_pass(ledger.last_pass)
+    step.write_pass(ledger.last_pass)
     if kept_because(ledger.settings) is not None:
         return 0
     lifetime_ms = ledger.settings.max_lifetime_ms
@@ -131,5 +131,5 @@ def _unlist(ledger: Ledger, step: ManagerStep, pointers: Iterable[int], now: Man
             record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
             ledger.remember(record)
             step.release(record)
-        step.keep(record)
+        step.write_record(record)
     return count

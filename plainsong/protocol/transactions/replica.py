@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Durable, Standing
     from plainsong.protocol.transactions.view import View
 
-#: Pointers whose changes are told one by one; whoever is further behind gets everything.
+#: Pointers whose changes are fields one by one; whoever is further behind gets everything.
 MAX_CHANGES = 65_536
 
 _DURABLE: tuple[Durable, ...] = ("in_progress", "invalid", "committed", "aborted", "pruned", "forgotten")
@@ -38,7 +38,7 @@ class ReplicaVersion(NamedTuple):
     term: int
     """The epoch of its owner; later owners have higher ones. -1: nothing is known."""
     changes: int
-    """Changes that this owner has made."""
+    """PointerChanges that this owner has made."""
 
 
 UNKNOWN_VERSION = ReplicaVersion(-1, 0)
@@ -60,8 +60,8 @@ class ReplicaUpdate:
     def packed(self) -> bytes:
         """As bytes, for the way from one instance to the other."""
         lists = [list(self.pointers.get(each, ())) for each in _DURABLE]
-        told = [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
-        packed: bytes = msgpack.packb(told)
+        fields = [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
+        packed: bytes = msgpack.packb(fields)
         return packed
 
     @classmethod
@@ -76,7 +76,7 @@ class ReplicaUpdate:
             raise MalformedTransaction("the state of the transaction service cannot be read") from error
 
 
-class Changes:
+class PointerChanges:
     """Which pointers have changed, in the order in which they did; kept by the service."""
 
     def __init__(self, term: int, max_changes: int = MAX_CHANGES) -> None:
@@ -91,7 +91,7 @@ class Changes:
         """How far it is now."""
         return ReplicaVersion(self._term, self._count)
 
-    def took(self, pointers: Iterable[int]) -> None:
+    def record(self, pointers: Iterable[int]) -> None:
         """These are not what they were."""
         self._count += 1
         for pointer in pointers:
@@ -112,7 +112,7 @@ class Changes:
         return found
 
 
-def replica_update(core: ManagerCore, changes: Changes, known: ReplicaVersion) -> ReplicaUpdate:
+def replica_update(core: ManagerCore, changes: PointerChanges, known: ReplicaVersion) -> ReplicaUpdate:
     """What to answer a mirror that knows ``known``."""
     pointers = changes.since(known)
     complete = pointers is None
@@ -143,7 +143,7 @@ class ReplicaState:
         self._visible = Visible(0, (), ())
 
     def __repr__(self) -> str:
-        return f"<Mirrored {self.version.term}.{self.version.changes}, {len(self._standings)} pointers>"
+        return f"<ReplicaState {self.version.term}.{self.version.changes}, {len(self._standings)} pointers>"
 
     def apply(self, given: ReplicaUpdate) -> bool:
         """Take an answer in; False: what is known is newer."""

@@ -24,7 +24,7 @@ async def nodes():
 
 
 def held(node):
-    return node.service.answers.held_bytes
+    return node.service.answers.reserved_bytes
 
 
 async def nothing_is_held(nodes):

@@ -44,14 +44,14 @@ async def test_a_stream_through_a_front_end_says_where_the_owner_is(asked):
         await nodes["b"].create()
         budget = BodyBudget(BUDGET)
         async with front_end_of(nodes[asked]) as (passing_on, _):
-            stream = passing_on.begin("ns", "t", "r", budget.hold())
+            stream = passing_on.begin("ns", "t", "r", budget.reserve())
             await stream.opened()
             expected = [("Plainsong-Owner", nodes["b"].address)] if asked == "a" else []
             assert list(stream.headers) == expected
             await stream.take([request(1, b"one")])
             assert await stream.answers()
             stream.close()
-        assert budget.held_bytes == 0
+        assert budget.reserved_bytes == 0
         assert len(await nodes["b"].poll()) == 1
 
 
@@ -61,7 +61,7 @@ async def test_a_stream_that_cannot_be_opened_is_refused_as_not_applied():
         async with front_end_of(nodes["a"]) as (passing_on, link):
             link.cut()
             await link.ended.wait()
-            stream = passing_on.begin("ns", "t", "r", BodyBudget(BUDGET).hold())
+            stream = passing_on.begin("ns", "t", "r", BodyBudget(BUDGET).reserve())
             with pytest.raises(ShuttingDown):
                 await stream.opened()
             stream.close()

@@ -138,13 +138,13 @@ async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_not
 
 @pytest.mark.parametrize("frozen", [2.0], indirect=True)
 async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, monkeypatch):
-    proved, prove = [], Link.prove
+    proved, probe = [], Link.probe
 
     async def noted(link, within_s):
-        await prove(link, within_s)
+        await probe(link, within_s)
         proved.append(link)
 
-    monkeypatch.setattr(Link, "prove", noted)
+    monkeypatch.setattr(Link, "probe", noted)
     frozen["b"].store.reachable = trio.Event()
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -158,8 +158,8 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
 
 
 async def test_a_change_that_came_while_a_link_was_dialled_is_seen_before_its_answer_is_waited_for(frozen):
-    owners, name = frozen["a"].cluster.hands._owners, named("ns:t")
-    owner = owners.elsewhere(name)
+    owners, name = frozen["a"].cluster.handover._owners, named("ns:t")
+    owner = owners.remote_owner(name)
     frozen.move("ns:t", "c")
     with trio.fail_after(5), pytest.raises(LinkBroken):
         await owners.while_owner((name,), owner, trio.Event().wait())

@@ -35,11 +35,11 @@ async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(wh
         assert room.has(INLINE_BYTES + 1)
         body = budgeted(bytes(INLINE_BYTES + 1) if whole else blocks(), room)
         assert not isinstance(body, bytes)
-        assert budget.held_bytes == INLINE_BYTES + 1
+        assert budget.reserved_bytes == INLINE_BYTES + 1
         if is_read:
             await collect(body)
         await body.aclose()
-        assert budget.held_bytes == 0
+        assert budget.reserved_bytes == 0
 
 
 async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() -> None:
@@ -52,4 +52,4 @@ async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() 
 
     with pytest.raises(TopicNotFound):
         await encode_admitted(fails(), room, only_looks=True)
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0

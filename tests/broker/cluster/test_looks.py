@@ -10,7 +10,7 @@ import trio
 from broker.config.sections import Ensemble
 from plainsong.protocol.cluster import SLICES
 from tests.broker.cluster.test_membership import TOPICS, member, owned, running, until
-from tests.broker.cluster.test_portions import two
+from tests.broker.cluster.test_rebalance import two
 
 paths = count()
 
@@ -69,7 +69,7 @@ async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_aga
         a._nodes.placement = held = Held(a._nodes.placement)
         a.deposed(topic)
         with trio.move_on_after(0.05):
-            await a._look()  # as who waits for no longer than it may
+            await a._reread()  # as who waits for no longer than it may
         assert not a.is_mine(topic)
         held.may_go_on.set()
         await until(lambda: owned(a) == set(TOPICS), a)

@@ -65,15 +65,15 @@ async def running(ensemble, name, *, address=None, enter=True, **options):
 
 
 class NothingOpen:
-    """Implements ``portions.Hands`` where no topic is open, so that each of a few steps is over at once."""
+    """Implements ``HandoverSteps`` where no topic is open, so that each of a few steps is over at once."""
 
-    def open(self):
+    def open_topics(self):
         return ()
 
-    async def given(self):
+    async def given_away(self):
         await trio.lowlevel.checkpoint()
 
-    async def taken(self, slices):
+    async def taken_over(self, slices):
         del slices
         await trio.lowlevel.checkpoint()
 
@@ -102,7 +102,7 @@ async def until(true, *memberships):
 
 
 async def _any(membership, waited):
-    await membership._noticed.wait()
+    await membership._event.wait()
     waited.set()
 
 
@@ -156,7 +156,7 @@ async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ense
             return await read()
 
         a._nodes.placement = held
-        a._notice()
+        a._on_event()
         await looking.wait()
         seen = []
         a.on_change(lambda: seen.append(len(owned(a))))
@@ -370,7 +370,7 @@ async def test_nodes_that_may_not_be_read_are_told_of_once_and_owners_go_on(ense
         path = f"{ensemble.path}/instances"
         operator.set_acls(path, [make_digest_acl("somebody", "else", all=True)])
         for _ in range(3):
-            await a._look()
+            await a._reread()
         assert owned(a) == set(TOPICS)
         assert caplog.text.count("zookeeper cannot be used") == 1
         operator.add_auth("digest", "somebody:else")
@@ -399,7 +399,7 @@ async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(a.run)
         await a.enter("frozen:7420")
-        await a.take(64)
+        await a.take_slices(64)
         session = a._zookeeper.session
         print("entered", flush=True)
         while a._zookeeper.session == session or not a.connected or len(a.instances) < 2:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 import actors.replica
-import broker.cluster.transactions
+import broker.cluster.owners
 from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
@@ -122,7 +122,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
         async with trio.open_nursery() as nursery:
             for node in nodes.values():
                 nursery.start_soon(begins, node)
-            await until(lambda: nodes["b"].service.decider.anywhere.home is not None)
+            await until(lambda: nodes["b"].service.decider.routed.home is not None)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert begun == []
             nodes["b"].store.reachable.set()
@@ -201,8 +201,7 @@ async def decided(node, pointer, verb, state):
 
 
 async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
-    for module in (actors.replica, actors.replica):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.2)
     pointer = await begin(nodes["b"])
     nodes["a"].kill()
     await nodes["a"].ended.wait()
@@ -261,9 +260,9 @@ async def test_tephras_clients_are_answered_at_any_instance(nodes):
 
 
 async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
-    monkeypatch.setattr(broker.cluster.transactions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", 0.1)
     nodes.move(TRANSACTIONS, None)
     await until(lambda: nodes["a"].service.embedded is None)
     answer = await RoutedTephraMethods(nodes["b"].service).answer(encode_call("startShort", 1))
-    with pytest.raises(ApplicationError, match="another instance owns"):
+    with pytest.raises(ApplicationError, match="no instance owns"):
         decode_reply(answer, "startShort", 1)

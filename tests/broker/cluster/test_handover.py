@@ -1,4 +1,4 @@
-"""What changes hands is opened at its next owner by whoever lets it go, and nothing is claimed that is another's."""
+"""Topics that change hands are opened by their next owner before a request needs them, and no other is claimed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
             handed.set()
 
         nursery.start_soon(wait)
-        await until(lambda: nodes["a"].cluster.hands.waiting)
+        await until(lambda: nodes["a"].cluster.handover.waiting)
         assert not handed.is_set()
         assert opened(nodes["a"]) == set()
         nodes.move("ns:t1", "a")

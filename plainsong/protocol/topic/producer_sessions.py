@@ -1,4 +1,4 @@
-"""Sessions of producers: opened, shown, listed, removed."""
+"""Requests about producers: open a session, show one, list them, remove one."""
 
 from __future__ import annotations
 
@@ -18,27 +18,32 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.topic.asks import ProducerPage, ProducerView, ResultView, SnapshotView
-from plainsong.protocol.topic.dedup import admit_producer, find_producer, forget_expired_producers, forget_producers
-from plainsong.protocol.topic.step import write_producer
-from plainsong.protocol.topic.transactional import orphaned
+from plainsong.protocol.topic.checkpoint import write_producer
+from plainsong.protocol.topic.deduplication import (
+    add_producer,
+    find_producer,
+    forget_expired_producers,
+    forget_producers,
+)
+from plainsong.protocol.topic.transactional import abandon_stored
 
 if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import GetProducer, ListProducers, OpenProducer, RemoveProducer
-    from plainsong.protocol.topic.producers import DeduplicationRecord, Producer, Result
+    from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
 
 
 def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) -> ProducerView:
-    """A new session of a producer, durable when this is answered. Raises what ``OpenProducer`` says."""
+    """Open a session, durable when this is answered. Raises what ``OpenProducer`` says."""
     del now
     generation = state.living().generation
-    book, limits = state.producers, state.limits
+    producers, limits = state.producers, state.limits
     if ask.generation is not None and ask.generation != generation:
         raise GenerationChanged(f"the topic is in generation {generation}, not {ask.generation}")
-    if not book.enabled:
+    if not producers.enabled:
         raise DeduplicationDisabled(
-            f"topic {state.name} remembers no producers, says its {book.policy.level}",
+            f"topic {state.name} remembers no producers, says its {producers.policy.level}",
             hint="switch deduplication on, or publish without a session: messages are stored as they come",
         )
     if ask.retention_ms is not None and not 0 <= ask.retention_ms <= limits.max_retention_ms:
@@ -49,48 +54,49 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     producer = find_producer(state, step, ask.name)
     if producer is not None and ask.must_be_new:
         raise ProducerFenced(f"producer {ask.name!r} exists already", hint="ask for another name")
-    memory_ms = _memory_ms(state, producer, ask)
+    retention_ms = _retention_ms(state, producer, ask)
     if producer is None:
-        producer = admit_producer(state, step, ask.name)
+        producer = add_producer(state, step, ask.name)
     if not producer.epoch:
-        # Its first session of this life, also where it wrote without one: no epoch of an earlier life may fit it.
-        producer.epoch = book.epochs
-    book.long += (memory_ms is not None) - (producer.memory_ms is not None)
-    producer.memory_ms = memory_ms
+        # Its first session since it was added, perhaps after publishes without one: no epoch of an earlier producer of
+        # this name may be valid for it.
+        producer.epoch = producers.epochs
+    producers.long_retention += (retention_ms is not None) - (producer.retention_ms is not None)
+    producer.retention_ms = retention_ms
     producer.epoch += 1
     if ask.discard_staged:
         _discard_staged(state, ask.name)
-    book.touch(producer, state.time_ms)
+    producers.touch(producer, state.time_ms)
     write_producer(state, step, producer)
     return producer_view(state, producer, durable=True)
 
 
 def _discard_staged(state: TopicState, name: str) -> bool:
-    """What the producer staged is never published, and cleaned; whether there was anything."""
+    """Abandon the messages that the producer staged. Returns whether there were any."""
     pointer = state.staged.get(name)
     if pointer is not None:
-        orphaned(state, state.pending[pointer])
+        abandon_stored(state, state.pending[pointer])
     return pointer is not None
 
 
-def _memory_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
-    """How long it is to be remembered; None: as long as any. Raises TooManyProducers."""
+def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
+    """The producer's own retention; None: the default. Raises TooManyProducers."""
     limits = state.limits
     if ask.retention_ms is None:
-        return None if producer is None else producer.memory_ms
+        return None if producer is None else producer.retention_ms
     if ask.retention_ms <= limits.producer_retention_ms:
         return None
-    is_long = producer is not None and producer.memory_ms is not None
-    if not is_long and state.producers.long >= limits.max_long_producers:
+    is_long = producer is not None and producer.retention_ms is not None
+    if not is_long and state.producers.long_retention >= limits.max_long_producers:
         raise TooManyProducers(
-            f"{state.producers.long} producers of topic {state.name} are remembered for longer than by default",
+            f"{state.producers.long_retention} producers of topic {state.name} are remembered for longer than by default",
             hint="open it without a retention, or raise deduplication.max_long_producers",
         )
     return ask.retention_ms
 
 
 def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> ProducerView:
-    """One producer. Raises what ``GetProducer`` says."""
+    """Show one producer. Raises what ``GetProducer`` says."""
     del now
     metadata = state.living() if ask.generation is None else state.living_or_last()
     if ask.generation is not None and ask.generation != metadata.generation:
@@ -104,18 +110,18 @@ def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> P
 
 
 def list_producers(state: TopicState, step: Step, ask: ListProducers, now: Now) -> ProducerPage:
-    """Some of them, by name, and how far they are written. Raises TopicNotFound."""
+    """List some producers by name, with the state of their snapshot. Raises TopicNotFound."""
     del now
     generation = state.living().generation
     forget_expired_producers(state, step)
-    book = state.producers
-    names = sorted([*book.known, *book.damaged])
+    producers = state.producers
+    names = sorted([*producers.known, *producers.damaged])
     start = bisect_right(names, ask.after) if ask.after else 0
     chosen = names[start : start + ask.limit]
     since = _enabled_from(state)
     views = tuple(
-        producer_view(state, book.known[name])
-        if name in book.known
+        producer_view(state, producers.known[name])
+        if name in producers.known
         else ProducerView(name, 0, -1, -1, generation, since, 0, 0, damaged=True)
         for name in chosen
     )
@@ -123,10 +129,14 @@ def list_producers(state: TopicState, step: Step, ask: ListProducers, now: Now) 
         views,
         more=start + len(chosen) < len(names),
         total=len(names),
-        enabled=book.enabled,
+        enabled=producers.enabled,
         enabled_from=since,
         snapshot=SnapshotView(
-            book.snapshot_position, book.snapshot_ms, book.entries, book.replayed_entries, book.replay_ms
+            producers.snapshot_position,
+            producers.snapshot_ms,
+            producers.entries,
+            producers.replayed_entries,
+            producers.replay_ms,
         ),
     )
 
@@ -141,30 +151,28 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
     del now
     state.living()
     forget_expired_producers(state, step)
-    book = state.producers
+    producers = state.producers
     staged = _discard_staged(state, ask.name)
-    if ask.name not in book.known and ask.name not in book.damaged:
+    if ask.name not in producers.known and ask.name not in producers.damaged:
         if staged:
             return
         raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
     forget_producers(state, step, [ask.name])
-    step.told["removed"] += 1
+    step.producer_outcomes["removed"] += 1
 
 
 # --- views -----------------------------------------------------------------------------------------
-#
-# Producers as they are shown.
 
 
 def producer_view(state: TopicState, producer: Producer, *, durable: bool = False) -> ProducerView:
-    """A producer of the last generation; ``durable``: it is shown when all that was taken by now is durable."""
+    """A producer of the last generation; ``durable``: everything accepted will be durable when the view is returned."""
     view = old_producer_view(producer, state.producers.record, state.living_or_last().generation)
     last = producer.pushed if durable else producer.persisted
     return replace(view, last_sequence_id=last, expires_ms=state.producers.expires_ms(producer))
 
 
 def old_producer_view(producer: Producer, record: DeduplicationRecord | None, generation: int) -> ProducerView:
-    """A producer of a generation that is gone, as its row says."""
+    """A producer of an earlier generation, from its row."""
     return ProducerView(
         producer.name,
         producer.epoch,

@@ -1,4 +1,4 @@
-"""Instances come and go in portions: what is not in a step stays where it is, and no step is made before the one before."""
+"""Instances come and go in steps: what is not in a step stays where it is, and each step waits for the one before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from actors.observe import SystemClock
-from broker.cluster import handover as portions_module
+from broker.cluster import handover as handover_module
 from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
 from broker.cluster.zookeeper import Disconnected
@@ -27,15 +27,15 @@ paths = count()
 @pytest.fixture
 def ensemble(zookeeper):
     """A path that nobody used before."""
-    return Ensemble(zookeeper.address, f"/of-portions/{next(paths)}")
+    return Ensemble(zookeeper.address, f"/rebalance/{next(paths)}")
 
 
 class Instance:
-    """One instance with all its topics open; implements ``portions.Hands``, and waits where a test has it wait."""
+    """One instance with all its topics open; implements ``HandoverSteps``, and waits where a test has it wait."""
 
     def __init__(self, ensemble, name):
         self.view = Membership(ensemble, name, weight=100, session_timeout_s=10.0, clock=SystemClock())
-        self.portions = Rebalance(self.view, self)
+        self.rebalance = Rebalance(self.view, self)
         #: What was to be waited for, in order: ("given" or "taken", the figure).
         self.steps = []
         self.may_go_on = trio.Event()
@@ -45,13 +45,13 @@ class Instance:
     def owned(self):
         return {topic for topic in TOPICS if self.view.is_mine(topic)}
 
-    def open(self):
+    def open_topics(self):
         return self.owned
 
-    async def given(self):
+    async def given_away(self):
         await self._step("given", self.view.slices)
 
-    async def taken(self, slices):
+    async def taken_over(self, slices):
         await self._step("taken", slices)
 
     async def _step(self, kind, slices):
@@ -67,7 +67,7 @@ async def running(ensemble, name, *, hold=False):
         one.may_go_on = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(one.view.run)
-        nursery.start_soon(one.portions.run)
+        nursery.start_soon(one.rebalance.run)
         await one.view.enter(f"{name}:7420")
         yield one
         nursery.cancel_scope.cancel()
@@ -128,7 +128,7 @@ async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_mea
         assert [each.name for each in b.view.instances] == ["a", "b"]
         a.may_go_on.set()
         with trio.fail_after(PATIENCE_S):
-            await a.portions.gone()
+            await a.rebalance.all_given_away()
         assert a.owned == set()
         assert len(a.steps) == pytest.approx(len(had) / TOPICS_PER_STEP, abs=4)
         await until(lambda: b.owned == set(TOPICS))
@@ -151,7 +151,7 @@ async def test_when_all_are_drained_each_has_its_share_again(ensemble):
         shares = a.owned, b.owned
         for name in "ab":
             await a.view.change_placement(lambda placement, name=name: placement.with_drained(name, drained=True))
-        await until(lambda: (a.owned, b.owned) == shares and a.portions.settled and b.portions.settled)
+        await until(lambda: (a.owned, b.owned) == shares and a.rebalance.settled and b.rebalance.settled)
 
 
 async def test_a_drained_one_that_is_left_alone_owns_everything_at_once(ensemble):
@@ -170,12 +170,12 @@ async def test_one_that_leaves_where_nobody_stays_gives_all_in_one_step(ensemble
         await until(lambda: a.owned == set(TOPICS))
         await a.view.begin_to_leave()
         with trio.fail_after(PATIENCE_S):
-            await a.portions.gone()
+            await a.rebalance.all_given_away()
         assert a.steps == [("given", 0)]
 
 
 async def test_a_step_that_is_not_answered_for_is_followed_by_the_next(ensemble, monkeypatch):
-    monkeypatch.setattr(portions_module, "STEP_S", 0.02)
+    monkeypatch.setattr(handover_module, "STEP_S", 0.02)
     async with running(ensemble, "a"), running(ensemble, "b", hold=True) as b:
         await until(lambda: b.view.slices == SLICES)
 
@@ -191,7 +191,7 @@ async def test_what_is_left_when_the_time_is_over_goes_at_once(ensemble):
 
 
 async def test_a_step_of_which_nobody_could_be_told_is_taken_back_and_made_later(ensemble, monkeypatch):
-    monkeypatch.setattr(portions_module, "RETRY_S", 0.02)
+    monkeypatch.setattr(handover_module, "RETRY_S", 0.02)
     async with two(ensemble) as (a, b):
         had, tried, keep = a.owned, [], a.view._nodes.keep
 
@@ -216,7 +216,7 @@ async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(e
         died = Instance(ensemble, "a")
         async with trio.open_nursery() as nursery:
             await nursery.start(died.view.run)
-            nursery.start_soon(died.portions.run)
+            nursery.start_soon(died.rebalance.run)
             await died.view.enter("a:7420")
             await until(lambda: b.view.slices_of("a") == SLICES)
             async with running(ensemble, "a") as back:

@@ -1,4 +1,4 @@
-"""An instance looks for itself at its own address: found, nobody there, somebody else there, or no instance at all."""
+"""An instance verifies its advertised address: it is there, nothing is, another instance is, or another program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 import trio.testing
-from test_peer_door import serving
+from test_peer_handler import serving
 
 from broker.cluster.join import WHO, verify_advertised_address, who_handler
 from plainsong.protocol.errors import BadRequest
@@ -68,5 +68,5 @@ async def test_whoever_is_no_instance_and_whoever_is_silent_is_told(caplog):
     async def dial(address):
         return ours
 
-    assert await verify_advertised_address("a", "far:7420", dial, within_s=0.05) == "nobody answers"
+    assert await verify_advertised_address("a", "far:7420", dial, within_s=0.05) == "it does not answer"
     await theirs.aclose()

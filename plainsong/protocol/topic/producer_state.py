@@ -1,7 +1,4 @@
-"""What a topic remembers of its producers: whether it does, each one's record and row, and the book of all of them.
-
-Whether a topic remembers producers: its own property, else its namespace's, else the service's default.
-"""
+"""What a topic remembers of its producers: whether it does, one producer's record and row, and the table of all."""
 
 from __future__ import annotations
 
@@ -19,32 +16,32 @@ if TYPE_CHECKING:
     from plainsong.protocol.properties import Deduplication
 
 Level = Literal["topic", "namespace", "service"]
-#: The namespace that is ours: nothing is remembered there unless a topic of it says so.
+#: Plainsong's own namespace: its topics remember producers only if their own property says so.
 SYSTEM_NAMESPACE = "system"
 
 
 class NamespacePolicy(NamedTuple):
-    """What a namespace says about its topics' producers."""
+    """A namespace's setting for its topics' producers."""
 
     enabled: bool | None = None
-    """None: nothing, the service's default holds."""
+    """None: the service's default holds."""
     switched: int = 0
-    """Grows whenever the namespace's topics went from remembering to forgetting."""
+    """Grows whenever the namespace is switched from remembering producers to forgetting them."""
 
 
-#: Of a namespace nobody has said anything about.
+#: The policy of a namespace without properties.
 INHERITED = NamespacePolicy()
 
 
 class Effective(NamedTuple):
-    """What holds for a topic, and who said so."""
+    """Whether a topic remembers producers, and the level that decided it."""
 
     enabled: bool
     level: Level
 
 
 def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolicy, *, default: bool) -> Effective:
-    """What holds for the topic ``name`` whose property ``deduplication`` is ``own``."""
+    """The decision for topic ``name``: its own property ``own``, else its namespace's, else the service's default."""
     if own != "inherit":
         return Effective(own == "enabled", "topic")
     if name.namespace == SYSTEM_NAMESPACE:
@@ -54,24 +51,22 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
     return Effective(default, "service")
 
 
-# --- record ----------------------------------------------------------------------------------------
+# --- rows ------------------------------------------------------------------------------------------
 #
-# What a topic keeps of one producer, and of having producers at all, with the rows these are kept in.
-#
-# producer row    e epoch  h highest id  u highest under a pointer  a active  m memory (ms)
+# producer row    e epoch  h highest id  u highest under a pointer  a active  m retention (ms)
 #                 r results: lowest id, highest id, first and last position, write pointer or 0
 # producers row   o on  s switched  f from  g forgotten  x epochs
 
 
-#: Requests of a producer that are remembered with where their messages went.
+#: Requests of a producer that are remembered with the positions of their messages.
 MAX_RESULTS = 5
 POSITION_BYTES = 10
-#: Sequence ids are what an Avro long holds.
+#: The largest sequence id: that of an Avro long.
 MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
 class Result(NamedTuple):
-    """One stored request: its lowest and highest id, its first and last row (positions of 10 bytes)."""
+    """One stored request: its lowest and highest id, and the positions (10 bytes) of its first and last row."""
 
     low: int
     high: int
@@ -87,32 +82,32 @@ class Producer:
 
     name: str
     epoch: int = 0
-    """Of its last session; 0: it never opened one."""
+    """That of its latest session; 0: it never opened one."""
     pushed: int = -1
-    """The highest sequence id that was taken."""
+    """The highest sequence id accepted."""
     persisted: int = -1
     """The highest one that is durable: behind ``pushed`` while a commit is under way."""
     active_ms: int = 0
-    memory_ms: int | None = None
-    """For how long it is remembered while inactive, where it asked for longer than others."""
+    retention_ms: int | None = None
+    """How long it is remembered while inactive, if it asked for longer than the default."""
     recent: tuple[Result, ...] = ()
-    under: int = -1
-    """The highest id that was ever published under a write pointer."""
+    highest_transactional: int = -1
+    """The highest id ever published under a write pointer."""
 
-    def took(self, result: Result) -> None:
-        """A request was given its rows."""
+    def record(self, result: Result) -> None:
+        """Remember a request whose rows have their positions."""
         self.pushed = result.high
         if result.pointer:
-            self.under = result.high
+            self.highest_transactional = result.high
         self.recent = (*self.recent[1 - MAX_RESULTS :], result)
 
     def encode(self) -> bytes:
         """The row's value."""
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
-        if self.under >= 0:
-            record["u"] = self.under
-        if self.memory_ms is not None:
-            record["m"] = self.memory_ms
+        if self.highest_transactional >= 0:
+            record["u"] = self.highest_transactional
+        if self.retention_ms is not None:
+            record["m"] = self.retention_ms
         if self.recent:
             record["r"] = self.recent
         return pack_record(record)
@@ -128,13 +123,13 @@ class Producer:
                 epoch=checked_number(record["e"]),
                 pushed=highest,
                 persisted=highest,
-                under=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
+                highest_transactional=checked_number(record.get("u", -1), -1, MAX_SEQUENCE_ID),
                 active_ms=checked_number(record["a"]),
-                memory_ms=checked_number(record["m"]) if "m" in record else None,
+                retention_ms=checked_number(record["m"]) if "m" in record else None,
                 recent=tuple(map(_result, record.get("r", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a producer row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a producer row lacks a field or has a wrong one: {error!r}") from error
 
 
 def _result(packed: Any) -> Result:
@@ -145,20 +140,20 @@ def _result(packed: Any) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationRecord:
-    """Whether a generation remembers producers, and from where on."""
+    """Whether a generation remembers producers, and from which position on."""
 
     on: bool = True
     switched: int = field(default=0, compare=False)
-    """How often the namespace had been switched off when this was written."""
+    """``NamespacePolicy.switched`` when this was written."""
     since: bytes | None = None
-    """The position up to which stamps count for nothing; None: all of them count."""
+    """The position up to which stamps are void; None: all of them count."""
     forgotten: bytes | None = None
-    """Where producers were last forgotten: up to there stamps are in the producers' rows, or count for nothing."""
+    """The position when producers were last forgotten: up to it stamps are in the producers' rows, or void."""
     epochs: int = 0
-    """No epoch up to this one is given again."""
+    """No epoch up to this one is given to a session again."""
 
     def counts_from(self) -> bytes:
-        """The position up to which no stamp is replayed."""
+        """The position behind which stamps are replayed."""
         return max(self.since or b"", self.forgotten or b"")
 
     def encode(self) -> bytes:
@@ -183,7 +178,7 @@ class DeduplicationRecord:
                 checked_number(record["x"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a producers row has not what it needs: {error!r}") from error
+            raise DamagedRow(f"a producers row lacks a field or has a wrong one: {error!r}") from error
 
 
 def _position(value: object) -> bytes:
@@ -192,19 +187,15 @@ def _position(value: object) -> bytes:
     return value
 
 
-# --- book ------------------------------------------------------------------------------------------
-#
-# What a topic remembers of all its producers, by name and in the order in which they last did something.
-#
-# A topic that never had a producer has an empty book, which costs nothing to keep, to write or to load.
+# --- the table of all producers --------------------------------------------------------------------
 
 
-#: Until somebody has said anything.
+#: Before the policy is first applied.
 _BY_DEFAULT = Effective(enabled=True, level="service")
 
 
-class SeenPolicy(NamedTuple):
-    """What was last said about remembering producers."""
+class AppliedPolicy(NamedTuple):
+    """The settings that were last applied."""
 
     generation: int
     own: Deduplication
@@ -212,31 +203,31 @@ class SeenPolicy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Book:
-    """The producers of one generation."""
+class ProducerTable:
+    """The producers of one generation; an empty table costs nothing to keep, to write or to load."""
 
     retention_ms: int
-    """How long an inactive producer is remembered that has not asked for longer."""
+    """How long an inactive producer is remembered unless it asked for longer."""
     known: OrderedDict[str, Producer] = field(default_factory=OrderedDict)
-    """By name; the one that has been inactive for longest comes first."""
+    """By name, the longest inactive first."""
     damaged: set[str] = field(default_factory=set)
     """Producers whose rows cannot be read."""
     record: DeduplicationRecord | None = None
-    """As it is on disk; None: no producer has been here."""
+    """The row on disk; None: the generation never had a producer."""
     policy: Effective = _BY_DEFAULT
-    """Whether producers are remembered, and who said so."""
-    seen: SeenPolicy | None = None
+    """Whether producers are remembered, and the level that decided it."""
+    applied: AppliedPolicy | None = None
     changed: set[str] = field(default_factory=set)
-    """Whose rows have to be written before the next high-water mark."""
+    """Names of producers whose rows have to be written before the next high-water mark."""
     record_changed: bool = False
-    leftover: list[str] = field(default_factory=list)
-    """Producers whose rows mean nothing any more and are still there."""
-    long: int = 0
-    """Producers that asked for a longer memory."""
+    obsolete: list[str] = field(default_factory=list)
+    """Names of producers whose rows are void and still on disk."""
+    long_retention: int = 0
+    """The number of producers that asked for longer than the default."""
     entries: int = 0
     """Requests of producers since the last snapshot."""
     due_s: float | None = None
-    """When a snapshot is due although nothing happens, on the clock that only goes forward."""
+    """When a snapshot is due even if nothing happens, on the monotonic clock."""
     snapshot_position: bytes | None = None
     snapshot_ms: int = 0
     replayed_entries: int = 0
@@ -249,32 +240,32 @@ class Book:
 
     @property
     def switched(self) -> int:
-        """How often the namespace was switched off."""
-        return (INHERITED if self.seen is None else self.seen.policy).switched
+        """``NamespacePolicy.switched`` as last applied."""
+        return (INHERITED if self.applied is None else self.applied.policy).switched
 
     @property
     def epochs(self) -> int:
-        """No epoch up to this one may be given to a name that is not known."""
+        """No epoch up to this one may be given to an unknown producer."""
         return 0 if self.record is None else self.record.epochs
 
     def add(self, producer: Producer) -> None:
-        """Take in a producer as the last that did something."""
+        """Add a producer as the most recently active."""
         self.known[producer.name] = producer
-        self.long += producer.memory_ms is not None
+        self.long_retention += producer.retention_ms is not None
 
     def touch(self, producer: Producer, time_ms: int) -> None:
-        """It did something, and what is known of it has to be written some time."""
+        """Record activity of a producer; its row has to be written some time."""
         producer.active_ms = time_ms
         self.known.move_to_end(producer.name)
         self.changed.add(producer.name)
 
     def pop(self, name: str) -> Producer | None:
-        """Take a producer out."""
+        """Remove and return a producer."""
         self.damaged.discard(name)
         self.changed.discard(name)
         producer = self.known.pop(name, None)
         if producer is not None:
-            self.long -= producer.memory_ms is not None
+            self.long_retention -= producer.retention_ms is not None
         return producer
 
     def clear(self) -> None:
@@ -282,15 +273,15 @@ class Book:
         self.known.clear()
         self.damaged.clear()
         self.changed.clear()
-        self.long = self.entries = 0
+        self.long_retention = self.entries = 0
         self.due_s = None
 
     def expires_ms(self, producer: Producer) -> int:
-        """Until when it is remembered if it does nothing more."""
-        return producer.active_ms + max(self.retention_ms, producer.memory_ms or 0)
+        """Until when a producer is remembered if it stays inactive."""
+        return producer.active_ms + max(self.retention_ms, producer.retention_ms or 0)
 
     def expired(self, time_ms: int) -> list[str]:
-        """Those whose memory is over."""
+        """Names of the producers whose retention is over."""
         gone = []
         for producer in self.known.values():
             if time_ms <= producer.active_ms + self.retention_ms:
@@ -300,27 +291,27 @@ class Book:
         return gone
 
     def idle(self, before_ms: int, at_most: int) -> list[str]:
-        """The longest inactive ones that did nothing since ``before_ms`` and asked for no longer memory."""
+        """Names of the longest inactive producers without activity since ``before_ms`` and with the default retention."""
         gone: list[str] = []
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:
                 break
-            if producer.memory_ms is None:
+            if producer.retention_ms is None:
                 gone.append(producer.name)
         return gone
 
-    def noted(self, position: bytes | None, time_ms: int) -> None:
-        """All that is known is in the rows, up to ``position``."""
+    def snapshot_written(self, position: bytes | None, time_ms: int) -> None:
+        """The rows are up to date up to ``position``."""
         self.changed.clear()
         self.entries = 0
         self.due_s = None
         self.snapshot_position, self.snapshot_ms = position, time_ms
 
     def load(self, row: DeduplicationRecord, producers: dict[str, Producer | None]) -> None:
-        """Take what the metadata table has: None for a producer whose row cannot be read."""
+        """Take over the rows on disk; None for a producer whose row cannot be read."""
         self.record = row
         if not row.on:
-            self.leftover = list(producers)
+            self.obsolete = list(producers)
             return
         for name, producer in producers.items():
             if producer is None:
@@ -329,6 +320,6 @@ class Book:
                 self.add(producer)
 
     def loaded(self) -> None:
-        """All rows are in: bring them into their order."""
+        """All rows are loaded: order the producers by activity."""
         if self.known:
             self.known = OrderedDict(sorted(self.known.items(), key=lambda item: item[1].active_ms))

@@ -17,7 +17,7 @@ from broker.http.budgets import BodyBudget
 from broker.http.server import serve_http
 from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
-from broker.link.server import peer_door
+from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.link import PREFACE
 from tests.broker.doors import SETTINGS, Toys, toy_app
@@ -56,7 +56,7 @@ async def serving(dispatch=echo, *, lane: bool = True, **settings):
                 budget=BodyBudget(with_lane.max_inflight_bytes),
                 stop=server.stop,
                 grace_s=2,
-                peers=peer_door(dispatch),
+                peers=peer_handler(dispatch),
                 task_status=task_status,
             )
             server.ended.set()

@@ -1,10 +1,7 @@
-"""From rows to what one reader gets: visible messages in wire form, by the list where rows are alike.
+"""Which rows one reader sees: from rows to visible messages in wire form, list by list where rows are alike.
 
-Where the payload starts in rows with extras, told without taking them apart.
-
-Extras are stamps, indexes and attributes, and all but the last are of a few lengths only. So the bytes that begin
-them (their length, the head of the map, its first key) recur from row to row, and what follows from them is
-looked up: where the payload starts, and whether there may be attributes, alone or behind another key.
+``Walk`` in ``reading.py`` decides which rows to read; a delivery decides what becomes of each: visible ones go to
+``_take``, hidden ones are counted, and the reader stops at the first undecided or unreadable one.
 """
 
 from __future__ import annotations
@@ -37,29 +34,460 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-#: Where the bytes that begin the extras end, in a row without pointer: flags, length, map, key of one letter.
+if TYPE_CHECKING:
+    Rows = Sequence[tuple[bytes, bytes]]
+_POSITION_BYTES = 10
+
+
+class Delivery:
+    """The messages for one reader. Threads may use it in turn, one at a time."""
+
+    #: Whether ``attributes`` is filled.
+    with_attributes = False
+
+    def __init__(
+        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
+    ) -> None:
+        """Read ``span``.
+
+        Args:
+          view: the reader's snapshot; None: it sees everything, undecided and rolled-back messages too.
+          with_pointers: whether ``_take`` gets each message's write pointer.
+          hidden_limit: the most messages to count behind one that holds the reader.
+        """
+        self.span = span
+        self.view = view
+        self.with_pointers = with_pointers
+        #: No more rows are wanted.
+        self.done = False
+        #: The write pointer that holds the reader, and the bound before its first undecided message.
+        self.held_by: int | None = None
+        self.held_at = b""
+        #: Messages counted from there on, which the reader would get next.
+        self.hidden = 0
+        #: Messages skipped because their own time to live is over.
+        self.expired = 0
+        #: Whether the view skipped the last message.
+        self.passed = False
+        #: Id → attributes, for the messages of the current list that have some.
+        self.attributes: dict[bytes, Mapping[str, str]] = {}
+        self._hidden_limit = hidden_limit
+
+    # --- for subclasses to override -------------------------------------------------------------
+
+    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
+        """Take visible messages in wire form, in topic order. Returns False when no more are wanted.
+
+        ``pointers`` is set if asked for, ``expiries`` (ms) if a message has a time to live of its own.
+        """
+        raise NotImplementedError
+
+    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        """A row cannot be read. Returns whether to continue behind it."""
+        raise NotImplementedError
+
+    @property
+    def held(self) -> Held | None:
+        """The transaction that holds the reader; None: none does."""
+        if self.held_by is None:
+            return None
+        return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
+
+    def _on_message(self, message_id: bytes, row: MessageRow) -> None:
+        """Called for each message that is decoded row by row, visible or not. Raises DamagedRow."""
+        if self.with_attributes and row.extras:
+            strings = attributes_in(row.extras)
+            if strings:
+                self.attributes[message_id] = strings
+
+    # --- holding and delivering -----------------------------------------------------------------
+
+    def hold(self, pointer: int, bound: bytes) -> bool:
+        """Stop the reader before ``bound``. Returns False when no message behind it is to be counted."""
+        self.held_by, self.held_at = pointer, bound
+        self.done = self._hidden_limit == 0
+        return not self.done
+
+    def hide(self, count: int) -> bool:
+        """Count hidden messages behind ``held_at``. Returns False at the limit."""
+        self.hidden = min(self.hidden + count, self._hidden_limit)
+        self.done = self.hidden == self._hidden_limit
+        return not self.done
+
+    def _deliver(
+        self, items: Sequence[bytes], pointers: Sequence[int] | None = None, expiries: Sequence[int] | None = None
+    ) -> bool:
+        if not items:
+            return not self.done
+        if self.held_by is not None:
+            return self.hide(len(items))
+        self.passed = False
+        self.done = not self._take(items, pointers, expiries)
+        return not self.done
+
+    def _deliver_found(self, found: VisibleMessages) -> bool:
+        return self._deliver(found.items, found.pointers if self.with_pointers else None, found.expiries)
+
+    def _damage(self, message_id: bytes, damage: DamagedRow) -> bool:
+        self.done = self.held_by is not None or not self._damaged(message_id, damage)
+        return not self.done
+
+    def _verdict(self, pointer: int | None) -> Verdict:
+        return Verdict.DELIVER if pointer is None or self.view is None else self.view.verdict(pointer)
+
+
+class VisibleMessages:
+    """Visible messages collected one by one; a pointer or expiry of 0 means none."""
+
+    __slots__ = ("expiries", "items", "pointers")
+
+    def __init__(self) -> None:
+        self.items: list[bytes] = []
+        self.pointers: list[int] = []
+        self.expiries: list[int] = []
+
+    def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
+        """Add a message."""
+        assert row.payload is not None  # rows without are references
+        self.items.append(item(message_id, row.payload))
+        self.pointers.append(pointer)
+        self.expiries.append(expires_ms)
+
+
+def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
+    """The end of a message's own time to live; 0: it has none."""
+    return 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
+
+
+# --- rows that refer to stored messages ------------------------------------------------------------
+#
+# A reference is replaced by the payload rows it stands for, those of the winning segments only.
+
+#: An item: the position of the reference, that of the payload row, and the payload behind its length.
+_STORED_ITEM = ITEM_START + b"%b%b%b"
+
+
+@dataclass(slots=True)
+class Reference:
+    """A message row that refers to stored messages, while their payload rows are read."""
+
+    position: bytes
+    pointer: int
+    """As in the row: negative when rolled back; 0: none, the messages were staged."""
+    ttl_s: int | None
+    winners: frozenset[int] | None
+    held_at: bytes | None
+    """The bound before which the reader stops if there is a message it would get; None: it does not stop here."""
+    start: bytes
+    stop: bytes
+    """``[start, stop)`` of the payload keys."""
+    row: MessageRow
+    """The reference row itself."""
+
+
+class StoredDelivery(Delivery):
+    """A delivery that reads the payload rows of references."""
+
+    def __init__(
+        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
+    ) -> None:
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
+        #: The reference whose payload rows are to be read next; None: message rows are.
+        self.reference: Reference | None = None
+
+    def feed_payloads(self, rows: Rows) -> bool:
+        """Take payload rows of ``reference``, in order. Returns False when no more are wanted. Raises as ``feed_rows``."""
+        assert self.reference is not None  # while payload rows are read
+        if self.attributes:
+            self.attributes = {}
+        flags = {value[0] if value else -1 for _, value in rows}
+        if flags == {PLAIN}:
+            return self.reference.winners is not None or self._deliver_stored(rows, [value[1:] for _, value in rows])
+        if flags == {HAS_EXTRAS}:
+            return self._feed_extras_of_stored(rows)
+        return self._feed_stored_one_by_one(rows)
+
+    def _feed_extras_of_stored(self, rows: Rows) -> bool:
+        """Payload rows with extras; equal extras are decoded once."""
+        starts = PayloadStarts()
+        known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
+        winning, payloads = [], []
+        try:
+            for row in rows:
+                value = row[1]
+                start = starts[value[1:HEAD_STOP]]
+                head = value[:start]
+                decoded = known.get(head)
+                if decoded is None:
+                    decoded = known[head] = self._decode_head(head)
+                if decoded[0]:
+                    winning.append(row)
+                    payloads.append(value[start:])
+                    if decoded[1] and self.with_attributes:
+                        assert self.reference is not None  # while payload rows are read
+                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = decoded[1]
+        except DamagedRow:
+            return self._feed_stored_one_by_one(rows)
+        return self._deliver_stored(winning, payloads)
+
+    def _decode_head(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
+        """Of rows with these bytes before their payload: whether their segment won, and their attributes.
+
+        Raises DamagedRow.
+        """
+        row = decode_row(head + b"\x00")
+        return self._is_winner(row), attributes_in(row.extras)
+
+    def _is_winner(self, row: MessageRow) -> bool:
+        assert self.reference is not None  # while payload rows are read
+        winners = self.reference.winners
+        return winners is None or row.extras.get(SEGMENT) in winners
+
+    def _deliver_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
+        """Deliver payload rows, given each one's payload behind its length."""
+        assert self.reference is not None  # while payload rows are read
+        position = self.reference.position
+        items = [
+            _STORED_ITEM % (position, row[0][-_POSITION_BYTES:], payload)
+            for row, payload in zip(rows, payloads, strict=True)
+        ]
+        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
+            return self._feed_stored_one_by_one(rows)  # one of them has no payload, not even an empty one
+        expires_ms = expires_ms_of(position, self.reference.ttl_s)
+        expiries = [expires_ms] * len(items) if expires_ms else None
+        return self._deliver_referenced(items, [self.reference.pointer] * len(items), expiries)
+
+    def _feed_stored_one_by_one(self, rows: Rows) -> bool:
+        reference = self.reference
+        assert reference is not None  # while payload rows are read
+        found = VisibleMessages()
+        for key, value in rows:
+            message_id = reference.position + key[-_POSITION_BYTES:]
+            try:
+                row = decode_row(value)
+                if row.payload is None:
+                    raise DamagedRow(f"payload row {key.hex()} has no payload")
+                self._on_message(message_id, row)
+            except DamagedRow as damage:
+                if not (
+                    self._deliver_referenced(found.items, found.pointers, found.expiries)
+                    and self._damage(message_id, damage)
+                ):
+                    return False
+                found = VisibleMessages()
+                continue
+            ttls_s = [ttl_s for ttl_s in (row.ttl_s, reference.ttl_s) if ttl_s is not None]
+            expires_ms = expires_ms_of(reference.position, min(ttls_s, default=None))
+            if not self._is_winner(row):
+                continue
+            if 0 < expires_ms < self.span.now_ms:
+                self.expired += 1
+            else:
+                found.add(message_id, row, reference.pointer, expires_ms)
+        return self._deliver_referenced(found.items, found.pointers, found.expiries)
+
+    def _deliver_referenced(
+        self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None
+    ) -> bool:
+        """Deliver messages of the reference; the first of them may hold the reader."""
+        assert self.reference is not None  # while payload rows are read
+        held_at = self.reference.held_at
+        if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
+            return False
+        return self._deliver(items, pointers if self.with_pointers else None, expiries)
+
+
+# --- rows that have their payload ------------------------------------------------------------------
+#
+# Taken list by list, with one verdict for each pointer in the list: row by row would cost more than reading them.
+
+#: Flags and pointer of a row that has nothing else before its payload.
+_HEAD_BYTES = 9
+_POINTER = struct.Struct(">q")
+#: Flags of rows that are taken list by list: those without extras, and all.
+_BARE = frozenset({PLAIN, HAS_POINTER})
+_BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
+_UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
+#: Items from a position and the rest of the value: of a plain row, and of a row under a pointer.
+#: Formatting makes one object where concatenation makes three.
+_PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
+_POINTER_ITEM = ITEM_START + b"%b" + NO_PAYLOAD_PART + b"%b"
+
+
+class InlineDelivery(StoredDelivery):
+    """A delivery that takes message rows other than references."""
+
+    def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
+        """Take rows that have their payload; ``flags`` contains all their flags, and perhaps more."""
+        if self.attributes:
+            self.attributes = {}
+        if flags == {PLAIN}:
+            return self._deliver([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
+        if not flags <= _BARE:
+            flags = {value[0] for _, value in rows}  # perhaps only rows of other lists have more
+        if flags <= _BARE:
+            return self._feed_pointers(rows, mixed=PLAIN in flags)
+        if flags <= _BY_THE_LIST:
+            return self._feed_extras(rows, flags)
+        return self._feed_one_by_one(rows)
+
+    def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
+        """Take rows of which some have extras, without decoding these."""
+        starts = PayloadStarts()
+        if flags.isdisjoint(_UNDER_POINTERS):
+            items = [
+                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[starts[value[1:HEAD_STOP]] :])
+                if value[0]
+                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                for key, value in rows
+            ]
+            if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._collect_attributes(rows, starts):
+                return self._feed_one_by_one(rows)  # which says what is wrong
+            return self._deliver(items, [0] * len(rows) if self.with_pointers else None)
+        bare = [(key, starts.without_extras(value)) for key, value in rows]
+        if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
+            return self._feed_one_by_one(rows)
+        if not self._collect_attributes(rows, starts):
+            return self._feed_one_by_one(rows)
+        return self._feed_pointers(bare, mixed=True)
+
+    def _collect_attributes(self, rows: Rows, starts: PayloadStarts) -> bool:
+        """Collect the attributes of rows that have some. Returns False when one's cannot be read."""
+        if not (self.with_attributes and starts.with_attributes):
+            return True
+        try:
+            found = {key[-_POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}
+        except DamagedRow:
+            return False
+        self.attributes = found
+        return True
+
+    def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
+        """Take rows that are plain, or have a pointer and nothing else, with one verdict for each pointer among them."""
+        values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
+        if self.view is None or not values:
+            return self._deliver_inline(rows, mixed=mixed)
+        # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
+        low, high = min(values), max(values)
+        if min(len(low), len(high)) < _HEAD_BYTES:
+            return self._feed_one_by_one(rows)  # which says what is wrong
+        if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
+            return self._deliver_inline(rows, mixed=mixed)
+        heads = {value[:_HEAD_BYTES] for value in values}
+        if min(map(len, heads)) < _HEAD_BYTES:
+            return self._feed_one_by_one(rows)
+        pointers = {head: _pointer(head) for head in heads}
+        verdicts = {head: self.view.verdict(pointer) for head, pointer in pointers.items()}
+        skipped = {head for head, verdict in verdicts.items() if verdict is Verdict.SKIP}
+        if self.held_by is None:
+            held = {head for head, verdict in verdicts.items() if verdict is Verdict.HOLD}
+            at = next((i for i, (_, value) in enumerate(rows) if value[0] and value[:_HEAD_BYTES] in held), len(rows))
+            if not self._deliver_except(rows[:at], skipped):
+                return False
+            if at == len(rows):
+                return True
+            key, value = rows[at]
+            if not self.hold(pointers[value[:_HEAD_BYTES]], key[-_POSITION_BYTES:] + NO_PAYLOAD_PART):
+                return False
+            rows = rows[at:]
+        return self._deliver_except(rows, skipped)
+
+    def _deliver_except(self, rows: Rows, skipped: set[bytes]) -> bool:
+        if not rows:
+            return True
+        last = rows[-1][1]
+        if skipped:
+            rows = [row for row in rows if not row[1][0] or row[1][:_HEAD_BYTES] not in skipped]
+        go_on = self._deliver_inline(rows, mixed=True)
+        self.passed = bool(last[0]) and last[:_HEAD_BYTES] in skipped
+        return go_on
+
+    def _deliver_inline(self, rows: Rows, *, mixed: bool) -> bool:
+        if not mixed:
+            items = [_POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
+        else:
+            items = [
+                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
+                if value[0]
+                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                for key, value in rows
+            ]
+        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
+            return self._feed_one_by_one(rows)  # one of them has no payload, not even an empty one
+        pointers = [_pointer(value) if value[0] else 0 for _, value in rows] if self.with_pointers else None
+        return self._deliver(items, pointers)
+
+    def _feed_one_by_one(self, rows: Rows) -> bool:
+        found = VisibleMessages()
+        for key, value in rows:
+            position = key[-_POSITION_BYTES:]
+            message_id = position + NO_PAYLOAD_PART
+            try:
+                row = decode_row(value)
+                self._on_message(message_id, row)
+            except DamagedRow as damage:
+                if not (self._deliver_found(found) and self._damage(message_id, damage)):
+                    return False
+                found = VisibleMessages()
+                continue
+            expires_ms = expires_ms_of(position, row.ttl_s)
+            if 0 < expires_ms < self.span.now_ms:
+                self.expired += 1
+                continue
+            verdict = self._verdict(row.pointer)
+            if verdict is Verdict.HOLD and self.held_by is None:
+                if not self._deliver_found(found) or not self.hold(row.pointer or 0, message_id):
+                    return False
+                found = VisibleMessages()
+            self.passed = verdict is Verdict.SKIP
+            if verdict is not Verdict.SKIP:
+                found.add(message_id, row, row.pointer or 0, expires_ms)
+        passed = self.passed
+        go_on = self._deliver_found(found)
+        self.passed = passed
+        return go_on
+
+
+def _pointers(values: Sequence[bytes]) -> set[int]:
+    """The pointers of rows that all have one, cut out at once; arbitrary numbers if a row is too short."""
+    heads = b"".join([value[1:_HEAD_BYTES] for value in values])
+    return set(struct.unpack_from(f">{len(heads) // _POINTER.size}q", heads))
+
+
+def _pointer(value: bytes) -> int:
+    number: int = _POINTER.unpack_from(value, 1)[0]
+    return number
+
+
+# --- where the payload starts in a row with extras -------------------------------------------------
+#
+# Extras are stamps, indexes and attributes, and all but the last have only a few lengths. So the bytes that begin them
+# (their length, the head of the map, its first key) recur from row to row, and what follows from them is looked up:
+# where the payload starts, and whether there may be attributes, alone or behind another key. No row is decoded for it.
+
+#: The end of the first bytes of the extras in a row without a pointer: flags, length, map, key of one letter.
 HEAD_STOP = 8
 _POINTER_BYTES = 8
 _POINTER_STOP = 1 + _POINTER_BYTES
 _LENGTH_BYTES = 4
 _EXTRAS_START = 1 + _LENGTH_BYTES
-#: Where head and first key of the map stand in those bytes, and how a map of one key looks.
+#: The head and first key of the map in those bytes, and the head of a map of one key.
 _MAP = slice(_LENGTH_BYTES, HEAD_STOP - 1)
 _ONE_KEY = 0x81
 _ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
 
 
 class PayloadStarts(dict[bytes, int]):
-    """The bytes that begin a row's extras → where its payload's length starts, in a row without pointer.
+    """The first bytes of a row's extras → where its payload's length starts, in a row without a pointer.
 
-    For rows that have a payload and no time to live of their own. It grows by being asked.
+    For rows that have a payload and no time to live of their own. Entries are computed at the first look-up.
     """
 
     __slots__ = ("with_attributes",)
 
     def __init__(self) -> None:
         super().__init__()
-        #: The beginnings of rows that may have attributes.
+        #: The keys whose rows may have attributes.
         self.with_attributes: set[bytes] = set()
 
     def __missing__(self, head: bytes) -> int:
@@ -70,7 +498,7 @@ class PayloadStarts(dict[bytes, int]):
         return start
 
     def without_extras(self, value: bytes) -> bytes:
-        """The same row without them."""
+        """The value of a row without its extras."""
         flags = value[0]
         if not flags & HAS_EXTRAS:
             return value
@@ -80,7 +508,7 @@ class PayloadStarts(dict[bytes, int]):
         return b"\x01" + value[1:_POINTER_STOP] + value[start:]
 
     def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
-        """The key of each row that has attributes, and these. Raises DamagedRow."""
+        """Key and attributes of each row that has some. Raises DamagedRow."""
         known: dict[bytes, Mapping[str, str]] = {}
         wanted = self.with_attributes
         for key, value in rows:
@@ -99,438 +527,9 @@ class PayloadStarts(dict[bytes, int]):
 
 
 def _attributes(packed: bytes) -> Mapping[str, str]:
-    """Those of packed extras. Raises DamagedRow."""
+    """The attributes in packed extras. Raises DamagedRow."""
     try:
         extras = msgpack.unpackb(packed, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
         raise DamagedRow(f"a row's extras are garbled: {packed[:24].hex()}…") from error
     return attributes_in(extras) or {}
-
-
-# --- delivery --------------------------------------------------------------------------------------
-#
-# What a walk does with what it meets: give what is visible, count what is hidden, stop at what cannot be read.
-
-
-class VisibleMessages:
-    """Visible messages taken one by one; the last two columns say 0 where there is nothing to say."""
-
-    __slots__ = ("expiries", "items", "pointers")
-
-    def __init__(self) -> None:
-        self.items: list[bytes] = []
-        self.pointers: list[int] = []
-        self.expiries: list[int] = []
-
-    def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        """One more."""
-        assert row.payload is not None  # rows without are references
-        self.items.append(item(message_id, row.payload))
-        self.pointers.append(pointer)
-        self.expiries.append(expires_ms)
-
-
-class Delivery:
-    """What one reader gets. Threads may take turns with it, but only one at a time."""
-
-    #: Whether ``attributes`` is filled.
-    with_attributes = False
-
-    def __init__(
-        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
-    ) -> None:
-        """Read ``span``.
-
-        Args:
-          view: what the reader may see; None: everything, undecided and rolled back.
-          with_pointers: ``_take`` is to be told each message's write pointer.
-          hidden_limit: messages to count behind one that holds the reader.
-        """
-        self.span = span
-        self.view = view
-        self.with_pointers = with_pointers
-        #: Nothing more is wanted.
-        self.done = False
-        #: The write pointer that holds the reader, and the bound before its first undecided message.
-        self.held_by: int | None = None
-        self.held_at = b""
-        #: Messages from there on that the reader would get next.
-        self.hidden = 0
-        #: Messages met that have outlived a time to live of their own.
-        self.expired = 0
-        #: Whether the last message met was passed over by the view.
-        self.passed = False
-        #: Id → attributes, of messages among the rows at hand that have some.
-        self.attributes: dict[bytes, Mapping[str, str]] = {}
-        self._hidden_limit = hidden_limit
-
-    # --- what sinks make of it ------------------------------------------------------------------
-
-    def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
-        """Visible messages in wire form, in topic order; False: nothing more is wanted.
-
-        ``pointers`` is there when asked for, ``expiries`` (ms) when one of them has a time to live of its own.
-        """
-        raise NotImplementedError
-
-    def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """A row cannot be read; whether to go on behind it."""
-        raise NotImplementedError
-
-    @property
-    def held(self) -> Held | None:
-        """What holds the reader, once something does."""
-        if self.held_by is None:
-            return None
-        return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
-
-    def _meet(self, message_id: bytes, row: MessageRow) -> None:
-        """A message is met that is taken apart, visible or not. Raises DamagedRow."""
-        if self.with_attributes and row.extras:
-            strings = attributes_in(row.extras)
-            if strings:
-                self.attributes[message_id] = strings
-
-    # --- what all of them do --------------------------------------------------------------------
-
-    def hold(self, pointer: int, bound: bytes) -> bool:
-        """The reader stops before ``bound``; False when nothing behind it is to be counted."""
-        self.held_by, self.held_at = pointer, bound
-        self.done = self._hidden_limit == 0
-        return not self.done
-
-    def hide(self, count: int) -> bool:
-        """Count messages behind the one that holds; False when there are so many that it does not matter."""
-        self.hidden = min(self.hidden + count, self._hidden_limit)
-        self.done = self.hidden == self._hidden_limit
-        return not self.done
-
-    def _give(
-        self, items: Sequence[bytes], pointers: Sequence[int] | None = None, expiries: Sequence[int] | None = None
-    ) -> bool:
-        if not items:
-            return not self.done
-        if self.held_by is not None:
-            return self.hide(len(items))
-        self.passed = False
-        self.done = not self._take(items, pointers, expiries)
-        return not self.done
-
-    def _give_found(self, found: VisibleMessages) -> bool:
-        return self._give(found.items, found.pointers if self.with_pointers else None, found.expiries)
-
-    def _damage(self, message_id: bytes, damage: DamagedRow) -> bool:
-        self.done = self.held_by is not None or not self._damaged(message_id, damage)
-        return not self.done
-
-    def _verdict(self, pointer: int | None) -> Verdict:
-        return Verdict.DELIVER if pointer is None or self.view is None else self.view.verdict(pointer)
-
-
-def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
-    """When a message's own time to live ends; 0: it has none."""
-    return 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
-
-
-# --- stored rows -----------------------------------------------------------------------------------
-#
-# Reading stored messages: the payload rows that a reference stands for, winners only, in its place.
-
-
-if TYPE_CHECKING:
-    Rows = Sequence[tuple[bytes, bytes]]
-
-
-_POSITION_BYTES = 10
-#: An item of the reference's position, the payload row's, and the payload with its length before it.
-_STORED_ITEM = ITEM_START + b"%b%b%b"
-
-
-@dataclass(slots=True)
-class Reference:
-    """A message row that stands for stored messages, while their payload rows are read."""
-
-    position: bytes
-    pointer: int
-    """As the row has it: negative when rolled back; 0: it has none, they were staged."""
-    ttl_s: int | None
-    winners: frozenset[int] | None
-    held_at: bytes | None
-    """The bound before which the reader stops, once there is a message it would get; None: it does not stop here."""
-    start: bytes
-    stop: bytes
-    """``[start, stop)`` of the payload keys."""
-    row: MessageRow
-    """The one that stands for them."""
-
-
-class StoredDelivery(Delivery):
-    """A delivery that may be at a reference."""
-
-    def __init__(
-        self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
-    ) -> None:
-        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
-        #: Whose payload rows are to be read before anything else.
-        self.reference: Reference | None = None
-
-    def feed_payloads(self, rows: Rows) -> bool:
-        """Take payload rows of ``reference``, in order; False when enough is known. Raises DamagedRow, as for others."""
-        assert self.reference is not None  # else nobody asked for them
-        if self.attributes:
-            self.attributes = {}
-        flags = {value[0] if value else -1 for _, value in rows}
-        if flags == {PLAIN}:
-            return self.reference.winners is not None or self._give_stored(rows, [value[1:] for _, value in rows])
-        if flags == {HAS_EXTRAS}:
-            return self._feed_extras_of_stored(rows)
-        return self._feed_stored_one_by_one(rows)
-
-    def _feed_extras_of_stored(self, rows: Rows) -> bool:
-        """Payload rows with extras, told apart by the bytes of these, each decoded once."""
-        starts = PayloadStarts()
-        known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
-        winning, payloads = [], []
-        try:
-            for row in rows:
-                value = row[1]
-                start = starts[value[1:HEAD_STOP]]
-                head = value[:start]
-                told = known.get(head)
-                if told is None:
-                    told = known[head] = self._told(head)
-                if told[0]:
-                    winning.append(row)
-                    payloads.append(value[start:])
-                    if told[1] and self.with_attributes:
-                        assert self.reference is not None  # while payload rows are read
-                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = told[1]
-        except DamagedRow:
-            return self._feed_stored_one_by_one(rows)
-        return self._give_stored(winning, payloads)
-
-    def _told(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
-        """Whether rows that start so, up to their payload, are part of the topic, and their attributes.
-
-        Raises DamagedRow.
-        """
-        row = decode_row(head + b"\x00")
-        return self._is_winner(row), attributes_in(row.extras)
-
-    def _is_winner(self, row: MessageRow) -> bool:
-        assert self.reference is not None  # while payload rows are read
-        winners = self.reference.winners
-        return winners is None or row.extras.get(SEGMENT) in winners
-
-    def _give_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
-        """Payload rows, and of each the payload with its length before it."""
-        assert self.reference is not None  # while payload rows are read
-        position = self.reference.position
-        items = [
-            _STORED_ITEM % (position, row[0][-_POSITION_BYTES:], payload)
-            for row, payload in zip(rows, payloads, strict=True)
-        ]
-        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
-            return self._feed_stored_one_by_one(rows)  # one of them has no payload, not even an empty one
-        expires_ms = expires_ms_of(position, self.reference.ttl_s)
-        expiries = [expires_ms] * len(items) if expires_ms else None
-        return self._give_of(items, [self.reference.pointer] * len(items), expiries)
-
-    def _feed_stored_one_by_one(self, rows: Rows) -> bool:
-        reference = self.reference
-        assert reference is not None  # while payload rows are read
-        found = VisibleMessages()
-        for key, value in rows:
-            message_id = reference.position + key[-_POSITION_BYTES:]
-            try:
-                row = decode_row(value)
-                if row.payload is None:
-                    raise DamagedRow(f"payload row {key.hex()} has no payload")
-                self._meet(message_id, row)
-            except DamagedRow as damage:
-                if not (
-                    self._give_of(found.items, found.pointers, found.expiries) and self._damage(message_id, damage)
-                ):
-                    return False
-                found = VisibleMessages()
-                continue
-            ttls_s = [ttl_s for ttl_s in (row.ttl_s, reference.ttl_s) if ttl_s is not None]
-            expires_ms = expires_ms_of(reference.position, min(ttls_s, default=None))
-            if not self._is_winner(row):
-                continue
-            if 0 < expires_ms < self.span.now_ms:
-                self.expired += 1
-            else:
-                found.add(message_id, row, reference.pointer, expires_ms)
-        return self._give_of(found.items, found.pointers, found.expiries)
-
-    def _give_of(self, items: Sequence[bytes], pointers: Sequence[int], expiries: Sequence[int] | None) -> bool:
-        """Give messages of the reference, of which the first one may hold the reader."""
-        assert self.reference is not None  # while payload rows are read
-        held_at = self.reference.held_at
-        if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
-            return False
-        return self._give(items, pointers if self.with_pointers else None, expiries)
-
-
-# --- inline rows -----------------------------------------------------------------------------------
-#
-# Reading message rows that have their payload: by the list, with one verdict for each pointer among them.
-
-
-#: Flags and pointer of a row that has these two and a payload.
-_HEAD_BYTES = 9
-_POINTER = struct.Struct(">q")
-#: Flags of rows that are taken by the list: those without extras, and all.
-_BARE = frozenset({PLAIN, HAS_POINTER})
-_BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
-_UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
-#: Items made of position and the rest of the value: of a plain row, and of a row under a pointer.
-#: Formatting makes one object where adding up makes three.
-_PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
-_POINTER_ITEM = ITEM_START + b"%b" + NO_PAYLOAD_PART + b"%b"
-
-
-class InlineDelivery(StoredDelivery):
-    """A delivery that is fed message rows, references not among them."""
-
-    def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
-        """Rows that have their payload; ``flags`` has at least theirs."""
-        if self.attributes:
-            self.attributes = {}
-        if flags == {PLAIN}:
-            return self._give([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
-        if not flags <= _BARE:
-            flags = {value[0] for _, value in rows}  # perhaps it is others that have more
-        if flags <= _BARE:
-            return self._feed_pointers(rows, mixed=PLAIN in flags)
-        if flags <= _BY_THE_LIST:
-            return self._feed_extras(rows, flags)
-        return self._feed_one_by_one(rows)
-
-    def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
-        """Rows of which some have extras, and which need not be taken apart for that."""
-        starts = PayloadStarts()
-        if flags.isdisjoint(_UNDER_POINTERS):
-            items = [
-                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[starts[value[1:HEAD_STOP]] :])
-                if value[0]
-                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
-                for key, value in rows
-            ]
-            if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._meet_all(rows, starts):
-                return self._feed_one_by_one(rows)  # which says what is wrong
-            return self._give(items, [0] * len(rows) if self.with_pointers else None)
-        bare = [(key, starts.without_extras(value)) for key, value in rows]
-        if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
-            return self._feed_one_by_one(rows)
-        if not self._meet_all(rows, starts):
-            return self._feed_one_by_one(rows)
-        return self._feed_pointers(bare, mixed=True)
-
-    def _meet_all(self, rows: Rows, starts: PayloadStarts) -> bool:
-        """Note the attributes of those that have some; False when one's cannot be read."""
-        if not (self.with_attributes and starts.with_attributes):
-            return True
-        try:
-            found = {key[-_POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}
-        except DamagedRow:
-            return False
-        self.attributes = found
-        return True
-
-    def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
-        """Rows that are plain, or have a pointer and nothing else: one verdict for each pointer among them."""
-        values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
-        if self.view is None or not values:
-            return self._give_inline(rows, mixed=mixed)
-        # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
-        low, high = min(values), max(values)
-        if min(len(low), len(high)) < _HEAD_BYTES:
-            return self._feed_one_by_one(rows)  # which says what is wrong
-        if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
-            return self._give_inline(rows, mixed=mixed)
-        heads = {value[:_HEAD_BYTES] for value in values}
-        if min(map(len, heads)) < _HEAD_BYTES:
-            return self._feed_one_by_one(rows)
-        pointers = {head: _pointer(head) for head in heads}
-        verdicts = {head: self.view.verdict(pointer) for head, pointer in pointers.items()}
-        skipped = {head for head, verdict in verdicts.items() if verdict is Verdict.SKIP}
-        if self.held_by is None:
-            held = {head for head, verdict in verdicts.items() if verdict is Verdict.HOLD}
-            at = next((i for i, (_, value) in enumerate(rows) if value[0] and value[:_HEAD_BYTES] in held), len(rows))
-            if not self._give_but(rows[:at], skipped):
-                return False
-            if at == len(rows):
-                return True
-            key, value = rows[at]
-            if not self.hold(pointers[value[:_HEAD_BYTES]], key[-_POSITION_BYTES:] + NO_PAYLOAD_PART):
-                return False
-            rows = rows[at:]
-        return self._give_but(rows, skipped)
-
-    def _give_but(self, rows: Rows, skipped: set[bytes]) -> bool:
-        if not rows:
-            return True
-        last = rows[-1][1]
-        if skipped:
-            rows = [row for row in rows if not row[1][0] or row[1][:_HEAD_BYTES] not in skipped]
-        go_on = self._give_inline(rows, mixed=True)
-        self.passed = bool(last[0]) and last[:_HEAD_BYTES] in skipped
-        return go_on
-
-    def _give_inline(self, rows: Rows, *, mixed: bool) -> bool:
-        if not mixed:
-            items = [_POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
-        else:
-            items = [
-                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
-                if value[0]
-                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
-                for key, value in rows
-            ]
-        if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
-            return self._feed_one_by_one(rows)  # one of them has no payload, not even an empty one
-        pointers = [_pointer(value) if value[0] else 0 for _, value in rows] if self.with_pointers else None
-        return self._give(items, pointers)
-
-    def _feed_one_by_one(self, rows: Rows) -> bool:
-        found = VisibleMessages()
-        for key, value in rows:
-            position = key[-_POSITION_BYTES:]
-            message_id = position + NO_PAYLOAD_PART
-            try:
-                row = decode_row(value)
-                self._meet(message_id, row)
-            except DamagedRow as damage:
-                if not (self._give_found(found) and self._damage(message_id, damage)):
-                    return False
-                found = VisibleMessages()
-                continue
-            expires_ms = expires_ms_of(position, row.ttl_s)
-            if 0 < expires_ms < self.span.now_ms:
-                self.expired += 1
-                continue
-            verdict = self._verdict(row.pointer)
-            if verdict is Verdict.HOLD and self.held_by is None:
-                if not self._give_found(found) or not self.hold(row.pointer or 0, message_id):
-                    return False
-                found = VisibleMessages()
-            self.passed = verdict is Verdict.SKIP
-            if verdict is not Verdict.SKIP:
-                found.add(message_id, row, row.pointer or 0, expires_ms)
-        passed = self.passed
-        go_on = self._give_found(found)
-        self.passed = passed
-        return go_on
-
-
-def _pointers(values: Sequence[bytes]) -> set[int]:
-    """The pointers of rows that have one, all cut out at once; anything, if one of them ends early."""
-    heads = b"".join([value[1:_HEAD_BYTES] for value in values])
-    return set(struct.unpack_from(f">{len(heads) // _POINTER.size}q", heads))
-
-
-def _pointer(value: bytes) -> int:
-    number: int = _POINTER.unpack_from(value, 1)[0]
-    return number

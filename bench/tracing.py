@@ -1,0 +1,186 @@
+"""How much code one request runs through: files it enters, calls in them, and moves from file to file.
+
+    python -m bench.tracing [--json]
+
+The daemon and its client run in this process, on a data directory of their own. A profiling hook counts, between the moment
+a request is sent and the moment its answer has been read, every function of ours that is entered on any thread but the
+requester's (for the daemon's side), or on the requester's alone (for the client's side). A *call* is an entry into a
+function, a coroutine that is resumed included; a *move* is an entry or a return that leads into another file of ours.
+Each figure is the median of several requests after a warm-up, so that whatever the daemon does besides drops out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median_low
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from bench.bodies import path
+from broker.config.load import load_config
+from broker.main import run_daemon
+from plainsong import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+ROOT = str(Path(__file__).parents[1]) + os.sep
+PACKAGES = tuple(ROOT + name + os.sep for name in ("actors", "broker", "plainsong", "storage"))
+JSON = {"Content-Type": "application/json"}
+ROUNDS = 15
+
+
+class Traced(NamedTuple):
+    """What one request ran through."""
+
+    files: int
+    calls: int
+    moves: int
+
+
+class Tracer:
+    """Counts while it is armed; installed once for all threads, before the daemon starts."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self._on_requester = False
+        self._requester = 0
+        self._files: set[str] = set()
+        self._calls = 0
+        self._moves = 0
+
+    def install(self) -> None:
+        """Hook this thread and all that start after it."""
+        threading.setprofile(self._hook)
+        sys.setprofile(self._hook)
+
+    def _hook(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or not self._armed:
+            return
+        if (threading.get_ident() == self._requester) != self._on_requester:
+            return
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGES):
+            return
+        self._files.add(file)
+        caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
+        if caller.startswith(PACKAGES):
+            self._calls += 1
+            self._moves += caller != file
+
+    def count(self, request: Callable[[], object], *, of_requester: bool) -> Traced:
+        """The median of several requests."""
+        found = []
+        for number in range(ROUNDS + 3):
+            self._files, self._calls, self._moves = set(), 0, 0
+            self._requester, self._on_requester = threading.get_ident(), of_requester
+            self._armed = True
+            request()
+            self._armed = False
+            if number >= 3:
+                found.append(Traced(len(self._files), self._calls, self._moves))
+        return Traced(*(median_low(column) for column in zip(*found, strict=True)))
+
+
+def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
+    """The five requests, by what a user calls them."""
+    topic = "traced"
+    connection = HTTPConnection(url.removeprefix("http://"))
+    numbers = iter(range(1, 1_000_000))
+
+    def ask(method: str, target: str, body: object = None, headers: dict[str, str] | None = None) -> None:
+        connection.request(method, target, None if body is None else json.dumps(body), {**JSON, **(headers or {})})
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{method} {target}: {answer.status} {content.decode(errors='replace')[:300]}")
+
+    def publish() -> None:
+        ask("POST", f"{path(topic)}/publish", {"messages": ["hello"]})
+
+    def poll() -> None:
+        ask("POST", f"{path(topic)}/poll?isolation=committed", {"limit": 10})
+
+    def produce() -> None:
+        body = {"messages": ["hello"], "producer": "p", "producerEpoch": 1, "sequenceIds": [next(numbers)]}
+        ask("POST", f"{path(topic)}/publish", body)
+
+    ask("PUT", path(topic))
+    ask("PUT", f"{path(topic)}/producers/p")
+    found = {
+        "a plain publish": tracer.count(publish, of_requester=False),
+        "a committed poll from the cache": tracer.count(poll, of_requester=False),
+        "a publish of a producer": tracer.count(produce, of_requester=False),
+    }
+    with Client(url) as client:
+        client.create_topic("of-a-client", if_not_exists=True)
+
+        def publish_by_client() -> None:
+            client.publish("of-a-client", b"hello")
+
+        def transaction() -> None:
+            with client.transaction() as tx:
+                tx.publish("of-a-client", b"hello")
+
+        found["client.publish"] = tracer.count(publish_by_client, of_requester=True)
+        found["with client.transaction() and one publish"] = tracer.count(transaction, of_requester=True)
+    return found
+
+
+def run() -> dict[str, Traced]:
+    """Runs the daemon in this thread and the requests in another. Raises what the requests raise."""
+    tracer = Tracer()
+    found: dict[str, Traced] = {}
+    failed: list[BaseException] = []
+
+    def requests(url: str) -> None:
+        try:
+            found.update(measure(tracer, url))
+        except BaseException as error:  # noqa: BLE001 - raised again where the daemon has ended
+            failed.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with TemporaryDirectory() as data_dir:
+        flags = {"http.bind": "127.0.0.1:0", "storage.data_dir": data_dir}
+        config = load_config(None, {}, flags).config
+        tracer.install()
+
+        async def daemon() -> None:
+            await run_daemon(
+                config,
+                announce=lambda running: threading.Thread(target=requests, args=(running.addresses[0],)).start(),
+            )
+
+        trio.run(daemon)
+        sys.setprofile(None)
+    if failed:
+        raise failed[0]
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tracing", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="for programs")
+    wanted = parser.parse_args()
+    found = run()
+    if wanted.json:
+        print(json.dumps({name: traced._asdict() for name, traced in found.items()}))
+        return
+    print(f"{'':<44}{'files':>7}{'calls':>7}{'moves':>7}")
+    for name, traced in found.items():
+        print(f"{name:<44}{traced.files:>7}{traced.calls:>7}{traced.moves:>7}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""How long to pause between attempts at one thing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Backoff:
+    """The pauses of a table, one after each failed attempt; its last one repeats."""
+
+    __slots__ = ("_pauses_s", "failures")
+
+    def __init__(self, pauses_s: Sequence[float]) -> None:
+        self._pauses_s = pauses_s
+        #: Attempts that have failed since the last ``reset``.
+        self.failures = 0
+
+    def failed(self) -> float:
+        """Counts a failed attempt; returns the pause before the next one, in seconds."""
+        pause_s = self._pauses_s[min(self.failures, len(self._pauses_s) - 1)]
+        self.failures += 1
+        return pause_s
+
+    def reset(self) -> None:
+        """An attempt has succeeded: the next failure is the first again."""
+        self.failures = 0

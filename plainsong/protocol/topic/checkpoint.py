@@ -1,0 +1,158 @@
+"""What a topic writes about itself, from which the next load starts: pointer rows, producer rows, the high-water mark.
+
+They are written in this order, behind the message rows of the step. If a power cut loses the later ones, the next
+load finds the message rows behind the old mark and derives from them what the lost rows said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.errors import Overloaded
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import POINTER, PRODUCER, PRODUCERS, pointer_key, pointer_suffix, system_key
+from plainsong.protocol.topic.pending import Pending, transactional_pointers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import Step
+
+
+def write_mark(state: TopicState, step: Step) -> None:
+    """Write pointer rows, producer rows and the high-water mark."""
+    write_pointers(state, step)
+    write_changed_producers(state, step)
+    step.write(state.mark())
+
+
+def last_position(state: TopicState) -> bytes | None:
+    """The last position given to a row of the topic; None before the first."""
+    last = state.sequence
+    return None if last.last_sequence_id < 0 else pack_position(last.last_ts_ms, last.last_sequence_id)
+
+
+# --- when a snapshot of the producers is due -------------------------------------------------------
+
+
+def schedule_snapshot(state: TopicState, now: Now) -> None:
+    """Set the time at which changed producers are to be written, even if nothing else is."""
+    producers = state.producers
+    if producers.changed and producers.due_s is None:
+        producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
+
+
+def is_snapshot_due(state: TopicState, now: Now) -> bool:
+    """Whether a snapshot is due, even if there is nothing else to write."""
+    due_s = state.producers.due_s
+    return due_s is not None and now.mono_s >= due_s
+
+
+# --- write pointers --------------------------------------------------------------------------------
+
+
+#: Rows about decided pointers that may wait for another commit to remove them; beyond that they get their own.
+MAX_FORGOTTEN = 1024
+
+
+def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
+    """The topic's knowledge of ``pointer``, new if there was none, to be changed: its row is written with the step.
+
+    Raises:
+      Overloaded: the topic has as many undecided pointers as it may.
+    """
+    pending = state.pending.get(pointer)
+    if pending is None:
+        if len(state.pending) >= state.limits.max_pending:
+            raise Overloaded(
+                f"{len(state.pending)} write pointers are undecided in topic {state.name}",
+                hint="have transactions committed or aborted, or raise transactions.max_per_topic",
+            )
+        pending = state.pending[pointer] = Pending(pointer, state.time_ms, state.time_ms)
+        state.forgotten.discard(pointer)
+    if not pending.damaged:
+        state.changed.add(pointer)
+    step.pointers.add(pointer)
+    return pending
+
+
+def forget_pointer(state: TopicState, pending: Pending) -> None:
+    """Forget a pointer; a later commit removes its row."""
+    del state.pending[pending.pointer]
+    if pending.staged_by is not None and state.staged.get(pending.staged_by) == pending.pointer:
+        del state.staged[pending.staged_by]
+    state.stored_bytes -= pending.stored_bytes
+    state.changed.discard(pending.pointer)
+    if not pending.damaged:
+        state.forgotten.add(pending.pointer)
+
+
+def write_pointers(state: TopicState, step: Step) -> None:
+    """Write the rows of changed pointers, each once, and remove those of forgotten ones."""
+    step.flush()
+    if state.changed:
+        rows = sorted((pointer_suffix(pointer), state.pending[pointer].encode()) for pointer in state.changed)
+        prefix = system_key(POINTER, state.name, state.living_or_last().generation)
+        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+        step.pointers |= transactional_pointers(state.changed)
+        state.changed.clear()
+    for removal in pointer_removals(state, step):
+        step.write(removal)
+
+
+def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
+    """The operations that remove the rows of forgotten pointers; they belong to this step."""
+    if not state.forgotten:
+        return []
+    generation = state.living_or_last().generation
+    keys = [pointer_key(state.name, generation, pointer) for pointer in sorted(state.forgotten)]
+    step.dropped += transactional_pointers(state.forgotten)
+    state.forgotten.clear()
+    return [Delete(Table.METADATA, keys)]
+
+
+def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
+    """Forget the pointers of a generation that is gone for good; returns the operations that remove their rows."""
+    for pending in list(state.pending.values()):
+        forget_pointer(state, pending)
+    return pointer_removals(state, step)
+
+
+# --- producers -------------------------------------------------------------------------------------
+
+
+def write_producer(state: TopicState, step: Step, producer: Producer) -> None:
+    """Write one producer's row in this step."""
+    key = system_key(PRODUCER, state.name, state.living_or_last().generation, producer.name.encode())
+    step.write(put_one(Table.METADATA, key, producer.encode()))
+
+
+def write_changed_producers(state: TopicState, step: Step) -> None:
+    """Write the rows of all changed producers; the mark must follow, so that replay begins behind both."""
+    producers = state.producers
+    if producers.changed:
+        rows = sorted((name.encode(), producers.known[name].encode()) for name in producers.changed)
+        prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
+        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+    if producers.record_changed and producers.record is not None:
+        write_producers_record(state, step, producers.record)
+    producers.snapshot_written(last_position(state), state.time_ms)
+
+
+def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
+    """Write in this step whether producers are remembered."""
+    producers = state.producers
+    producers.record, producers.record_changed = record, False
+    key = system_key(PRODUCERS, state.name, state.living_or_last().generation)
+    step.write(put_one(Table.METADATA, key, record.encode()))
+
+
+def delete_producers(state: TopicState, step: Step, names: Iterable[str]) -> None:
+    """Remove producers' rows."""
+    prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
+    keys = sorted(prefix + name.encode() for name in names)
+    if keys:
+        step.write(Delete(Table.METADATA, keys))
