@@ -102,7 +102,7 @@ async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump
         nursery.start_soon(other.run)
         for chosen in ("disabled", "enabled"):
             await one.put("ns", {"deduplication": chosen})
-            other.look_again()
+            other.reload_soon()
             await trio.sleep(0.1)
             assert other.properties("ns") == {"deduplication": chosen}
         nursery.cancel_scope.cancel()
