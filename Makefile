@@ -1,7 +1,6 @@
 # Plainsong's chores. Everything happens in .venv, which is made from the lock files, with hashes.
 
-# Tools that were fetched for the tests alone stand in .cache/tools.
-PYTEST := PATH="$(CURDIR)/.cache/tools:$$PATH" .venv/bin/python -m pytest
+PYTEST := .venv/bin/python -m pytest
 LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
 
@@ -19,9 +18,9 @@ serve:  ## install what is needed, then run the daemon; options go in ARGS="--bi
 cluster: venv  ## on this machine: ZooKeeper, HBase with its gateway, three instances; Ctrl-C stops all of it
 	@exec etc/cluster/up
 
-test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, the inner ones first
+test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, side by side; some of them: RINGS="sql spark"
 	@$(MAKE) --no-print-directory static
-	$(PYTEST) --durations=5 -rs
+	@exec .venv/bin/python -m tests.rings $(RINGS)
 
 check: venv  ## the quick half: format, lint, types, floors, and the tests that take milliseconds
 	@$(MAKE) --no-print-directory static

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.rings import RINGS
 from tests.spark.installed import build_wheel, make_interpreter
 from tests.spark_session import QUICK_JVM, open_session, why_not
 
-#: Inner rings first: what they find explains what the outer ones would show. Others follow.
-RINGS = (
-    "test_house.py",
-    "protocol",
-    "actors",
-    "storage",
-    "broker",
-    "client",
-    "cli",
-    "sql",
-    "daemon",
-    "hbase",
-    "cluster",
-    "spark",
-    "pipeline",
-    "examples",
-)
-
 _HERE = Path(__file__).parent
+_ORDER = [ring.name for ring in RINGS]
 
+# Tools that were fetched for the tests alone; promtool is one.
+os.environ["PATH"] = f"{_HERE.parent / '.cache/tools'}{os.pathsep}{os.environ.get('PATH', '')}"
 # Hundreds of processes are started: each would compile all modules anew, and take twice as long until it serves.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -46,11 +33,24 @@ settings.load_profile("house")
 
 def _ring(item: pytest.Item) -> int:
     first = item.path.relative_to(_HERE).parts[0] if item.path.is_relative_to(_HERE) else ""
-    return RINGS.index(first) if first in RINGS else len(RINGS)
+    return _ORDER.index(first) if first in _ORDER else len(_ORDER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_ring)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """SIGTERM ends the run, and whatever fixtures have started with it.
+
+    Ctrl-C alone may only fail one test: pytest-trio takes a KeyboardInterrupt for what the test has raised.
+    """
+
+    def end(number: int, _: object) -> None:
+        session.shouldstop = signal.Signals(number).name
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,13 +13,14 @@ import trio
 from storage.base import StoreError, StoreUnusable
 from storage.hbase.pool import Pool
 from storage.hbase.tables import Tables
+from tests.ports import free_ports as free_ports
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "etc/hbase/small"
 #: A busy machine took half a minute.
 PATIENCE_S = 120.0
-#: What warms up sooner is not what a deployment runs, but all that a test needs.
-QUICK_JVM = "-XX:TieredStopAtLevel=1"
+#: What warms up sooner, and trusts the jars, is not what a deployment runs, but all that a test needs.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 def why_not() -> str | None:
@@ -30,23 +29,6 @@ def why_not() -> str | None:
         if shutil.which(program) is None:
             return f"NOT TESTED: HBase, since there is no {program} (Debian: apt-get install {package})"
     return None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now, from below those that outgoing connections take: they stay free until used."""
-    first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(min(15_000, first_taken - 10_000), first_taken)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
 
 
 class HBase:

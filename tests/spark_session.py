@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 #: Tasks are tried again, four times in all; without the second number a local session never does.
 MASTER = "local[2,4]"
-#: What starts sooner, and does for minutes what would be faster only after them.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: What starts sooner, trusts the jars, and does for minutes what would be faster only after them.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

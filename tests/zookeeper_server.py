@@ -55,7 +55,14 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Start it, and wait until it serves."""
-        command = ["java", QUICK_JVM, "-Xmx64m", "-Dzookeeper.sasl.client=false", "-cp", f"{self.directory}:{JARS}"]
+        command = [
+            "java",
+            *QUICK_JVM.split(),
+            "-Xmx64m",
+            "-Dzookeeper.sasl.client=false",
+            "-cp",
+            f"{self.directory}:{JARS}",
+        ]
         with (self.directory / "zookeeper.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.file)],

@@ -28,6 +28,7 @@ from plainsong.react.post import (
 from plainsong.react.reaction import Again, Done, Never
 from plainsong.react.stopping import Stop, Stopped
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
+from tests.ports import free_port
 
 ID = bytes.fromhex("0000018bcfe56805000100000000000000000000")
 
@@ -203,9 +204,7 @@ def test_proxies_of_the_environment_are_not_used(server, poster, monkeypatch):
 
 
 def test_a_server_that_is_away_is_worth_another_attempt(poster):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    assert isinstance(poster(f"http://127.0.0.1:{port}")(message(), 1), Again)
+    assert isinstance(poster(f"http://127.0.0.1:{free_port()}")(message(), 1), Again)
 
 
 def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):

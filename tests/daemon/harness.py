@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tests.ports import free_port as free_port
+
 ROOT = Path(__file__).parents[2]
 PLAINSONG = Path(sys.executable).with_name("plainsong")
 #: Far beyond what a start or an exit takes; what waits for longer has failed.
@@ -252,13 +254,6 @@ def _cpu_s(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now; for daemons whose output cannot be read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def clean_environ() -> dict[str, str]:

@@ -31,7 +31,7 @@ SEED = int(os.environ.get("PLAINSONG_RING_SEED", "20"))
 
 
 async def test_acknowledged_messages_survive_dozens_of_kills(tmp_path):
-    await ring(tmp_path, SEED, cycles=24)
+    await ring(tmp_path, SEED, cycles=2 * len(ENDS))
 
 
 @pytest.mark.torture

@@ -19,7 +19,7 @@ import trio
 
 from plainsong.cli.verb import Exit
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually
+from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
@@ -207,8 +207,7 @@ def test_the_service_manager_is_told(daemon, tmp_path):
 
 def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
     (line,) = [line for line in (ROOT / "Procfile").read_text().splitlines() if line.startswith("web:")]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environ = {**clean_environ(), "PORT": str(port), "PLAINSONG_STORAGE__DATA_DIR": str(tmp_path / "data")}
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(["/bin/sh", "-c", "exec " + line.removeprefix("web:").strip()], cwd=ROOT, env=environ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from random import Random
 
 import pytest
@@ -95,11 +95,14 @@ async def test_a_clock_an_hour_back_or_ahead_after_a_kill(tmp_path):
             async with await Talk.to(daemon.address) as talk:
                 await look(talk, plot)
                 for end in ("commit", "abort", None):
-                    work = await begun(talk, plot, f"{end} at {len(plot.transactions)}", timeout_s=2)
+                    # Only that which nobody ends is to time out, on a busy machine perhaps before all is published.
+                    timeout_s = 2 if end is None else 30
+                    work = await begun(talk, plot, f"{end} at {len(plot.transactions)}", timeout_s=timeout_s)
                     # The wall clock says nothing about its time-out.
                     work.transaction.expires_ms = int(time.time() + 7200) * 1000
-                    for topic in TOPICS:
-                        await work.publish(topic, 2)
+                    with suppress(NotDone) if end is None else nullcontext():
+                        for topic in TOPICS:
+                            await work.publish(topic, 2)
                     if end is not None:
                         await work.end(end)
                     left.append(work)

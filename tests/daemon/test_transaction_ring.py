@@ -14,7 +14,7 @@ from tests.daemon.harness import Daemon
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
 from tests.daemon.transactional_readers import HABITS, many_reader, reader, snapshot_reader
-from tests.daemon.transactional_rest import check_all
+from tests.daemon.transactional_rest import SINGLY, check_all
 from tests.daemon.transactional_writers import Plot, writer
 
 TOPICS = ("one", "two", "three")
@@ -32,10 +32,12 @@ async def test_transactions_are_all_or_nothing_for_every_reader_through_kills(tm
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 1, SEED + 11))
 async def test_transactions_are_all_or_nothing_for_every_reader_through_many_kills(tmp_path, seed):
-    await ring(tmp_path, seed, cycles=40, writers=12, pause_s=0.02)
+    await ring(tmp_path, seed, cycles=40, writers=12, pause_s=0.02, singly=None)
 
 
-async def ring(tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s: float) -> None:
+async def ring(
+    tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s: float, singly: int | None = SINGLY
+) -> None:
     """Run and kill ``cycles`` times, then read everything and check the history."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
@@ -60,7 +62,7 @@ async def ring(tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s:
                 place.over = True
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            states, held = await check_all(talk, plot, TOPICS)
+            states, held = await check_all(talk, plot, TOPICS, singly=singly)
     assert {"committed", "aborted", "invalid"} <= states.keys()
     assert held
 

@@ -209,6 +209,8 @@ def test_whatever_step_a_run_dies_after_the_next_one_archives_each_message_once(
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
 
 
+#: Far beyond what a job takes to start and to do this much, also where others are at work.
+PATIENCE_S = 300
 #: What a run leaves behind on its way; each is a good moment to be killed at.
 TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
 
@@ -237,7 +239,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         came_far = partial(came_as_far, process, folder, trace, before)
-        eventually("it came so far, or to its end", came_far, 120)
+        eventually("it came so far, or to its end", came_far, PATIENCE_S)
         assert process.poll() is None or manifested(root) == 4_000  # killed, or all was archived before
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -248,11 +250,13 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    eventually("everything is archived", lambda: manifested(root) == 4_000, 120)
-    published(client, 4_000, 100)
-    eventually("what is new is archived", lambda: manifested(root) == 4_100, 60)
-    following.terminate()
-    out, _ = following.communicate(timeout=60)
+    try:
+        eventually("everything is archived", lambda: manifested(root) == 4_000, PATIENCE_S)
+        published(client, 4_000, 100)
+        eventually("what is new is archived", lambda: manifested(root) == 4_100, PATIENCE_S)
+    finally:
+        following.terminate()
+        out, _ = following.communicate(timeout=60)
     assert following.returncode == Exit.INTERRUPTED
     assert json.loads(out.splitlines()[-1])["exit"] == Exit.INTERRUPTED
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)

@@ -21,6 +21,8 @@ from sqlalchemy.orm import Session
 from plainsong.sql import Outbox
 
 THREADS = 3
+#: Between transactions of a thread: enough go on at once all the same, and whoever checks reads fewer.
+PAUSE_S = 0.01
 
 
 def work(database: str, first: int, thread: int) -> None:
@@ -30,6 +32,7 @@ def work(database: str, first: int, thread: int) -> None:
     engine = create_engine(database, connect_args=options, pool_pre_ping=True)
     number = first + thread
     while True:
+        time.sleep(PAUSE_S)
         number += THREADS
         try:
             with Session(engine) as session:

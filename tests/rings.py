@@ -1,0 +1,280 @@
+"""Runs the rings of tests side by side, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
+
+A ring waits much of its time: for processes to start, for time-outs, for disks. So one more than there are cores run at
+once, the longest first. A ring is never divided: what its tests share for a session starts once.
+
+What follows ``--`` goes to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+from xml.etree import ElementTree
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+OUTPUT = ROOT / "build/tests"
+#: More at once want more memory than most machines have: a ring runs up to four JVMs.
+MOST_LANES = 6
+#: How much of the cores they fill: at the end the last ring is alone.
+FILLED = 0.85
+#: How long an interrupted ring may take to end the processes that it has started.
+GRACE_S = 20.0
+#: How often it says what still runs.
+SAY_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A folder or file of tests, and what it took when it was last measured."""
+
+    name: str
+    seconds: int
+    """From start to end, beside others."""
+    cpu_s: int
+    """Of processor time."""
+
+
+#: Inner rings first: what they find explains what the outer ones would show.
+RINGS = (
+    Ring("test_house.py", 15, 10),
+    Ring("protocol", 50, 45),
+    Ring("actors", 40, 30),
+    Ring("storage", 30, 25),
+    Ring("peering", 20, 15),
+    Ring("broker", 150, 140),
+    Ring("client", 50, 40),
+    Ring("cli", 80, 50),
+    Ring("sql", 70, 55),
+    Ring("daemon", 175, 145),
+    Ring("hbase", 195, 195),
+    Ring("cluster", 180, 125),
+    Ring("spark", 175, 175),
+    Ring("pipeline", 220, 245),
+    Ring("examples", 40, 25),
+    Ring("bench", 100, 80),
+    Ring("test_docs.py", 5, 3),
+    Ring("test_venv.py", 3, 2),
+    Ring("test_rings.py", 8, 4),
+)
+
+
+def all_rings() -> list[Ring]:
+    """Those of the table that exist, in its order, and behind them whatever tests it does not name."""
+    known = [ring for ring in RINGS if (TESTS / ring.name).exists()]
+    names = {ring.name for ring in known}
+    found = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
+    return known + [Ring(name, 30, 30) for name in found if name not in names]
+
+
+@dataclass(slots=True)
+class Run:
+    """One ring's pytest, and what came of it."""
+
+    ring: Ring
+    process: subprocess.Popen[bytes]
+    begun_s: float
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def output(self) -> Path:
+        return OUTPUT / f"{self.ring.name}.txt"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.ring.name:<14} {self.seconds:4.0f} s   {self.cpu_s:4.0f} s of a core   {counts_of(self.counts)}"
+
+    def finish(self, code: int, cpu_s: float) -> None:
+        """Note how it ended, and read its JUnit file."""
+        self.process.returncode = code
+        self.seconds = time.monotonic() - self.begun_s
+        self.cpu_s = cpu_s
+        with suppress(OSError, ElementTree.ParseError):
+            for case in ElementTree.parse(self.output.with_suffix(".xml")).iter("testcase"):
+                outcome = outcome_of(case)
+                self.counts[outcome] += 1
+                if outcome == "failed":
+                    self.failed.append(f"{case.get('classname')}::{case.get('name')}")
+        if code and not self.failed:
+            # It did not get as far as a test that fails: a wrong command line, nothing collected, killed.
+            self.counts["failed"] += 1
+            self.failed.append(f"{self.ring.name} ended with {code}")
+
+
+def outcome_of(case: ElementTree.Element) -> str:
+    """Of one test in a JUnit file."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def counts_of(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
+
+class Runner:
+    """Starts rings as long as a lane is free, the longest first, and waits for them."""
+
+    def __init__(self, rings: Sequence[Ring], lanes: int, options: Sequence[str]) -> None:
+        self._waiting = sorted(rings, key=lambda ring: -ring.seconds)
+        self._lanes, self._options = lanes, options
+        self._running: dict[int, Run] = {}
+        self._scratch = Path(tempfile.mkdtemp(prefix="plainsong-"))
+        self._said_s = time.monotonic()
+        self.ended: list[Run] = []
+
+    def run(self) -> None:
+        """Until all have ended. Whatever interrupts it ends those that run."""
+        try:
+            while self._waiting or self._running:
+                while self._waiting and len(self._running) < self._lanes:
+                    self._start(self._waiting.pop(0))
+                if not self._reap():
+                    self._say_what_runs()
+                    time.sleep(0.1)
+        except BaseException:
+            self._end_all()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        with suppress(OSError):  # a ring that failed has left its files there
+            self._scratch.rmdir()
+
+    def _start(self, ring: Ring) -> None:
+        output = OUTPUT / f"{ring.name}.txt"
+        junit = output.with_suffix(".xml")
+        junit.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            f"tests/{ring.name}",
+            "--durations=5",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+        ]
+        command += [f"--junit-xml={junit}", f"--basetemp={self._scratch / ring.name}", *self._options]
+        with output.open("wb") as file:
+            # In a group of its own: Ctrl-C comes to this process alone, and it ends the rings in good order.
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        self._running[process.pid] = Run(ring, process, time.monotonic())
+
+    def _reap(self) -> bool:
+        """Whether a ring has ended; says what came of it."""
+        pid, status, usage = os.wait4(-1, os.WNOHANG) if self._running else (0, 0, None)
+        if usage is None or pid not in self._running:
+            return False
+        run = self._running.pop(pid)
+        run.finish(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+        self.ended.append(run)
+        say(run.summary)
+        if run.failed or not sys.stdout.isatty():
+            say(run.output.read_text(encoding="utf-8", errors="replace"))
+        if run.failed:
+            say(f"alone: .venv/bin/python -m pytest tests/{run.ring.name}\n")
+        else:
+            shutil.rmtree(self._scratch / run.ring.name, ignore_errors=True)
+        return True
+
+    def _say_what_runs(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            running = ", ".join(f"{run.ring.name} {now_s - run.begun_s:.0f} s" for run in self._running.values())
+            say(f"... running: {running}; waiting: {', '.join(ring.name for ring in self._waiting) or 'none'}")
+
+    def _end_all(self) -> None:
+        """SIGTERM, upon which pytest leaves its fixtures (conftest.py); these end daemons and servers."""
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + GRACE_S
+        for run in self._running.values():
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                run.process.wait(max(0.0, deadline_s - time.monotonic()))
+            with suppress(ProcessLookupError):  # what has not ended by itself
+                os.killpg(run.process.pid, signal.SIGKILL)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def estimate_s(rings: Sequence[Ring], lanes: int, cores: int) -> float:
+    """The longest ring bounds it, and what the cores can do."""
+    work_s = sum(ring.cpu_s for ring in rings)
+    waits_s = sum(ring.seconds for ring in rings) / lanes
+    return max(*(ring.seconds for ring in rings), work_s / cores / FILLED, waits_s, 1)
+
+
+def judge(runs: Sequence[Run], rings: Sequence[Ring]) -> int:
+    """Say what failed, inner rings first, and what came of everything; the exit code."""
+    total: Counter[str] = Counter()
+    for run in sorted(runs, key=lambda run: rings.index(run.ring)):
+        total.update(run.counts)
+        if run.failed:
+            say(f"\nfailed in {run.ring.name} (alone: .venv/bin/python -m pytest tests/{run.ring.name}):")
+            say("\n".join(f"  {name}" for name in run.failed))
+    say(counts_of(total))
+    return 1 if total["failed"] else 0
+
+
+def _interrupt(number: int, _: object) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    known = {ring.name: ring for ring in all_rings()}
+    cores = len(os.sched_getaffinity(0))
+    lanes = min(cores + 1, MOST_LANES)
+    parser = argparse.ArgumentParser(prog="python -m tests.rings", description=__doc__)
+    parser.add_argument("ring", nargs="*", help=", ".join(known))
+    parser.add_argument("--lanes", type=int, default=lanes, help=f"how many rings run at once (default: {lanes})")
+    given = parser.parse_args(arguments[:at])
+    if unknown := set(given.ring) - known.keys():
+        parser.error(f"no such ring: {', '.join(sorted(unknown))}")
+    rings = [ring for name, ring in known.items() if not given.ring or name in given.ring]
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    say(f"{len(rings)} rings of tests, {given.lanes} at once: {', '.join(ring.name for ring in rings)}")
+    about = minutes(estimate_s(rings, given.lanes, cores))
+    say(
+        f"about {about} if this machine is quiet ({cores} cores); each ring's output: {OUTPUT.relative_to(ROOT)}/RING.txt\n"
+    )
+    begun_s, runner = time.monotonic(), Runner(rings, given.lanes, arguments[at + 1 :])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # SIGINT, too: a shell starts what runs in its background with it ignored, which rings would inherit.
+        signal.signal(number, _interrupt)
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        say("interrupted; every ring was ended")
+        return 130
+    say(f"\nall rings ended after {minutes(time.monotonic() - begun_s)}")
+    return judge(runner.ended, rings)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
