@@ -82,7 +82,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self.claim: Claim | None = None
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """Claim, load, then serve the mailbox until it is closed and empty; ``on_loaded`` is called before the first turn.
+        """Claim, load, then serve the mailbox until it is closed and empty; call ``on_loaded`` before the first turn.
 
         Raises what the store raises, after every request under way has been told. Deposed: another owner has come.
         """

@@ -106,9 +106,9 @@ class TopicCache:
         self.budget.changed(grown)
 
     def roll_back(self, prefix: bytes, pointer: int, first: bytes, last: bytes) -> None:
-        """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last`` (10 bytes each).
+        """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last``.
 
-        Both are included. A second call, or one without such items here, changes nothing.
+        Positions have 10 bytes; both are included. A second call, or one without such items here, changes nothing.
         """
         if prefix != self.prefix:
             return
@@ -310,7 +310,7 @@ class PointerRuns:
             index += 1
 
     def pieces(self, start: int, stop: int, view: View | None) -> list[tuple[int, int, Verdict, int]]:
-        """The items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; neighbours to deliver are one piece."""
+        """The items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; those to deliver are joined."""
         if view is None or not self._starts or self._all_delivered(view):
             return [(start, stop, Verdict.DELIVER, 0)]
         out = []

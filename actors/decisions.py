@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.ledger import TransactionSettings
     from plainsong.protocol.transactions.manager import ManagerCore
 
+    #: Asks a topic at its owner.
+    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+
 log = logging.getLogger(__name__)
 #: Topics named when a commit could not reach them.
 MAX_NAMED_TOPICS = 5
@@ -53,7 +56,7 @@ class PointerClosing:
         resume: Callable[[Ticket[Any]], None],
         on_thawed: Callable[[], None],
     ) -> None:
-        """``resume``: takes a ticket whose topics have closed; ``on_thawed``: called when a transaction can time out again."""
+        """``resume``: takes a ticket whose topics have closed; ``on_thawed``: called once a time-out counts again."""
         self._ask = ask
         self._settings = settings
         self._resume = resume
@@ -113,10 +116,6 @@ class PointerClosing:
 
 
 # --- requests to topics, each at its owner and all within a deadline -------------------------------
-
-
-if TYPE_CHECKING:
-    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
 
 
 #: Topics asked at the same time.

@@ -247,7 +247,7 @@ class DirectoryEntry(Supervision):
         return topic_moved(self.name)
 
     def _refuse(self, error: Exception) -> None:
-        """After the first fall requests wait for the load; after a second one it could take any time, so they are refused."""
+        """After the first fall requests wait for the load; after a second one they are refused: it may take long."""
         if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")

@@ -126,7 +126,7 @@ class InvalidPass:
         return report
 
     async def _work(self, index: PointerLocations, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
-        """Topics that have rows of invalid pointers, or are about to, with the pointers they have not rolled back yet."""
+        """Topics that have, or are about to have, rows of invalid pointers, with those not rolled back yet."""
         work: dict[TopicName, list[int]] = {}
         before, self._done = self._done, {}
         for at in range(0, len(invalids), _AT_A_TIME):

@@ -86,7 +86,7 @@ class Namespaces:
                 log.warning("namespace row unreadable", extra={"key": key.hex(), "why": str(error)})
 
     async def read_again(self, namespace: str) -> None:
-        """Read a namespace that another instance has changed. Raises StoreError, DamagedRow: the old properties stay."""
+        """Read a namespace that another instance has changed. Raises StoreError, DamagedRow: nothing changes."""
         value = await self._store.get(Table.METADATA, namespace_key(namespace))
         if value is None:
             self._known.pop(namespace, None)

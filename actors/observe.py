@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 
+log = logging.getLogger(__name__)
+
+
 class Observer(Protocol):
     """Takes the events of topics, on the event loop; every call returns at once and does not raise."""
 
@@ -23,7 +26,7 @@ class Observer(Protocol):
         """A commit of ``requests`` publishes with ``messages`` messages was made durable in ``write_s`` seconds."""
 
     def producer_events(self, counts: Mapping[str, int]) -> None:
-        """Outcomes of producers' requests, and removals of producers, counted under the names of ``Step.producer_outcomes``."""
+        """Outcomes of producers' requests, and removals of producers, counted as in ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
         """A topic's actor fell, and will be loaded again."""
@@ -137,7 +140,6 @@ class SystemClock:
 # --- disk space: LevelDB needs room to delete, so publishes stop while some is left ----------------
 
 
-log = logging.getLogger(__name__)
 #: Seconds between checks of the disk; a gigabyte a second would need a gibibyte of ``min_free_bytes``.
 DISK_CHECK_INTERVAL_S = 1.0
 

@@ -50,11 +50,11 @@ class Ownership(Protocol):
         ...
 
     def slices_of(self, instance: str) -> int:
-        """The number of slices that an instance takes part in (``plainsong/protocol/cluster.py``); 0 if it is no member."""
+        """The number of an instance's slices (``plainsong/protocol/cluster.py``); 0 if it is no member."""
         ...
 
     def deposed(self, name: TopicName) -> None:
-        """The store said that another instance has claimed a topic: a view that calls it this instance's is out of date."""
+        """The store said that another instance has claimed a topic: a view that says otherwise is out of date."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:

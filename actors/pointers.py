@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.manager import ManagerCore
     from storage.base import Row, Store
 
+    #: ``TransactionService.enlist``, at its owner.
+    AskService = Callable[[int, TopicName], Awaitable[bool]]
+
+A = TypeVar("A")
 _LIST_ROWS = 500
 #: Pointers whose last wake-up is remembered; for older ones a reader assumes a recent wake-up, and looks again.
 REMEMBERED_WAKES = 4096
@@ -268,7 +272,7 @@ class ClusterPointerLocations:
         return len(self._found)
 
     async def load(self, store: Store, core: ManagerCore) -> None:
-        """Begin with the service's enlistments, and the rows about pointers that it has not decided. Raises StoreError."""
+        """Begin with the service's enlistments, and the rows about its undecided pointers. Raises StoreError."""
         found = await topics_by_pointer(store)
         self._core = core
         self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
@@ -309,15 +313,10 @@ class ClusterPointerLocations:
 #               not closed the pointer meanwhile
 #     close     the service asks for it before it decides: the topic drops the pointer, and no answer under way counts
 #
-# Once a topic has answered a close, one of two is certain: this owner is still in its term, and writes nothing more under
-# the pointer; or another instance has claimed the topic, and its term has no such enlistment.
+# Once a topic has answered a close, one of two is certain: this owner is still in its term, and writes nothing more
+# under the pointer; or another instance has claimed the topic, and its term has no such enlistment.
 
 
-if TYPE_CHECKING:
-    AskService = Callable[[int, TopicName], Awaitable[bool]]
-
-
-A = TypeVar("A")
 #: Pointers that a topic is enlisted for at most; beyond, the least recently used one must be enlisted again.
 MAX_ENLISTMENTS = 65_536
 #: How often a request is tried whose pointer is closed again between its enlistment and its turn.

@@ -85,7 +85,7 @@ class Replica:
         self._state = ReplicaState()
 
     def start_from(self, known: ReplicaUpdate) -> None:
-        """Begin with the state of the service that was here until now: it stays true, and only misses what comes later."""
+        """Begin with the state of the service that was here until now; it stays true, and only misses later changes."""
         self._state = ReplicaState()
         self._state.apply(known)
 
@@ -155,7 +155,7 @@ class Replica:
             await trio.sleep(pause_s)
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer, as far as is known here. Raises TransactionsUnavailable before the first answer."""
+        """The standing of a pointer, as far as is known. Raises TransactionsUnavailable before the first answer."""
         return self._known().standing(pointer)
 
     def view(self) -> View:

@@ -172,7 +172,7 @@ class ForeignTephra:
         return max(min(bound, inactive_bound(self._clock.now_ms() - LATE_MS, self._max_lifetime_ms)), 0)
 
     def begin_pass(self) -> CompletePass:
-        """The list and the bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
+        """The list and bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
     async def pointer_locations(self) -> PointerLocations:

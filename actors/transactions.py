@@ -105,7 +105,9 @@ class TransactionService:
             nursery.cancel_scope.cancel()
 
     def close(self, *, given_away: bool = False) -> None:
-        """Refuse new requests, serve those that wait, then let ``run`` return; an abort under way goes on after the next load.
+        """Refuse new requests, serve those that wait, then let ``run`` return.
+
+        An abort that topics are rolling back goes on after the next load.
 
         Args:
           given_away: another instance is to own the service.
@@ -268,7 +270,7 @@ class TransactionService:
         return await self.truncate(pointers)
 
     async def reset(self) -> None:
-        """Roll back and forget all open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
+        """Roll back and forget open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
         open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
@@ -289,7 +291,7 @@ class TransactionService:
     # --- reads ------------------------------------------------------------------------------------
 
     async def look(self, transaction_id: int) -> TransactionStatus:
-        """The status of a transaction, by its id or a checkpoint's pointer; state ``unknown`` if it is not remembered."""
+        """The status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is not remembered."""
         status = await self._ask(asks.LookAt(transaction_id))
         return (await with_topics([status], self._locations, self._ask_topic))[0]
 
@@ -338,7 +340,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         on_settled: Callable[[ManagerStep], object],
         cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
-        """``cluster_locations``: given where topics are enlisted and other instances may claim the service; each load fills it."""
+        """``cluster_locations``: given where topics are enlisted and others may claim the service; loads fill it."""
         super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
         self._cluster_locations = cluster_locations
         self._locations = index if cluster_locations is None else cluster_locations
@@ -591,7 +593,7 @@ MAX_REPLICAS = 1_000
 
 
 class ReplicaServer:
-    """Answers replicas for one service; where other instances may claim it, only after checking that the claim holds."""
+    """Answers replicas for one service; where others may claim it, only after checking that its claim holds."""
 
     def __init__(
         self, store: Store, actor: TransactionActor, supervision: ServiceSupervision, deposed: Callable[[], object]

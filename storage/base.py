@@ -111,7 +111,7 @@ class StoreTraits:
     """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
     and payloads, which no reader can see any more, may be missing."""
     shared: bool = False
-    """Whether other instances may claim topics too: an owner that answers without having written calls ``check`` first."""
+    """Whether other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
 
 
 @dataclass(frozen=True, slots=True)

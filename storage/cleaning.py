@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
 
+log = logging.getLogger(__name__)
 _POSITION_BYTES = 10
 
 
@@ -60,7 +61,7 @@ def is_reference(row: Row) -> bool:
 
 
 def payloads_of(row: Row) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow if it does not name them."""
+    """``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow if it names none."""
     key, value = row
     message = decode_row(value)
     stored = Stored.of(message)
@@ -125,7 +126,6 @@ def _is_topic(start: bytes) -> bool:
 # is still there, expired, and tells the next round what is left.
 
 
-log = logging.getLogger(__name__)
 #: Rows removed from a range before its space is reclaimed: below, the store's own compactions do.
 MIN_RECLAIM_ROWS = 50_000
 #: Rows whose space is reclaimed at a time. A store cannot be closed meanwhile, and a million small rows take a good

@@ -33,7 +33,7 @@ _MAX_ANSWER_BYTES = 256 << 20
 
 
 def _import_aiohappybase() -> ModuleType:
-    """aiohappybase 1.4 asks pkg_resources for its IDL, which setuptools has dropped: stand in for it during the import."""
+    """Import aiohappybase 1.4, which asks pkg_resources for its IDL: setuptools has dropped that, so stand in."""
     name = "pkg_resources"
     if name in sys.modules or find_spec(name) is not None:
         return import_module("aiohappybase")
@@ -85,7 +85,7 @@ class Gateway:
 
     @classmethod
     async def open(cls, address: Address) -> Gateway:
-        """Connect to a gateway that answers, whether or not its HBase does. Raises OSError, trio.BrokenResourceError."""
+        """Connect to a gateway that answers, even if its HBase does not. Raises OSError, trio.BrokenResourceError."""
         gateway = cls(await trio.open_tcp_stream(*address), address)
         try:
             await gateway._greet()

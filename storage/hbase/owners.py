@@ -79,7 +79,7 @@ class Owners:
         raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
-        """Put what the head is about to lose into a cell of its own: it is true already, whichever instance claims next."""
+        """Put what the head is about to lose into a cell of its own; it is true whichever instance claims next."""
         if head.last.serial and head.before.epoch:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
@@ -101,7 +101,7 @@ class Owners:
             self._kinds.get(prefix, set()).add(kind)
 
     def unrecorded_kinds(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
-        """The kinds among these rows of the claimed topic that must be recorded before a commit with them takes place."""
+        """The kinds of these rows of the claimed topic to record before a commit with them takes place."""
         recorded = self._kinds.get(metadata_key(claim.name))
         return set() if recorded is None else {kind for key in keys if (kind := layout.kind_of(key))} - recorded
 

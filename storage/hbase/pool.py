@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from storage.hbase.gateway import Address
 
+log = logging.getLogger(__name__)
 #: How long one attempt to connect may take, so that an unreachable gateway does not use up a call's time.
 _CONNECT_S = 3.0
 #: Where there are several gateways, a call has time for this many that do not answer.
@@ -41,7 +42,7 @@ class Pool:
     def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
         self._rotation = GatewayRotation(addresses)
         self._slots = trio.Semaphore(size)
-        #: A scan keeps its connection while calls about its rows are made; one is left for those, or all would wait for ever.
+        #: A scan keeps its connection during calls about its rows: one is left for those, or all would wait for ever.
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self.timeout_s = timeout_s
@@ -168,7 +169,6 @@ class Pool:
 # --- rotation: each gateway in turn; one that has just failed only if there is no other ------------
 
 
-log = logging.getLogger(__name__)
 #: How long a gateway that failed is avoided, where there are others.
 _AVOIDED_S = 2.0
 

@@ -55,9 +55,9 @@ class DescribedRow:
     key: bytes
     value: bytes
     kind: str = "unparseable"
-    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``, ``reference``,
-    ``payload``; ``namespace``; ``copying``; of the transaction
-    service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
+    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``,
+    ``reference``, ``payload``; ``namespace``; ``copying``; of the transaction service ``transactions``,
+    ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
     time_ms: int | None = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Delete, Expect
     from storage.base import Row
 
+log = logging.getLogger(__name__)
 MIB = 1 << 20
 
 
@@ -59,7 +60,6 @@ class LevelDBOptions:
 # --- errors of an open database --------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
 #: The folders of a path, but not its last part.
 _FOLDERS = re.compile(r"/(?:[^/:]+/)+")
 #: The exceptions of calls into the database; plyvel raises RuntimeError for a closed handle.
