@@ -164,7 +164,7 @@ async def test_a_frozen_owner_that_wakes_acknowledges_nothing_and_reads_nothing_
 
         nursery.start_soon(said.publish, nodes["b"], "frozen")
         nursery.start_soon(poll)
-        await until(lambda: not all(entry.actor.idle for entry in nodes["b"].service.directory))
+        await until(lambda: not all(entry.actor.is_idle for entry in nodes["b"].service.directory))
         nodes.move("ns:t", "c", seen_by="ac")
         await nodes["a"].publish("t", "after")
         nodes["b"].store.reachable.set()
