@@ -74,7 +74,7 @@ async def build_service(
         if cluster is not None:
             await announce_namespace(cluster.owners, namespace)
 
-    namespaces = Namespaces(store, default=config.deduplication.default, tell=tell)
+    namespaces = Namespaces(store, default=config.deduplication.default, notify=tell)
     await namespaces.load()
 
     def owners() -> Owners:
@@ -89,7 +89,7 @@ async def build_service(
     )
     if ownership is None:
         metrics.on_deposed = Contention(place_of(config))
-    around = TopicEnvironment(
+    environment = TopicEnvironment(
         store=store,
         clock=clock,
         space=space,
@@ -105,14 +105,14 @@ async def build_service(
     )
     directory = Directory(
         actors,
-        around,
+        environment,
         CacheBudget(config.cache.max_bytes),
         mailbox_requests=config.topic.mailbox_requests,
         mailbox_bytes=config.topic.mailbox_bytes,
         max_open=config.topic.max_open,
         idle_s=config.topic.idle_s,
     )
-    around.ownership.on_change(namespaces.look_again)
+    environment.ownership.on_change(namespaces.reload_soon)
     cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
     access = AccessLog(enabled=config.log.access)
     service = Service(

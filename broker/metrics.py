@@ -212,9 +212,9 @@ class Metrics:
         self._commit_messages.observe(messages)
         self._sync.observe(write_s)
 
-    def told(self, told: Mapping[str, int]) -> None:
+    def producer_events(self, counts: Mapping[str, int]) -> None:
         """Something became of producers' requests, or of producers."""
-        for event, count in told.items():
+        for event, count in counts.items():
             self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:

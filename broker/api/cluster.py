@@ -34,7 +34,7 @@ _PIN: Mapping[str, tuple[str, Kind]] = {"instance": ("instance", values.text)}
 async def show(service: Service, request: ViewRequest) -> HttpAnswer:
     """Who is there and who is drained, what is pinned, and who owns ``?topic=``. Raises InvalidParameter, InvalidName."""
     about = request.parameters("topic").get("topic")
-    ownership = service.directory.around.ownership
+    ownership = service.directory.environment.ownership
     transactions = ownership.owner(TRANSACTIONS)
     found: dict[str, Any] = {
         "instance": ownership.me.name,
@@ -90,12 +90,12 @@ async def _instances(service: Service) -> list[dict[str, object]]:
 def _members(service: Service) -> Sequence[Member]:
     if service.membership is not None:
         return service.membership.assignment.members
-    return [Member(each.name, each.address) for each in service.directory.around.ownership.instances]
+    return [Member(each.name, each.address) for each in service.directory.environment.ownership.instances]
 
 
 async def _count_topics(service: Service, member: Member, opened: dict[str, int]) -> None:
     """How many topics are open there; an instance that cannot be asked is left out."""
-    if member.name == service.directory.around.ownership.me.name:
+    if member.name == service.directory.environment.ownership.me.name:
         opened[member.name] = _opened(service)
         return
     if service.cluster is None:

@@ -240,7 +240,7 @@ def verdict_headers(verdict: ProducerVerdict | None) -> list[tuple[str, str]]:
 
 async def ask_under(service: Service, name: TopicName, pointer: int | None, ask: Ask[A]) -> A:
     """The topic's answer; ``pointer`` None: nothing is written under one. Raises as the topic and the service do."""
-    enlistments = service.directory.around.enlistments
+    enlistments = service.directory.environment.enlistments
     if pointer is None or enlistments is None:
         return await service.directory.ask(name, ask)
     return await enlistments.enlisted(name, pointer, partial(service.directory.ask, name, ask))
@@ -252,7 +252,7 @@ async def enlist_first(service: Service, name: TopicName, pointer: int | None) -
     Raises:
       TransactionNotInProgress, TransactionsUnavailable, NoOwner, Overloaded: nothing happened.
     """
-    enlistments = service.directory.around.enlistments
+    enlistments = service.directory.environment.enlistments
     if pointer is None or enlistments is None:
         return
     if not enlistments.is_open(name):

@@ -10,7 +10,7 @@ from binascii import b2a_base64
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors.actor import service_moved
+from actors.transactions import service_moved
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import JSON

@@ -62,7 +62,7 @@ class Cluster:
         self.owners = Owners(ownership, self.links, metrics)
         self.asks = RoutedAsks(self.owners, directory)
         self.handover = Handover(directory, self.owners)
-        directory.pass_on = self.handover.pass_on
+        directory.open_at_owners = self.handover.pass_on
         self.forwarding = Forwarding(
             self.owners,
             ScatterGather(self.owners),

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.actor import service_moved
-from actors.transactions import SERVICE_NAME
+from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
 from broker.thrift import TephraMethods, failure
