@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from actors.observe import SpaceGuard
     from broker.authority import Transactions
     from broker.cluster.membership import Membership
-    from broker.config import Config
     from broker.http.messages import Request
     from broker.link.client import Links
     from broker.metrics import Metrics
@@ -34,8 +33,11 @@ class Health:
     """The routes about the daemon itself."""
 
     version: str
-    config: Config
     store_kind: str
+    decides: str
+    """``transactions.service``."""
+    min_free_bytes: int
+    """``storage.min_free_bytes``."""
     directory: Directory
     space: SpaceGuard
     transactions: Transactions
@@ -83,17 +85,16 @@ class Health:
             self.transactions.view()
         except TransactionsUnavailable as error:
             why = error.detail
-        return {"service": self.config.transactions.service, "available": why is None, "why": why}
+        return {"service": self.decides, "available": why is None, "why": why}
 
     def _reasons(self) -> list[PlainsongError]:
         reasons: list[PlainsongError] = []
         if self.stopping.is_set():
             reasons.append(ShuttingDown("the daemon is leaving"))
         if self.space.low:
-            bound = self.config.storage.min_free_bytes
             reasons.append(
                 LowSpace(
-                    f"{self.space.free_bytes} bytes are free, less than storage.min_free_bytes ({bound}): "
+                    f"{self.space.free_bytes} bytes are free, less than storage.min_free_bytes ({self.min_free_bytes}): "
                     "publishes are refused, polls go on",
                     hint="free some space; it clears by itself",
                 )

@@ -176,7 +176,8 @@ ROUTES: tuple[Route[Any], ...] = (
             types=(JSON_TYPE, AVRO_TYPE),
             example={"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
         ),
-        answered="done; without a write pointer the body is empty, but for a producer and with Prefer: return=representation",
+        answered="done; the body is empty unless the request names a write pointer or a producer, or prefers "
+        "return=representation",
         answer={"anyOf": [ref("PublishResponse"), ref("Receipt")]},
         answer_types=(JSON_TYPE, AVRO_TYPE),
         answer_headers=_VERDICT_HEADERS,
