@@ -35,6 +35,7 @@ class Metrics:
     """All metrics of one daemon; implements ``actors.observe.Observer``."""
 
     def __init__(self, version: str) -> None:
+        self.version = version
         # The series with each counter's creation time is of no use in the text format.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
