@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.structure import imports_of, rings, sources
 from broker.config import every_setting
 from broker.config.example import example_toml
 
@@ -39,6 +40,24 @@ def test_the_client_for_threads_is_what_the_script_makes_of_the_one_for_event_lo
         [sys.executable, ROOT / "scripts/unasync.py", "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_imports_run_in_a_ring_those_for_types_included():
+    known = sources(ROOT, PACKAGES)
+    graph = {name: imports_of(source, known, type_only=True) for name, source in known.items()}
+    assert [ring for ring in rings(graph) if len(ring) > 1] == []
+
+
+def test_a_class_name_has_one_home_in_a_package():
+    homes: dict[tuple[str, str], list[str]] = {}
+    for name, source in sources(ROOT, PACKAGES).items():
+        if name.startswith("plainsong._sync"):  # the twin of plainsong._async
+            continue
+        package = "plainsong.protocol" if name.startswith("plainsong.protocol") else name.split(".")[0]
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault((package, node.name), []).append(name)
+    assert {cls: places for cls, places in homes.items() if len(places) > 1} == {}
 
 
 def test_every_file_opens_with_a_sentence():

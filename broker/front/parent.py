@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerBudget, BodyBudget
     from broker.http.messages import Begin, Conversation
     from broker.http.server import PeerHandler
-    from broker.link.server import Answer, Call, ServedChannel
+    from broker.link.server import PendingReply, Call, ServedChannel
 
 log = logging.getLogger(__name__)
 #: Pauses before a front end that ended is started again, in seconds; the last one repeats.
@@ -366,7 +366,7 @@ class _Run:
     """Publishes of one message each, for one topic."""
 
     payloads: list[bytes] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[PendingReply] = field(default_factory=list)
     size: int = 0
 
 
@@ -383,7 +383,7 @@ class PublishBatcher:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._begun_s = 0.0
 
-    def take(self, call: Call, answer: Answer) -> bool:
+    def take(self, call: Call, answer: PendingReply) -> bool:
         if (
             call.kind != "publish" or self._accounting.access.enabled
         ):  # a log line names its request by the task's context

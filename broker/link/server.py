@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from broker.http.server import PeerHandler
     from plainsong.protocol.link import Vocabulary
 
-__all__ = ["Answer", "Call", "Dispatch", "InlineHandler", "ServedChannel", "serve_link"]
+__all__ = ["Call", "Dispatch", "InlineHandler", "PendingReply", "ServedChannel", "serve_link"]
 log = logging.getLogger("plainsong.peering")
 
 
@@ -45,7 +45,7 @@ Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
 class InlineHandler(Protocol):
     """Answers some calls without a task of their own, together with others."""
 
-    def take(self, call: Call, answer: Answer) -> bool:
+    def take(self, call: Call, answer: PendingReply) -> bool:
         """Takes a call, to answer it later, or leaves it to a task (False). Never waits."""
 
     def flush(self) -> None:
@@ -95,7 +95,7 @@ class _PendingAnswer:
         self.outflow: Outflow | None = None
 
 
-class Answer:
+class PendingReply:
     """Answers a call that an ``InlineHandler`` has taken; call it once."""
 
     __slots__ = ("_number", "_side")
@@ -172,7 +172,7 @@ class _ServingSide:
             return
         call = Call(kind, value, body, _deadline(left_s))
         under_way = self.calls[number] = _PendingAnswer(call, 0)
-        if self._inline is not None and not self.wire.is_full and self._inline.take(call, Answer(self, number)):
+        if self._inline is not None and not self.wire.is_full and self._inline.take(call, PendingReply(self, number)):
             return
         self._bytes += len(body)
         under_way.size = len(body)

@@ -366,7 +366,7 @@ class AsyncReading:
         self._saved_s = self._channel.now()
 
 
-class Block(Protocol):
+class ReadingBlock(Protocol):
     """The transaction that a reading is part of."""
 
     def _needed(self, what: str) -> Transaction: ...
@@ -374,7 +374,9 @@ class Block(Protocol):
     def _enlist(self, reader: AsyncReading) -> None: ...
 
 
-def reading_in(context: Block | None, channel: AsyncChannel, plan: Plan, position: Position | None) -> AsyncReading:
+def reading_in(
+    context: ReadingBlock | None, channel: AsyncChannel, plan: Plan, position: Position | None
+) -> AsyncReading:
     """A reading, part of a transaction if there is one.
 
     Raises:

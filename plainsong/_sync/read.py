@@ -365,7 +365,7 @@ class Reading:
         self._saved_s = self._channel.now()
 
 
-class Block(Protocol):
+class ReadingBlock(Protocol):
     """The transaction that a reading is part of."""
 
     def _needed(self, what: str) -> Transaction: ...
@@ -373,7 +373,7 @@ class Block(Protocol):
     def _enlist(self, reader: Reading) -> None: ...
 
 
-def reading_in(context: Block | None, channel: Channel, plan: Plan, position: Position | None) -> Reading:
+def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, position: Position | None) -> Reading:
     """A reading, part of a transaction if there is one.
 
     Raises:

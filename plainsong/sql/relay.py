@@ -37,7 +37,7 @@ from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
 from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
 from plainsong.sql.outbox import check_dialect, missing, outbox_tables
-from plainsong.sql.relay_rows import SWEEP_ROWS, Opened, RelayRows
+from plainsong.sql.relay_rows import SWEEP_ROWS, OpenedProducer, RelayRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -322,7 +322,7 @@ MAX_LANES = 1_000
 class RelayLane:
     """The session of one topic's producer."""
 
-    def __init__(self, client: Client, topic: str, producer: str, opened: Opened) -> None:
+    def __init__(self, client: Client, topic: str, producer: str, opened: OpenedProducer) -> None:
         self._client = client
         self._topic = topic
         self._producer = producer
@@ -366,7 +366,9 @@ class RelayLanes:
         known, _ = opened(channel, topic, producer, limit_s=limit_s)
         while len(self._open) >= MAX_LANES:
             del self._open[next(iter(self._open))]
-        lane = RelayLane(self._client, topic, producer, Opened(known.epoch, known.generation, known.last_sequence_id))
+        lane = RelayLane(
+            self._client, topic, producer, OpenedProducer(known.epoch, known.generation, known.last_sequence_id)
+        )
         self._open[topic] = lane
         return lane
 

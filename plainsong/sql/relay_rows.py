@@ -82,7 +82,7 @@ class RelayRows:
         check_remembered(topic, standing, known, on_the_way)
 
     def believe(
-        self, connection: Connection, topic: str, opened: Opened, before: int | None, *, keep: bool = False
+        self, connection: Connection, topic: str, opened: OpenedProducer, before: int | None, *, keep: bool = False
     ) -> None:
         """Take the daemon's word for what it has: up to there messages are sent, whoever heard the answer.
 
@@ -244,12 +244,12 @@ class Standing(NamedTuple):
             detail = f"messages of {topic} have gone to namespace {self.namespace} until now, and not to {namespace}"
             raise OutboxUnusable(detail, hint="give the relay that namespace, or use another outbox")
 
-    def has_moved(self, opened: Opened) -> bool:
+    def has_moved(self, opened: OpenedProducer) -> bool:
         """Whether the topic was deleted and made anew since."""
         return self.generation not in (None, opened.generation)
 
 
-class Opened(NamedTuple):
+class OpenedProducer(NamedTuple):
     """What the daemon says as a producer is opened."""
 
     epoch: int
@@ -270,7 +270,7 @@ def check_remembered(topic: str, standing: Standing, known: int | None, on_the_w
         raise OutboxInDoubt(f"{why}; {on_the_way} messages were on the way", hint=DECIDE, topic=topic)
 
 
-def check_doubt(topic: str, standing: Standing, opened: Opened, before: int | None, on_the_way: int) -> None:
+def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: int | None, on_the_way: int) -> None:
     """Raises OutboxInDoubt unless the daemon's word tells of every message on the way whether it has it.
 
     Args:
