@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerBudget, BodyBudget
     from broker.http.messages import Begin, Conversation
     from broker.http.server import PeerHandler
-    from broker.link.server import PendingReply, Call, ServedChannel
+    from broker.link.server import Call, PendingReply, ServedChannel
 
 log = logging.getLogger(__name__)
 #: Pauses before a front end that ended is started again, in seconds; the last one repeats.
