@@ -38,7 +38,7 @@ class InputMessage(NamedTuple):
 class Source(Protocol):
     """Where lines come from: ``read1`` returns what there is, and waits only when there is nothing."""
 
-    def read1(self, size: int, /) -> bytes: ...  # noqa: D102
+    def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,13 +125,13 @@ class Printable(Protocol):
     """What a shape needs of a message."""
 
     @property
-    def topic(self) -> str: ...  # noqa: D102
+    def topic(self) -> str: ...
     @property
-    def id(self) -> MessageId: ...  # noqa: D102
+    def id(self) -> MessageId: ...
     @property
-    def payload(self) -> bytes: ...  # noqa: D102
+    def payload(self) -> bytes: ...
     @property
-    def attributes(self) -> Mapping[str, str]: ...  # noqa: D102
+    def attributes(self) -> Mapping[str, str]: ...
 
 
 _FIELDS: dict[str, Callable[[Printable], bytes]] = {
