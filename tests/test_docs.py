@@ -71,7 +71,9 @@ def test_tests_named_in_documents_exist(name: str):
 @functools.cache
 def all_tests() -> set[str]:
     files = (ROOT / "tests").rglob("*.py")
-    return {test for file in files for test in re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text("utf-8"), re.M)}
+    return {
+        test for file in files for test in re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text("utf-8"), re.M)
+    }
 
 
 @every_document

@@ -76,7 +76,7 @@ def test_a_wrong_line_ends_it_after_those_before_it(cli, spawn, numbers):
     process = spawn("publish", numbers, "--ndjson")
     _, err = process.communicate(b'"a"\n"b"\nc\n"d"\n', timeout=PATIENCE_S)
     assert process.returncode == Exit.USAGE
-    assert b"error: line 3: this is no JSON" in err
+    assert b"error: line 3: invalid JSON" in err
     assert b"2 messages published" in err
     process = spawn("publish", numbers, "--ndjson", "--json")
     told = json.loads(process.communicate(b'"e"\n?\n', timeout=PATIENCE_S)[1])
@@ -111,7 +111,7 @@ def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
     code = process.wait(PATIENCE_S)
     assert (code, process.stderr.read().decode()) == (
         Exit.INTERRUPTED,
-        f"error: interrupted: 3 messages published, the last is {last_id}, what follows was not\n",
+        f"error: interrupted: 3 messages published, last id {last_id}, the rest not published\n",
     )
 
 
@@ -262,7 +262,7 @@ def test_a_terminal_gets_notes_and_is_spared_what_would_steer_it(cli, numbers):
     cli("publish", numbers, "\x1b[2J!")
     following = Terminal("tail", numbers, "--from", "oldest")
     seen = following.until(b"!")
-    assert b"following numbers; Ctrl-C ends" in seen
+    assert b"following numbers; Ctrl-C stops" in seen
     assert rb"\x1b[2J!" in seen
     following.type(b"\x03")
     assert following.ended() == Exit.INTERRUPTED
