@@ -81,9 +81,9 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def show_effective(told: dict[str, Any]) -> str:
+def show_effective(answer: dict[str, Any]) -> str:
     """``on, set by the service``: the deduplication in force, from an answer about a topic's producers or a namespace."""
-    effective = told["deduplication"]
+    effective = answer["deduplication"]
     return f"{'on' if effective['enabled'] else 'off'}, set by the {effective['level']}"
 
 

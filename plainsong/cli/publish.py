@@ -94,8 +94,8 @@ def publish(
 
     Each MESSAGE is one message. Without any, each line of standard input is a
     message, published as it arrives. Messages are stored in the order given.
-    Exit code 0 means that all are durable; on any other the command says how
-    many are. The rest were not published, except that the outcome of the last
+    Exit code 0 means that all are durable; otherwise the command says how many
+    are. The rest were not published, except that the outcome of the last
     request may be unknown.
 
     A line of --ndjson is a string, {"base64": "..."}, or an object
@@ -260,7 +260,7 @@ class PublishRun:
     def _how_far(self, *, known: bool) -> str:
         if not self.sent and known:
             return "nothing published"
-        parts = [f"{show_messages(self.sent)} published"]
+        parts = [f"{show_messages(self.sent)} published"] if self.sent else []
         if self.last_id:
             parts.append(f"last id {self.last_id}")
         if self._under_way and known:
