@@ -26,8 +26,12 @@ check: venv  ## the quick half: format, lint, types, floors, and the tests that 
 	@$(MAKE) --no-print-directory static
 	$(PYTEST) $(wildcard tests/test_house.py tests/protocol tests/actors)
 
-.PHONY: static
+sync:  ## write the client for threads (plainsong/_sync) from the one for event loops (plainsong/_async)
+	.venv/bin/python scripts/unasync.py
+
+.PHONY: static sync
 static:
+	.venv/bin/python scripts/unasync.py --check
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy

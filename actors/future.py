@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import outcome
 import trio
@@ -49,7 +49,7 @@ class Future(Generic[A]):
         self._on_settled = notify
 
     async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
-        """Returns the answer, or raises the error. When the caller is cancelled, ``on_leave`` gets this future, once."""
+        """Returns the answer, or raises the error. A caller that is cancelled calls ``on_leave`` with this future."""
         if self._outcome is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             return self._outcome.unwrap()
@@ -62,4 +62,5 @@ class Future(Generic[A]):
                 on_leave(self)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        return cast("A", await trio.lowlevel.wait_task_rescheduled(abort))
+        answer: A = await trio.lowlevel.wait_task_rescheduled(abort)
+        return answer

@@ -20,17 +20,16 @@ import httpcore2
 
 from bench.daemon import daemon
 from bench.rounds import Spread
-from plainsong import AsyncClient, Client
-from plainsong.core import calls, polls
-from plainsong.core.effects import Send
+from plainsong import AsyncClient, Client, calls
+from plainsong.calls import Send
 from plainsong.messages import Origin
 from plainsong.protocol.requests import PollRequest, PublishRequest
-from plainsong.transport.shared import http_request
+from plainsong.transport.http import http_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from plainsong.core.attempts import Call
+    from plainsong.calls import Call
 
 PAYLOAD = b"x" * 100
 PAGE = 10_000
@@ -78,7 +77,7 @@ def read_raw(pool: httpcore2.ConnectionPool, url: str, topic: str) -> None:
     start: bytes | None = None
     while True:
         request = PollRequest(start, start is None, PAGE)
-        response = raw_ask(pool, raw_request(url, polls.poll("default", Origin(topic), request)))
+        response = raw_ask(pool, raw_request(url, calls.poll("default", Origin(topic), request)))
         headers = {name.lower(): value for name, value in response.headers}
         if headers[b"plainsong-end"] == b"end":
             return

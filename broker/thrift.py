@@ -56,7 +56,7 @@ _UNKNOWN_CLIENT = "unknown"
 
 
 class TephraMethods:
-    """Tephra's methods on the daemon's own transaction service, with Tephra's errors. Stateless: connections share one."""
+    """Tephra's methods on the daemon's own transaction service, with Tephra's errors. Connections share one."""
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
@@ -185,7 +185,7 @@ class TephraMethods:
             raise TephraInvalidTruncateTime(error.detail) from None
 
     async def _prune_now(self) -> None:
-        """Does nothing, as a Tephra whose pruning is off: the stores of Tephra's clients may rely on the invalid list."""
+        """Does nothing, as a Tephra whose pruning is off: its clients' stores may rely on the invalid list."""
 
 
 def _named(client_id: str | None) -> str:

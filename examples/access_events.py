@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plainsong import JSON, Client, Page
-from plainsong.starts import Start
+from plainsong.positions import Start
 
 TOPIC = "dataset-access"
 #: Program: the datasets it reads, and those it writes.

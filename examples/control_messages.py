@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from plainsong import TEXT, Client
-from plainsong.starts import NEWEST, OLDEST, Start
+from plainsong.positions import NEWEST, OLDEST, Start
 
 CONTROL, ANSWERS = "control", "answers"
 TTL_S = 60

@@ -18,12 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from plainsong import JSON, Client, Message
 
@@ -62,14 +61,12 @@ class DatabasePosition:
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
 
-    def load(self, operations: object, topics: Iterable[str]) -> Generator[Any, Any, dict[str, bytes]]:
+    def load(self, daemon: object, topics: Iterable[str]) -> dict[str, bytes]:
         """The positions that are known."""
-        yield from ()
         return dict(self.database.execute("SELECT topic, id FROM positions"))
 
-    def save(self, operations: object, positions: Mapping[str, bytes]) -> Generator[Any, Any, None]:
+    def save(self, daemon: object, positions: Mapping[str, bytes]) -> None:
         """Into the transaction that is open."""
-        yield from ()
         self.database.executemany("REPLACE INTO positions VALUES (?, ?)", positions.items())
 
 

@@ -15,59 +15,65 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from plainsong.aio.client import AsyncClient
-    from plainsong.aio.lightweight import AsyncLightweightTransaction
-    from plainsong.aio.producer import AsyncProducer
-    from plainsong.aio.stream import AsyncStream
-    from plainsong.aio.transaction import AsyncTransactionContext
-    from plainsong.core.outcomes import Counts, DroppedMessage
-    from plainsong.core.producing.receipts import MessageReceipt
-    from plainsong.ids import MessageId
-    from plainsong.messages import Held, Message, Outgoing, Page, Receipt, Seen
+    from plainsong._async.client import AsyncClient
+    from plainsong._async.producer import AsyncLightweightTransaction, AsyncProducer
+    from plainsong._async.stream import AsyncStream
+    from plainsong._async.transaction import AsyncTransactionContext
+    from plainsong._sync.client import Client
+    from plainsong._sync.producer import LightweightTransaction, Producer
+    from plainsong._sync.stream import Stream
+    from plainsong._sync.transaction import TransactionContext
+    from plainsong.messages import (
+        Counts,
+        DroppedMessage,
+        Held,
+        Message,
+        MessageId,
+        MessageReceipt,
+        Outgoing,
+        Page,
+        Receipt,
+        Seen,
+    )
+    from plainsong.participants import AsyncTransactionAware, TransactionAware
     from plainsong.positions import FilePosition, ServerPosition
     from plainsong.protocol.errors import PlainsongError
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
-    from plainsong.sync.client import Client
-    from plainsong.sync.lightweight import LightweightTransaction
-    from plainsong.sync.producer import Producer
-    from plainsong.sync.stream import Stream
-    from plainsong.sync.transaction import TransactionContext
-    from plainsong.transactions.participants import AsyncTransactionAware, TransactionAware
-    from plainsong.transactions.values import Transaction, TransactionStatus
+    from plainsong.transactions import Transaction, TransactionStatus
 
 #: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
 _HOMES = {
-    "AsyncClient": "plainsong.aio.client",
-    "AsyncLightweightTransaction": "plainsong.aio.lightweight",
-    "AsyncProducer": "plainsong.aio.producer",
-    "AsyncStream": "plainsong.aio.stream",
-    "AsyncTransactionAware": "plainsong.transactions.participants",
-    "AsyncTransactionContext": "plainsong.aio.transaction",
+    "AsyncClient": "plainsong._async.client",
+    "AsyncLightweightTransaction": "plainsong._async.producer",
+    "AsyncProducer": "plainsong._async.producer",
+    "AsyncStream": "plainsong._async.stream",
+    "AsyncTransactionAware": "plainsong.participants",
+    "AsyncTransactionContext": "plainsong._async.transaction",
     "BYTES": "plainsong.serializers",
-    "Client": "plainsong.sync.client",
-    "Counts": "plainsong.core.outcomes",
-    "DroppedMessage": "plainsong.core.outcomes",
+    "Client": "plainsong._sync.client",
+    "Counts": "plainsong.messages",
+    "DroppedMessage": "plainsong.messages",
     "FilePosition": "plainsong.positions",
     "Held": "plainsong.messages",
     "JSON": "plainsong.serializers",
-    "LightweightTransaction": "plainsong.sync.lightweight",
+    "LightweightTransaction": "plainsong._sync.producer",
     "Message": "plainsong.messages",
-    "MessageId": "plainsong.ids",
-    "MessageReceipt": "plainsong.core.producing.receipts",
+    "MessageId": "plainsong.messages",
+    "MessageReceipt": "plainsong.messages",
     "Outgoing": "plainsong.messages",
     "Page": "plainsong.messages",
     "PlainsongError": "plainsong.errors",
-    "Producer": "plainsong.sync.producer",
+    "Producer": "plainsong._sync.producer",
     "Receipt": "plainsong.messages",
     "Seen": "plainsong.messages",
     "Serializer": "plainsong.serializers",
     "ServerPosition": "plainsong.positions",
-    "Stream": "plainsong.sync.stream",
+    "Stream": "plainsong._sync.stream",
     "TEXT": "plainsong.serializers",
-    "Transaction": "plainsong.transactions.values",
-    "TransactionAware": "plainsong.transactions.participants",
-    "TransactionContext": "plainsong.sync.transaction",
-    "TransactionStatus": "plainsong.transactions.values",
+    "Transaction": "plainsong.transactions",
+    "TransactionAware": "plainsong.participants",
+    "TransactionContext": "plainsong._sync.transaction",
+    "TransactionStatus": "plainsong.transactions",
     "Undecodable": "plainsong.serializers",
     "dataclass_json": "plainsong.serializers",
 }

@@ -29,9 +29,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import (
+    BY_CODE,
     AlreadyPublished,
     BadRequest,
     BodyTooLarge,
@@ -49,6 +50,7 @@ from plainsong.protocol.errors import (
     LowSpace,
     MalformedTransaction,
     MessageTooLarge,
+    MethodNotAllowed,
     NoMessages,
     NotFound,
     Outcome,
@@ -81,10 +83,11 @@ from plainsong.protocol.errors import (
     TransactionTooLarge,
     Unauthenticated,
     Unavailable,
+    UnsupportedMediaType,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AlreadyPublished",
@@ -334,3 +337,50 @@ class TransactionOutcomeUnknown(OutcomeUnknown):
     """Nobody can know whether a lightweight transaction took: whoever knew has been deleted. It was not sent again."""
 
     title = "Nobody knows whether this transaction took"
+
+
+# --- errors as they are answered -----------------------------------------------------------------
+
+
+def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
+    """The subclass that has no code of its own but this one: ``Overloaded`` for ``Unavailable``.
+
+    Of those beside it: a daemon in the same process has some that say more than an answer does.
+    """
+    beside = [narrow for narrow in cls.__subclasses__() if narrow.__module__ == cls.__module__]
+    return next((narrow for narrow in beside if narrow.code == cls.code), cls)
+
+
+#: Every code and the narrowest class that carries it, so that users can catch either.
+NARROWEST = {code: _narrowed(cls) for code, cls in BY_CODE.items()}
+
+
+#: What a code that this version does not know is told as.
+BY_STATUS: dict[int, type[PlainsongError]] = {
+    400: BadRequest,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    405: MethodNotAllowed,
+    409: Conflict,
+    410: Gone,
+    413: TooLarge,
+    415: UnsupportedMediaType,
+    429: QuotaExceeded,
+    500: Internal,
+    503: Unavailable,
+}
+
+
+def problem_error(problem: Mapping[str, Any], status: int = 0) -> PlainsongError:
+    """The error that a problem+json object tells; a code of a later version is kept as it is."""
+    code = str(problem.get("code", ""))
+    status = status or int(problem.get("status", 500))
+    cls = NARROWEST.get(code) or BY_STATUS.get(status, PlainsongError)
+    error = cls(str(problem.get("detail", "")), hint=str(problem.get("hint", "")))
+    if error.code != code and code:
+        vars(error)["code"] = code
+    outcome = problem.get("outcome")
+    if outcome in ("not-applied", "applied", "unknown"):
+        error.outcome = outcome
+    return error

@@ -1,21 +1,76 @@
-"""Messages as users see them: what is sent, what is read, and what the daemon said of it."""
+"""Messages as users see them: their ids, what is sent, what is read, and what the daemon said of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
-from plainsong.ids import MessageId
+from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import NO_ATTRIBUTES
-from plainsong.protocol.requests import MAX_TTL_S
-from plainsong.serializers import BYTES, Serializer, Undecodable
+from plainsong.protocol.requests import MAX_TTL_S, PublishRequest
+from plainsong.serializers import BYTES, Serializer, Undecodable, encoded, serializer_for
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from typing import Self
 
+    from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.page import End
+    from plainsong.serializers import SerializerLike
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class MessageId(bytes):
+    """The id of a message: ``str(id)`` is its text form, ``bytes(id)`` what databases keep, ``<`` the topic's order.
+
+    Args:
+      value: 20 bytes, or 40 hex digits.
+    Raises:
+      InvalidMessageId: it is neither.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: bytes | str) -> Self:  # noqa: D102 - the class says it
+        raw = ids.parse_id(value) if isinstance(value, str) else ids.checked_id(value)
+        return super().__new__(cls, raw)
+
+    @property
+    def publish_time_ms(self) -> int:
+        """When the daemon made the message durable, in milliseconds since 1970, by the daemon's clock."""
+        return int.from_bytes(self[:8], "big")
+
+    @property
+    def publish_time(self) -> datetime:
+        """``publish_time_ms`` as a time in UTC. Raises OverflowError beyond the year 9999."""
+        return _EPOCH + timedelta(milliseconds=self.publish_time_ms)
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.hex(), spec)
+
+    def __repr__(self) -> str:
+        return f"MessageId('{self.hex()}')"
+
+
+def nth_id(first_id: bytes, last_id: bytes, index: int, count: int) -> MessageId | None:
+    """The id of message ``index`` of ``count`` that one request published; None when it cannot be told.
+
+    A request's messages have consecutive positions; a full millisecond goes over into the next, as adding does.
+    """
+    first, last = int.from_bytes(first_id[:10], "big"), int.from_bytes(last_id[:10], "big")
+    if last - first != count - 1 or first_id[10:] != ids.NO_PAYLOAD_PART or last_id[10:] != ids.NO_PAYLOAD_PART:
+        return None
+    return MessageId((first + index).to_bytes(10, "big") + ids.NO_PAYLOAD_PART)
+
+
+# --- what is sent --------------------------------------------------------------------------------
 
 
 #: Attributes of a message, if it has any.
@@ -101,6 +156,51 @@ def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None)
     return attributes
 
 
+def outgoing_request(
+    values: Sequence[Any],
+    serializer: SerializerLike,
+    ttl_s: int | None,
+    given: Mapping[str, str] | None = None,
+    routing_key: str | None = None,
+    *,
+    numbered: bool = False,
+) -> PublishRequest:
+    """Values as they go out, with attributes besides their own; sequence ids only where others number them.
+
+    Raises NotEncodable, InvalidParameter: nothing happened.
+    """
+    using = serializer_for(serializer)
+    if ttl_s is not None:
+        check_ttl(ttl_s)
+    payloads, ttls_s, attributes = [], [], []
+    for value in all_with_attributes(list(values), given, routing_key):
+        own, strings = None, None
+        if isinstance(value, Outgoing):
+            value, own, strings = parts_of(replace(value, sequence_id=None) if numbered else value)
+        payloads.append(value if type(value) is bytes and serializer is None else encoded(using, value))
+        ttls_s.append(own)
+        attributes.append(dict(strings or {}))
+    return PublishRequest(
+        payloads,
+        ttl_s=ttl_s,
+        message_ttls_s=own_ttls(ttls_s),
+        attributes=attributes if any(attributes) else None,
+    )
+
+
+def own_ttls(ttls_s: Sequence[int | None]) -> Sequence[int | None] | None:
+    """None when no message has a time to live of its own."""
+    return ttls_s if any(ttl is not None for ttl in ttls_s) else None
+
+
+def as_list(messages: Any) -> Sequence[Any]:
+    """A list or tuple is many messages, anything else is one."""
+    return messages if isinstance(messages, (list, tuple)) else [messages]
+
+
+# --- what became of it ---------------------------------------------------------------------------
+
+
 #: The generation in a receipt that does not say it: of a publish inside a transaction.
 PENDING = 0
 
@@ -121,6 +221,54 @@ class Receipt:
     last_sequence_id: int | None = None
     stored: Sequence[int] | None = None
     dropped: Sequence[int] | None = None
+
+
+class MessageReceipt(NamedTuple):
+    """What became of one message of a producer: it is durable, now or since an earlier attempt."""
+
+    sequence_id: int
+    id: MessageId | None
+    """None of duplicates that are not among the last requests, which the daemon does not know any more; and of those
+    that were sent again between others, since only the ends of a request are told."""
+    duplicate: bool
+    """It was there before: nothing was stored."""
+    deduplicated: bool
+    """False where deduplication is switched off: it was stored, whatever was there."""
+    generation: int
+    """Which life of the topic's name it is in."""
+
+
+class DroppedMessage(NamedTuple):
+    """What ``on_drop`` is told: which message was given up, and why (with its ``outcome``)."""
+
+    topic: str
+    payload: bytes
+    error: PlainsongError
+
+
+class Counts(NamedTuple):
+    """Messages of a publisher since it was made."""
+
+    pending: int
+    """Waiting or under way."""
+    pending_bytes: int
+    """What they occupy."""
+    delivered: int
+    """Durable."""
+    failed: int
+    """Not delivered in reliable mode; their futures raise."""
+    dropped: int
+    """Given up in best effort, or for want of room."""
+
+
+def id_in(receipt: Receipt, index: int) -> MessageId | None:
+    """The id of message ``index`` of a publish."""
+    if receipt.first_id is None or receipt.last_id is None:
+        return None
+    return nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
+
+
+# --- what is read --------------------------------------------------------------------------------
 
 
 class Origin(NamedTuple):

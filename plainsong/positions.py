@@ -1,4 +1,12 @@
-"""Positions that outlive a process: in a file, or kept by the daemon.
+"""Where to start reading, and positions that outlive a process: in a file, or kept by the daemon.
+
+A start, in every form people write it:
+
+"oldest"  "newest"          the first message there is; only what comes from now on
+MessageId, 20 bytes, 40 hex digits     just after that message (or at it, where a call says inclusive)
+datetime (with a zone), an int         publish time, inclusive; an int is milliseconds since 1970
+timedelta, "-10m"                      that long before now, by this computer's clock: s, m, h, d, w
+"2026-01-31T12:00:00Z"                 ISO 8601; without a zone it is local time
 
 A position is the id of the last message that a loop is done with. It is saved some time after that, never
 before: after a crash what had not been saved is delivered again, and nothing is skipped.
@@ -8,26 +16,215 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
-from plainsong.core import calls
-from plainsong.core.effects import Blocking
+from plainsong import calls
 from plainsong.errors import PositionNotSaved
-from plainsong.ids import MessageId
-from plainsong.protocol.errors import NotFound, PositionChanged
+from plainsong.messages import MessageId
+from plainsong.protocol import ids
+from plainsong.protocol.errors import InvalidParameter, NotFound, PositionChanged
 from plainsong.protocol.names import reader_name
+from plainsong.serializers import SerializerLike, serializer_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from plainsong.core.effects import Steps
-    from plainsong.core.operations import Operations
+    from plainsong.messages import Held, Origin
+    from plainsong.protocol.requests import Isolation
+    from plainsong.serializers import Serializer
+
+T = TypeVar("T")
+
+DEFAULT_PAGE_MESSAGES = 10_000
+
+
+#: What ``start`` and ``until`` take; None is the same as "oldest".
+Start: TypeAlias = "str | bytes | int | datetime | timedelta | None"
+
+
+NEWEST: Final = "newest"
+
+
+OLDEST: Final = "oldest"
+
+
+_RELATIVE = re.compile(r"-\s*(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|w)\Z")
+
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+_HINT = "use oldest, newest, an id of 40 hex digits, a time such as 2026-01-31T12:00:00Z, or -10m"
+
+
+def parse_start(given: Start, now_ms: int) -> bytes | int | None:
+    """``given`` as an id (20 bytes), a timestamp in milliseconds, or None for the oldest.
+
+    Args:
+      given: anything but "newest", which only the daemon can tell.
+      now_ms: this computer's time.
+    Raises:
+      InvalidParameter, InvalidMessageId: it is none of the forms above; nothing happened.
+    """
+    if given is None or given == OLDEST:
+        return None
+    if isinstance(given, str):
+        return _parse_text(given.strip(), now_ms)
+    if isinstance(given, bytes):
+        return bytes(ids.checked_id(given))
+    if isinstance(given, timedelta):
+        return max(0, now_ms - abs(given) // timedelta(milliseconds=1))
+    if isinstance(given, datetime):
+        return _timestamp_ms(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return _checked_ms(given)
+    raise InvalidParameter(f"{given!r} is no place to start at", hint=_HINT)
+
+
+def _parse_text(text: str, now_ms: int) -> bytes | int | None:
+    relative = _RELATIVE.match(text)
+    if relative:
+        return max(0, now_ms - int(float(relative[1]) * _SECONDS[relative[2]] * 1000))
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return _checked_ms(int(text))
+    if len(text) == 2 * ids.ID_BYTES and not any(mark in text for mark in ":-+. "):
+        return ids.parse_id(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidParameter(f"{text[:80]!r} is no place to start at", hint=_HINT) from None
+    return _timestamp_ms(moment if moment.tzinfo else moment.astimezone())
+
+
+def _timestamp_ms(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise InvalidParameter(f"{moment} has no zone", hint="use datetime.now(UTC) or moment.astimezone()")
+    return _checked_ms((moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def _checked_ms(timestamp_ms: int) -> int:
+    if not 0 <= timestamp_ms <= ids.MAX_TIMESTAMP_MS:
+        raise InvalidParameter(f"the time {timestamp_ms} ms is out of range", hint="use milliseconds since 1970")
+    return timestamp_ms
+
+
+def as_bound(position: bytes | int) -> bytes:
+    """A position as the bound before it: what ``until`` (exclusive) is sent as."""
+    return position if isinstance(position, bytes) else ids.bound_at(position)
+
+
+def is_inclusive(position: bytes | int | None, asked: bool | None) -> bool:
+    """A time is inclusive and an id exclusive, unless somebody says otherwise."""
+    return not isinstance(position, bytes) if asked is None else asked
+
+
+# --- what a reader reads, and where it stands ----------------------------------------------------
+
+
+#: What makes a name a pattern.
+WILD = frozenset("*?[")
+
+
+def checked_isolation(isolation: object) -> None:
+    """Raises InvalidParameter unless it is one, or None."""
+    if isolation not in (None, "committed", "uncommitted"):
+        raise InvalidParameter(f"isolation is {isolation!r}", hint="use committed or uncommitted")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be read."""
+
+    topics: tuple[str, ...]
+    """Names and patterns."""
+    start: Start
+    until: Start
+    follow: bool
+    limit: int | None
+    serializer: Serializer
+    page_messages: int
+    save_every: int
+    save_interval_s: float
+    isolation: Isolation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise InvalidParameter("no topic is named")
+        if self.follow and self.until is not None:
+            raise InvalidParameter("follow and until exclude each other", hint="without follow, reading ends there")
+        for name, number in (
+            ("limit", self.limit),
+            ("page_messages", self.page_messages),
+            ("save_every", self.save_every),
+        ):
+            if number is not None and number < 1:
+                raise InvalidParameter(f"{name} is {number}", hint="use 1 or more")
+        checked_isolation(self.isolation)
+
+    @property
+    def patterns(self) -> list[str]:
+        """Those that name topics by their looks."""
+        return [topic for topic in self.topics if WILD & set(topic)]
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One topic of a reader."""
+
+    origin: Origin
+    start: bytes | int | None
+    """Where the next poll starts: exclusively at an id, inclusively at a time."""
+    until: bytes | None
+    at_end: bool = False
+    held: Held | None = None
+    """Who holds it up, if somebody does."""
+
+
+def read_plan(
+    topics: str | Iterable[str],
+    start: Start,
+    *,
+    until: Start,
+    follow: bool,
+    limit: int | None,
+    serializer: SerializerLike,
+    page_messages: int,
+    save_every: int,
+    save_interval_s: float,
+    isolation: Isolation | None = None,
+) -> Plan:
+    """What a reader reads. Raises InvalidParameter."""
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    using = serializer_for(serializer)
+    return Plan(names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation)
+
+
+# --- positions that outlive a process ------------------------------------------------------------
+
+
+class Daemon(Protocol):
+    """The daemon as positions reach it: each call waits for its answer, in the thread it is made in."""
+
+    @property
+    def namespace(self) -> str:
+        """Of the topics."""
+        ...
+
+    def call(self, call: calls.Call[T]) -> T:
+        """The answer, after as many attempts as the reader allows. Raises PlainsongError."""
+        ...
 
 
 class Position(Protocol):
-    """Where a reader's positions are kept. Both methods are steps (``plainsong.core.effects``).
+    """Where a reader's positions are kept. A ``Client`` calls both methods in the thread that reads, an ``AsyncClient``
+    in a worker thread.
 
     One whose ``save`` writes into the transaction that the reader's loop is part of (a row that becomes durable
     with the rest of them, or not at all) has an attribute ``transactional = True``. In a transaction it is saved
@@ -35,11 +232,11 @@ class Position(Protocol):
     when there is none, so that what was read comes again.
     """
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """The positions known of ``topics``, by topic."""
         ...
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Keep these, which are those that changed."""
         ...
 
@@ -58,20 +255,20 @@ class FilePosition:
         self.path = Path(path)
         self._known: dict[str, str] = {}
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """Raises PositionNotSaved when the file is there and cannot be understood."""
-        self._known = yield Blocking(self._read)
+        self._known = self._read()
         found = {}
         for topic in topics:
-            text = self._known.get(f"{operations.namespace}:{topic}")
+            text = self._known.get(f"{daemon.namespace}:{topic}")
             if text is not None:
                 found[topic] = bytes(MessageId(text))
         return found
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Raises PositionNotSaved: the file is what it was."""
-        self._known.update({f"{operations.namespace}:{topic}": at.hex() for topic, at in positions.items()})
-        yield Blocking(self._write)
+        self._known.update({f"{daemon.namespace}:{topic}": at.hex() for topic, at in positions.items()})
+        self._write()
 
     def _read(self) -> dict[str, str]:
         try:
@@ -96,6 +293,8 @@ class FilePosition:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Put ``content`` in the place of a file, at once and durably. Raises OSError: the file is what it was."""
+    import tempfile  # here, since most programs keep no position in a file
+
     handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -129,32 +328,32 @@ class ServerPosition:
         self.name = reader_name(name)
         self._known: dict[str, bytes] = {}
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """Raises TopicNotFound, and what goes wrong on the way."""
         found = {}
         for topic in topics:
-            position = yield from self._shown(operations, topic)
+            position = self._shown(daemon, topic)
             if position is not None:
                 found[topic] = position
         self._known.update(found)
         return found
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Raises PositionChanged: somebody else uses the same name."""
         for topic, position in positions.items():
             expected = self._known.get(topic)
-            call = calls.set_reader(operations.namespace, topic, self.name, position, compare=True, expected=expected)
+            call = calls.set_reader(daemon.namespace, topic, self.name, position, compare=True, expected=expected)
             try:
-                yield from operations.call(call)
+                daemon.call(call)
             except PositionChanged:
                 # Ours, if an earlier attempt took and its answer was lost.
-                if (yield from self._shown(operations, topic)) != position:
+                if self._shown(daemon, topic) != position:
                     raise
             self._known[topic] = position
 
-    def _shown(self, operations: Operations, topic: str) -> Steps[bytes | None]:
+    def _shown(self, daemon: Daemon, topic: str) -> bytes | None:
         try:
-            shown = yield from operations.call(calls.show_reader(operations.namespace, topic, self.name))
+            shown = daemon.call(calls.show_reader(daemon.namespace, topic, self.name))
         except NotFound as error:
             if calls.is_missing_reader(error):
                 return None

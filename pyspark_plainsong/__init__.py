@@ -1,7 +1,19 @@
-"""Plainsong's topics as Spark's tables and streams; Spark finds the data source ``plainsong`` by this package's name."""
+"""Plainsong's topics as tables and streams of Spark, which finds the data source by this package's name."""
 
 from __future__ import annotations
 
-from pyspark_plainsong.source import DefaultSource
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_plainsong.source import DefaultSource
 
 __all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line lists the pipeline's jobs from this package: it must not wait for pyspark, nor need it.
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pyspark_plainsong.source import DefaultSource
+
+    return DefaultSource

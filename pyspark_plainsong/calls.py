@@ -1,7 +1,4 @@
-"""Requests to the daemon by name, and its answers as plain data: topics, positions, frames, staging, producers.
-
-The daemon's answers as this package reads them: plain data.
-"""
+"""Requests to the daemon by name, and its answers as plain data: topics, positions, frames, staging, producers."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ class TopicDescription(NamedTuple):
     ttl_s: int
     properties: Mapping[str, str]
     remembers: bool
-    """Whether it knows a producer's sequence ids again."""
+    """Whether deduplication is on: the topic remembers sequence ids."""
 
 
 class Extent(NamedTuple):
-    """A bounded read, measured."""
+    """How far a bounded read goes, and how much it reads."""
 
     end: bytes
     """The exclusive bound, 20 bytes: where the next read starts."""
@@ -44,16 +41,16 @@ class Extent(NamedTuple):
     """The bound before which everything has expired by the topic's time to live."""
     generation: int
     expired: bool
-    """Messages at or behind its start have expired by the topic's time to live, or may have."""
+    """Messages at or behind the start have expired by the topic's time to live, or may have."""
 
 
 class News(NamedTuple):
-    """What waiting for several topics came to."""
+    """Which topics have new messages."""
 
     topics: frozenset[str]
-    """Those with something to read."""
+    """Topics with messages to read."""
     quiet: Mapping[str, bytes]
-    """Those with nothing, decided or not, and the position up to which there is nothing."""
+    """Topics without messages, decided or not, and the position up to which there are none."""
     unreadable: Mapping[str, str]
     """Topics that cannot be read, with the error's code."""
 
@@ -62,32 +59,32 @@ class FramesPage(NamedTuple):
     """A page of messages."""
 
     body: bytes
-    """Frames, complete."""
+    """Complete frames."""
     last_id: bytes | None
-    """Where to go on, exclusively; None: there was never anything."""
+    """The id after which the next page starts; None: the topic never had a message."""
     end: str
-    """Why it ends: ``end``, ``more`` or ``held``."""
+    """Why the page ends: ``end``, ``more`` or ``held``."""
     held_by: str | None
-    """The write pointer of the undecided message that holds it."""
+    """The write pointer of the undecided message that the reader is blocked by."""
 
 
 class TransactionService(NamedTuple):
-    """Who decides transactions for the daemon."""
+    """The transaction service of the daemon."""
 
     service: str
     """``embedded``, ``tephra`` or ``off``."""
     available: bool
     why: str
-    """Why it is not available."""
+    """Why the service is not available."""
 
 
 class Receipt(NamedTuple):
-    """What became of a publish."""
+    """The receipt of a publish."""
 
     duplicate: bool
-    """It was there before; nothing new was stored."""
+    """The topic had it already; nothing new was stored."""
     deduplicated: bool
-    """Whether the topic remembers it, so that a repeated one will be known."""
+    """Whether the topic remembers it, and will recognize a second one."""
     last_sequence_id: int | None
     generation: int | None
 
@@ -98,20 +95,17 @@ class ProducerState(NamedTuple):
     producer: str
     epoch: int
     last_sequence_id: int
-    """-1: of a new one."""
+    """-1 of a new producer."""
     generation: int
     recent: tuple[tuple[int, int], ...] = ()
-    """The sequence ids, first and last, of its last publishes; five of them at most."""
+    """The first and the last sequence id of each of its last publishes, five at most."""
 
     def has(self, sequence_id: int) -> bool:
-        """Whether one of those is known to have published the id."""
+        """Whether one of ``recent`` published the id."""
         return any(first <= sequence_id <= last for first, last in self.recent)
 
 
 # --- calls -----------------------------------------------------------------------------------------
-#
-# What this package asks the daemon for, by name: topics, positions, frames, staging, producers.
-
 
 AVRO_2 = "avro/binary; version=2"
 Isolation = Literal["committed", "uncommitted"]
@@ -120,7 +114,7 @@ MAX_AWAITED = 1000
 
 
 class Calls:
-    """The calls about the topics of one namespace. Each raises ``BrokerError``; all may be pickled along."""
+    """The calls about the topics of one namespace. Each raises ``BrokerError``. Can be pickled."""
 
     def __init__(self, wire: Wire, namespace: str) -> None:
         self.wire = wire
@@ -128,7 +122,7 @@ class Calls:
         self._topics = f"/v1/namespaces/{quote(namespace, safe='')}/topics"
 
     def close(self) -> None:
-        """Let go of the connection; the next call opens another."""
+        """Close the connection; the next call opens another."""
         self.wire.close()
 
     # --- topics and positions ------------------------------------------------------------------
@@ -141,12 +135,12 @@ class Calls:
     def describe(self, topic: str) -> TopicDescription:
         """A topic's properties."""
         found = self.wire.ask("GET", self._path(topic)).json()
-        properties = found.get("properties", found)  # bare where http.flat_topic_properties is set
+        properties = found.get("properties", found)  # the answer itself with http.flat_topic_properties
         remembers = bool(found.get("deduplication", {}).get("enabled")) if properties is not found else False
         return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties, remembers)
 
     def end(self, topic: str) -> tuple[bytes, int]:
-        """The position behind all that has been published, and how many transactions with messages are open."""
+        """The position behind all published messages, and how many open transactions have messages here."""
         found = self.wire.ask("GET", self._path(topic, "stats")).json()
         return bytes.fromhex(found["end"]), int(found["openTransactions"])
 
@@ -161,11 +155,11 @@ class Calls:
         splits: int | None = None,
         isolation: Isolation = "uncommitted",
     ) -> Extent:
-        """Where a bounded read from ``start`` on would end, and where to cut it.
+        """How far a bounded read from ``start`` goes, and where to cut it into parts.
 
         Args:
           start: an id, or a time in milliseconds, both inclusive; None: the oldest message.
-          end: the same, exclusive; None: all there is.
+          end: the same, exclusive; None: the end of the topic.
           splits: how many parts of about equal bytes are wanted, 1 to 1000.
         """
         asked: dict[str, Any] = {
@@ -189,13 +183,13 @@ class Calls:
         )
 
     def standing(self, topic: str, position: bytes) -> Extent:
-        """What is known of a position without looking at a message: the generation, and what has expired behind it."""
+        """The topic's generation, and whether messages behind a position have expired; no message is read."""
         return self.offsets(topic, start=position, end=position)
 
     def wait_for_news(self, starts: Mapping[str, bytes], *, isolation: Isolation, wait_ms: int) -> News:
-        """Which of several topics, ``MAX_AWAITED`` at most, have a message from their start on; waits for the first.
+        """Which topics, of ``MAX_AWAITED`` at most, have messages from their start on; waits for the first one.
 
-        One message at most is sent along: of the other topics the answer says that there is more.
+        The answer carries one message at most; for the other topics it says that there is more.
 
         Raises:
           BrokerError: as all calls; a topic that cannot be read is no error.
@@ -229,7 +223,7 @@ class Calls:
         """A page of messages from the id ``start`` (inclusive) to ``end_before`` (exclusive), as frames.
 
         Args:
-          wait_ms: how long to wait for what is held, when there is nothing before it.
+          wait_ms: how long to wait for the first message if a transaction blocks it.
           pointers, attributes: whether the frames have them.
         """
         asked = {
@@ -252,15 +246,20 @@ class Calls:
         )
 
     def transaction_service(self) -> TransactionService:
-        """Who decides transactions for the daemon, and whether they can be asked now."""
-        found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503: ready or not, it says so
-        told = found["transactions"]
-        return TransactionService(str(told["service"]), available=bool(told["available"]), why=str(told["why"] or ""))
+        """The daemon's transaction service, and whether it is available now."""
+        found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503: not ready, and the body is the same
+        service = found["transactions"]
+        return TransactionService(
+            str(service["service"]), available=bool(service["available"]), why=str(service["why"] or "")
+        )
 
     # --- writing -------------------------------------------------------------------------------
 
     def store(self, topic: str, body: bytes) -> None:
-        """Keep messages: ``body`` is a PublishRequest of Avro version 2, whose sequence ids make it repeatable."""
+        """Store messages, unseen until they are published. ``body``: a PublishRequest of Avro version 2.
+
+        Its sequence ids make it repeatable.
+        """
         self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2)
 
     def publish_staged(
@@ -275,7 +274,7 @@ class Calls:
         ttl_s: int | None = None,
         repeatable: bool = True,
     ) -> Receipt:
-        """Make what the producer stored under ``segments`` part of the topic, in one moment.
+        """Publish what the producer stored under ``segments``; all of it appears at one moment.
 
         Args:
           repeatable: False where the topic does not remember sequence ids.
@@ -301,9 +300,9 @@ class Calls:
         sequence_id: int | None = None,
         generation: int | None = None,
     ) -> Receipt:
-        """Publish what was stored under a write pointer and ``segments``; its transaction decides who sees it.
+        """Publish what was stored under a write pointer and ``segments``; the pointer's transaction decides about it.
 
-        Without a producer a repeated one is answered as the first was; the receipt then says nothing but that.
+        Without a producer a repeated publish is answered as the first one, and the receipt says no more than that.
         """
         asked = {
             "messages": [],
@@ -319,19 +318,19 @@ class Calls:
         return Receipt(duplicate, producer is not None, None if last is None else int(last), generation)
 
     def rollback(self, topic: str, pointer: int) -> None:
-        """Take back all that a write pointer has in the topic."""
+        """Roll back all messages of a write pointer in the topic."""
         self.wire.ask("POST", self._path(topic, "rollback"), _json({"transactionWritePointer": pointer}))
 
     def open_producer(
         self, topic: str, producer: str, *, retention_s: int | None = None, generation: int | None = None
     ) -> ProducerState:
-        """Open a session of a name, and shut out what earlier ones may still have on its way."""
+        """Open a session of a producer; it fences publishes of earlier sessions that are still under way."""
         asked = {"retentionSeconds": retention_s, "generation": generation}
         body = _json({name: value for name, value in asked.items() if value is not None})
         return _producer(self.wire.ask("PUT", self._path(topic, "producers", producer), body).json())
 
     def producer(self, topic: str, producer: str) -> ProducerState | None:
-        """How far a producer came; None: the topic knows of none by that name, or there is no such topic."""
+        """What the topic remembers of a producer; None: there is no such producer, or no such topic."""
         try:
             return _producer(self.wire.ask("GET", self._path(topic, "producers", producer)).json())
         except BrokerError as error:
@@ -340,9 +339,9 @@ class Calls:
             raise
 
     def producers(self, topic: str, prefix: str) -> list[str]:
-        """The names of a topic's producers that begin so, sorted."""
+        """The names of a topic's producers that start with ``prefix``, sorted."""
         found: list[str] = []
-        after: str | None = prefix[:-1]  # which sorts before all of them
+        after: str | None = prefix[:-1]  # sorts before all of them
         while after is not None:
             page = self.wire.ask(
                 "GET", f"{self._path(topic, 'producers')}?limit=1000&after={quote(after, safe='')}"
@@ -354,7 +353,7 @@ class Calls:
         return found
 
     def forget_producer(self, topic: str, producer: str) -> None:
-        """Have the topic forget a producer, which publishes no more."""
+        """Make the topic forget a producer, which must publish no more."""
         self.wire.ask("DELETE", self._path(topic, "producers", producer))
 
     def _publish(self, topic: str, asked: dict[str, Any], *, repeatable: bool = True) -> Answer:

@@ -1,7 +1,4 @@
-"""Columns: those of a topic read as a table, and those that a DataFrame is written from.
-
-The columns of a topic read as a table, and which of them a query asks for.
-"""
+"""The columns of a topic that is read as a table, and the columns that a DataFrame is written from."""
 
 from __future__ import annotations
 
@@ -40,28 +37,28 @@ COLUMNS: dict[str, DataType] = {
     "routing_key": StringType(),
     "headers": _STRINGS,
 }
-#: Only with includeTransaction, or when it is asked for by name.
+#: Read only with includeTransaction, or if the schema names it.
 TRANSACTION_COLUMN = "transaction_write_pointer"
-#: Of which a message may have none.
+#: Columns that may be null.
 _MAY_BE_NULL = frozenset({"write_timestamp", "payload_seq_id", "routing_key", "headers", TRANSACTION_COLUMN})
 _ALL: dict[str, DataType] = {**COLUMNS, TRANSACTION_COLUMN: LongType()}
 
 
 class BadSchema(ValueError):
-    """A schema that names a column there is not, or gives one another type."""
+    """A schema that names an unknown column, or gives a column another type."""
 
 
 def read_schema(*, include_transaction: bool) -> StructType:
-    """All columns, in their order. All are nullable for Spark; docs/spark.md says which ones are ever null."""
+    """All columns, in order. All are nullable for Spark; docs/spark.md says which ones can be null."""
     columns = _ALL if include_transaction else COLUMNS
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def check_schema(asked: StructType) -> StructType:
-    """``asked`` if it is some of the columns, in any order.
+    """Returns ``asked``, which may have any of the columns, in any order.
 
     Raises:
-      BadSchema: a column is unknown, is there twice, has another type, or is said to be never null and may be.
+      BadSchema: a column is unknown, comes twice, has another type, or is declared not null and may be null.
     """
     seen: set[str] = set()
     for field in asked.fields:
@@ -84,21 +81,18 @@ def check_schema(asked: StructType) -> StructType:
 
 
 def _same(asked: DataType, kind: DataType) -> bool:
-    """Whether they are one type; whether values of a map may be null is nobody's concern."""
+    """Whether two types are the same, but for whether the values of a map may be null."""
     return asked.simpleString() == kind.simpleString()
 
 
-# --- write columns ---------------------------------------------------------------------------------
-#
-# The columns a DataFrame is written from: what they must be, and the messages of an Arrow batch in chunks.
+# --- writing ---------------------------------------------------------------------------------------
 
-
-#: A chunk ends before its payloads are more, unless a single one is: far below what a daemon takes in one body.
+#: Bytes of a chunk's payloads, unless one alone is larger: far below the largest body that a daemon takes.
 MAX_CHUNK_BYTES = 4 << 20
 ROUTING_KEY = "routingKey"
 _TEXT_OR_BYTES = (types.BinaryType, types.StringType)
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
-#: Column → the types it may have, and how they are called.
+#: The types that a column may have, and how errors name them.
 _KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     "payload": (_TEXT_OR_BYTES, "BINARY or STRING"),
     "topic": ((types.StringType,), "STRING"),
@@ -109,7 +103,7 @@ _KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
 
 
 class Chunk(NamedTuple):
-    """Messages of one topic that go into one request."""
+    """The messages of one request, all of one topic."""
 
     topic: str
     payloads: Sequence[bytes]
@@ -119,7 +113,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class WriteColumns:
-    """Where in a batch the columns are; None: the DataFrame has no such column."""
+    """The positions of the columns in a batch; None: the DataFrame has no such column."""
 
     payload: int
     payload_is_text: bool
@@ -130,10 +124,10 @@ class WriteColumns:
 
     @classmethod
     def of(cls, schema: types.StructType) -> WriteColumns:
-        """Find them by name, in any order and case.
+        """Find the columns by name, in any order and case.
 
         Raises:
-          ValueError: payload is missing, a column has another type, is there twice, or is none that can be written.
+          ValueError: payload is missing, or a column comes twice, has another type, or cannot be written.
         """
         found: dict[str, int] = {}
         for index, field in enumerate(schema.fields):
@@ -157,9 +151,9 @@ class WriteColumns:
         """The messages of a batch, those of each topic in the batch's order.
 
         Args:
-          topic: of all rows; None: the column says.
+          topic: of all rows; None: the column ``topic`` names it.
         Raises:
-          ValueError: a value that no message can have, with the column's name.
+          ValueError: a message cannot have such a value; it names the column.
         """
         payloads = self._payloads(batch)
         ttls_s = None if self.ttl_seconds is None else _values(batch, self.ttl_seconds)
@@ -181,7 +175,7 @@ class WriteColumns:
         return [text.encode() for text in found] if self.payload_is_text else found
 
     def _attributes(self, batch: pa.RecordBatch) -> list[dict[str, str]] | None:
-        """None when no message of the batch has any."""
+        """None: no message of the batch has attributes."""
         headers = self.headers is not None and _values(batch, self.headers)
         keys = self.routing_key is not None and _values(batch, self.routing_key)
         if not (headers and any(headers)) and not (keys and any(key is not None for key in keys)):
@@ -195,7 +189,7 @@ class WriteColumns:
 
 
 def _map_of_strings(kind: types.DataType) -> bool:
-    """Whether it is, if it is a map at all."""
+    """Whether a map may have null values; False for other types."""
     if not isinstance(kind, types.MapType):
         return True
     return isinstance(kind.keyType, types.StringType) and isinstance(kind.valueType, types.StringType)
@@ -218,7 +212,7 @@ def _header_map(pairs: Sequence[tuple[str, str | None]] | None) -> dict[str, str
 
 
 def _rows_by_topic(topics: Sequence[str | None]) -> dict[str, list[int] | None]:
-    """Topic → its rows, or None for all of them."""
+    """The rows of each topic; None: all rows."""
     distinct = dict.fromkeys(topics)
     if None in distinct:
         raise ValueError("topic is null: every row must say where it goes")
@@ -235,7 +229,7 @@ def _picked(values: Any, rows: list[int] | None) -> Any:
 
 
 def _cut(name: str, payloads: list[bytes], ttls_s: Any, attributes: Any, max_rows: int) -> Iterator[Chunk]:
-    """Chunks of at most so many rows, and of about ``MAX_CHUNK_BYTES``."""
+    """Chunks of at most ``max_rows`` rows and of about ``MAX_CHUNK_BYTES``."""
     start = 0
     while start < len(payloads):
         stop = _end_of_chunk(payloads, attributes, start, min(len(payloads), start + max_rows))

@@ -1,6 +1,6 @@
-"""Follows topics for a stream: waits for new messages and decides how far the next micro-batch goes in each topic, within a trigger's bounds.
+"""Follows topics for a stream: waits for new messages, and decides how far the next micro-batch goes in each topic.
 
-Following topics: waiting for news of them, going forward within bounds, and noticing what was lost on the way.
+It stays within the trigger's bounds, shares them between the topics, and notices messages that were lost on the way.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Following:
-    """What one query's source has learnt of its topics. All of it may be lost: it only saves questions and alarms."""
+    """What one query's source knows of its topics. All of it may be lost: it only saves requests and false alarms."""
 
     def __init__(self, calls: Calls, subscription: Subscription, losses: Losses) -> None:
         self._calls = calls
         self._subscription = subscription
         self._losses = losses
         self._turn = 0
-        #: Where to look on: between a stream's position and this there is nothing to be read, now or ever.
-        self._looked: dict[str, tuple[Position, bytes]] = {}
-        #: Positions of topics without news of which it is known that nothing was lost behind them.
-        self._vouched: dict[str, Position] = {}
-        #: The position behind what is to be read, as far as it is known.
+        #: By topic, a stream's position and a later one: there will never be a message between the two.
+        self._empty_to: dict[str, tuple[Position, bytes]] = {}
+        #: Positions of topics without new messages where nothing is known to have been lost.
+        self._complete_at: dict[str, Position] = {}
+        #: By topic, the position behind all messages that are to be read, as far as it is known.
         self.newest: dict[str, Position] = {}
 
     def advance(
@@ -42,8 +42,8 @@ class Following:
         """The positions after the next micro-batch: ``known`` and new topics, moved as far as ``trigger`` allows.
 
         Args:
-          targets: nothing is read behind these, nor of other topics, and nothing is waited for.
-          wait_ms: how long to wait when there is nothing.
+          targets: read no further than these and no other topics, and do not wait.
+          wait_ms: how long to wait for the first new message.
         Raises:
           BrokerError, DataLoss: nothing was moved.
         """
@@ -53,7 +53,7 @@ class Following:
             if topic not in found:
                 generation = self._subscription.generation(topic)
                 if generation is not None:
-                    found[topic] = Position(generation, FIRST)  # it joined later, so all of it is new
+                    found[topic] = Position(generation, FIRST)  # a topic that joined later is read from its start
         for topic in known:
             if topic not in topics and self._subscription.has(topic):
                 self._losses.deleted(topic)
@@ -83,18 +83,18 @@ class Following:
         return found
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
-        """From where on a range that starts at ``start`` has to be complete: what expired before was never to be read."""
-        position, later = self._looked.get(topic, (None, FIRST))
+        """The position from which a range that starts at ``start`` must be complete: before it there was no message."""
+        position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position is not None and position.next == start else start
 
     # --- waiting -------------------------------------------------------------------------------
 
     def _look_from(self, topic: str, positions: Mapping[str, Position]) -> bytes:
-        position, later = self._looked.get(topic, (None, FIRST))
+        position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position == positions[topic] else positions[topic].next
 
     def _news(self, found: dict[str, Position], followed: Mapping[str, Position], wait_ms: int) -> list[str]:
-        """Topics with something to read, or about which something is to be said; of the others, where they stand now."""
+        """Topics with messages to read, or that cannot be read; moves the positions of the others in ``found``."""
         names = sorted(followed)
         asked_at_once = [names[first : first + MAX_AWAITED] for first in range(0, len(names), MAX_AWAITED)]
         news: list[str] = []
@@ -112,9 +112,12 @@ class Following:
         return news
 
     def _quiet(self, topic: str, position: Position, later: bytes) -> Position:
-        """There is nothing between a position and ``later``: was there ever? Asked once for each. Raises DataLoss."""
+        """There is no message between a position and ``later``: check, once for each, that none was lost.
+
+        Raises DataLoss.
+        """
         look_from = self._look_from(topic, {topic: position})
-        if self._vouched.get(topic) == position and later <= look_from:
+        if self._complete_at.get(topic) == position and later <= look_from:
             return position
         try:
             standing = self._calls.standing(topic, look_from)
@@ -123,18 +126,18 @@ class Following:
                 raise
             self._losses.deleted(topic)
             return position
-        vouched = self._checked(topic, position, standing)
-        if vouched.next == FIRST:
-            # Nothing was there when it began. From now on something may come, expire unread, and is to be missed.
-            vouched = Position(vouched.generation, max(later, standing.earliest))
-        self._vouched[topic] = vouched
-        self._looked[topic] = (vouched, max(vouched.next, later))
-        return vouched
+        checked_position = self._checked(topic, position, standing)
+        if checked_position.next == FIRST:
+            # The topic was empty when the stream began. A message that comes from now on and expires unread is a loss.
+            checked_position = Position(checked_position.generation, max(later, standing.earliest))
+        self._complete_at[topic] = checked_position
+        self._empty_to[topic] = (checked_position, max(checked_position.next, later))
+        return checked_position
 
     # --- going forward -------------------------------------------------------------------------
 
     def _moved(self, topic: str, position: Position, extent: Extent) -> Position:
-        """The position behind an extent; a new generation is read from its start, next time. Raises DataLoss."""
+        """The position behind an extent; of a new generation its start. Raises DataLoss."""
         checked = self._checked(topic, position, extent)
         if checked != position:
             return checked
@@ -143,9 +146,10 @@ class Following:
         return position
 
     def _checked(self, topic: str, position: Position, extent: Extent) -> Position:
-        """See that nothing is gone from a position on; where a re-created topic begins, when that may be.
+        """The position, after a check that nothing behind it is lost; the start of a topic that was created anew.
 
-        Raises DataLoss.
+        Raises:
+          DataLoss: with failOnDataLoss.
         """
         if extent.generation != position.generation:
             self._losses.recreated(topic, position.generation, extent.generation)
@@ -156,17 +160,14 @@ class Following:
 
 
 # --- measuring -------------------------------------------------------------------------------------
-#
-# How far the next micro-batch goes in each topic: what is there, within the bounds of a trigger, fair between
-# topics.
 
 
 class Wanted(NamedTuple):
-    """What is looked for in one topic."""
+    """The range of one topic to measure."""
 
     start: bytes
     end: bytes | None
-    """Exclusive; None: all there is."""
+    """Exclusive; None: the end of the topic."""
 
 
 @dataclass(frozen=True)
@@ -175,23 +176,23 @@ class Trigger:
 
     max_messages: int | None
     max_bytes: int | None
-    """One message may be larger, if it is alone."""
+    """A single message may be larger."""
 
 
 class Measured(NamedTuple):
-    """What was found in one topic."""
+    """How much of one topic the micro-batch reads."""
 
     extent: Extent
     is_cut: bool
-    """The trigger's bounds left something for a later batch."""
+    """The trigger's bounds leave messages for a later batch."""
 
 
 def measure(
     calls: Calls, wanted: Mapping[str, Wanted], isolation: Isolation, trigger: Trigger, turn: int
 ) -> dict[str, Measured | None]:
-    """The extents to read now; None: there is no such topic (any more).
+    """The extents to read now; None: the topic does not exist.
 
-    Topics that get nothing this time have an extent without messages, at their start.
+    A topic that gets no share this time has an extent without messages, at its start.
 
     Raises:
       BrokerError: a topic cannot be read.
@@ -217,7 +218,7 @@ def measure(
             found[topic] = Measured(extent, is_cut=True)
         size = extent.size_bytes
         if trigger.max_bytes is not None and used_bytes and used_bytes + size > trigger.max_bytes:
-            # Its first message alone is larger than its share, and others have taken the room: another time.
+            # Its first message is larger than its share, and the other topics have used the rest: in a later batch.
             found[topic] = Measured(_nothing(extent, wanted[topic].start), is_cut=True)
             continue
         used_bytes += size
@@ -227,7 +228,7 @@ def measure(
 def _within(
     calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, max_messages: int, max_bytes: int
 ) -> Extent:
-    """A share of a topic; of bytes one message is the least."""
+    """A share of a topic's messages, one at least."""
     trigger = Trigger(max(1, max_messages), max(1, max_bytes))
     extent = _extent(calls, topic, wanted, isolation, trigger)
     return extent if max_messages else _nothing(extent, wanted.start)
@@ -259,7 +260,7 @@ def _extent(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trig
 
 
 def _is_full(extent: Extent, trigger: Trigger) -> bool:
-    """Whether there may be more than the bounds allow."""
+    """Whether the topic may have more than the bounds allow."""
     if trigger.max_messages is not None and extent.messages >= trigger.max_messages:
         return True
     return trigger.max_bytes is not None and extent.messages > 0
@@ -271,17 +272,12 @@ def _in_turn(topics: Mapping[str, int], turn: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-# --- shares ----------------------------------------------------------------------------------------
-#
-# Dividing what one micro-batch may have fairly between topics.
-
-
 def fair_shares(room: int, wanted: Mapping[str, int], turn: int) -> dict[str, int]:
-    """``room`` divided equally, where nobody gets more than is wanted and what is left over goes to the others.
+    """``room`` divided equally; no topic gets more than it wants, and the rest goes to the others.
 
     Args:
       wanted: by topic, more than 0 each.
-      turn: rotates who gets what cannot be divided, so that from turn to turn nobody starves.
+      turn: rotates which topics get the remainder, so that none starves.
     """
     names = sorted(wanted)
     first = turn % len(names) if names else 0

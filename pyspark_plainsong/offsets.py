@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ID_BYTES = 20
-#: Before every message.
+#: The position before every message.
 FIRST = bytes(ID_BYTES)
 VERSION = 1
 
 
 class Position(NamedTuple):
-    """Where reading goes on in one topic."""
+    """Where a stream goes on in one topic."""
 
     generation: int
     next: bytes
@@ -32,7 +32,7 @@ def after(message_id: bytes) -> bytes:
 
 
 def at_time(milliseconds: int) -> bytes:
-    """The position before all that is published from this moment on."""
+    """The position before all messages published at this time or later."""
     return min(milliseconds, 2**63 - 1).to_bytes(8, "big") + bytes(12)
 
 
@@ -46,10 +46,10 @@ def to_offset(namespace: str, positions: Mapping[str, Position]) -> dict[str, An
 
 
 def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position]:
-    """What ``to_offset`` made.
+    """The positions in an offset of ``to_offset``.
 
     Raises:
-      ValueError: it is of a later version, or of another namespace.
+      ValueError: the offset is of another version or of another namespace.
     """
     if offset.get("v") != VERSION:
         raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package knows {VERSION}")

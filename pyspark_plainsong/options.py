@@ -1,6 +1,6 @@
 """Options of reading and writing, each parsed once or refused by name; docs/spark.md lists them.
 
-Options as Spark hands them over, lower-cased names and text, taken for what they mean or refused by name.
+Spark hands them over as text, with lower-cased names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.calls import Isolation
 
-#: Spark passes these on; they are not ours.
+#: Options of Spark, which it passes on.
 SPARKS_OWN = frozenset({"checkpointlocation", "path"})
-#: What users of other connectors write, and what it is here.
+#: Options of other connectors, and ours for the same.
 ELSEWHERE = {
     "kafka.bootstrap.servers": "url",
     "service.url": "url",
@@ -45,17 +45,17 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 class BadOption(ValueError):
-    """An option that is unknown, ill-typed, missing, or at odds with another; nothing happened."""
+    """An option is unknown, malformed, missing, or in conflict with another; nothing happened."""
 
 
 class OptionText:
     """The options given for one use, such as reading a stream.
 
     Args:
-      known: the options of this use, as they are documented.
-      others: those of other uses → which use.
+      known: the names of this use's options, as documented.
+      others: the options of other uses, and the use of each.
     Raises:
-      BadOption: one is not of this use; the nearest one that is, is named.
+      BadOption: an option is not of this use; the error names the nearest one that is.
     """
 
     def __init__(self, given: Mapping[str, str], use: str, known: Iterable[str], others: Mapping[str, str]) -> None:
@@ -90,7 +90,11 @@ class OptionText:
                 raise BadOption(f"options {one} and {other} exclude each other")
 
     def text(self, name: str, *, why: str = "") -> str | None:
-        """The text; None when it is missing, unless ``why`` says what it is needed for."""
+        """The text; None: it is missing.
+
+        Raises:
+          BadOption: it is empty, or missing though ``why`` says what it is for.
+        """
         value = self._given.get(name.lower())
         value = None if value is None else value.strip()
         if value == "":
@@ -128,7 +132,7 @@ class OptionText:
         return TRUTH[value.lower()]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of some words, the first when it is missing."""
+        """One of some words; the first one is the default."""
         value = self.text(name)
         if value is None:
             return allowed[0]
@@ -137,7 +141,7 @@ class OptionText:
         return value.lower()
 
     def time_ms(self, name: str) -> int | None:
-        """Milliseconds since 1970, given as such or as ISO-8601, which is UTC unless it says otherwise."""
+        """Milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default."""
         value = self.text(name)
         if value is None:
             return None
@@ -152,37 +156,34 @@ class OptionText:
             ) from None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        # Both bounds ask for what is not before this moment, and ids know milliseconds.
+        # Rounded up: both bounds mean the first message that is not before this time, and ids have milliseconds.
         return max(0, math.ceil(moment.timestamp() * 1000))
 
 
-# --- bounds ----------------------------------------------------------------------------------------
-#
-# Where reading starts and ends, as options say it: for all topics, or for each of some.
+# --- where reading starts and ends -----------------------------------------------------------------
 
-
-#: An id, exactly so: 20 bytes. A time: milliseconds.
+#: An id has 20 bytes; a number is a time in milliseconds.
 Bound = Literal["earliest", "latest"] | bytes | int
 _ID = re.compile(r"[0-9a-fA-F]{40}\Z")
 
 
 class TopicBound(NamedTuple):
-    """One topic's."""
+    """The bound of one topic."""
 
     bound: Bound
     generation: int | None = None
-    """Of the topic the id is of, where that is known."""
+    """The generation that the id belongs to, if it is known."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Every topic's."""
+    """The bounds of all topics."""
 
     default: Bound
     by_topic: Mapping[str, TopicBound] = field(default_factory=dict)
 
     def of(self, topic: str) -> TopicBound:
-        """One topic's."""
+        """The bound of one topic."""
         return self.by_topic.get(topic, TopicBound(self.default))
 
     def check_topics(self, name: str, topics: tuple[str, ...] | None, pattern: str) -> None:
@@ -195,10 +196,10 @@ class Bounds:
 
 
 def parse_bounds(name: str, text: str, default: Bound, namespace: str) -> Bounds:
-    """The bounds of an option's text: a word, an id, or JSON of these by topic, or a checkpoint's offset.
+    """The bounds in an option's text: a word, an id, a JSON object of these by topic, or a checkpoint's offset.
 
     Raises:
-      BadOption: it is none of these.
+      BadOption: the text is none of these.
     """
     if not text.startswith("{"):
         return Bounds(_bound(name, text))
@@ -239,9 +240,6 @@ def _bound(name: str, given: Any) -> Bound:
 
 
 # --- options ---------------------------------------------------------------------------------------
-#
-# The options of reading and of writing, parsed once into what they mean; docs/spark.md lists them.
-
 
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
 _READ = (
@@ -260,7 +258,7 @@ _USES = {
     "writing": _WRITE,
 }
 _OTHERS = {name: use for use, names in _USES.items() for name in names}
-#: Memory of a streaming query's producer unless asked otherwise: longer than any holiday.
+#: How long topics remember a streaming query's producer by default: longer than any holiday.
 STREAM_MEMORY_DAYS = 90
 MAX_POLL_TIMEOUT_MS = 60_000
 MAX_PARTITIONS = 1_000
@@ -270,7 +268,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the daemon is, and how patiently it is asked."""
+    """The daemon's addresses, and how long requests are retried."""
 
     urls: tuple[str, ...]
     namespace: str
@@ -312,11 +310,11 @@ class ReadOptions:
 
     connection: Connection
     topics: tuple[str, ...] | None
-    """None: all that match ``pattern``, whole names."""
+    """None: the topics whose whole names match ``pattern``."""
     pattern: str
     starting: Bounds
     ending: Bounds
-    """Exclusive; of a batch only."""
+    """Exclusive; of a batch alone."""
     max_offsets: int | None
     """Messages of a micro-batch."""
     max_bytes: int | None
@@ -367,17 +365,17 @@ class WriteOptions:
 
     connection: Connection
     topic: str | None
-    """None: the column ``topic`` says."""
+    """None: the column ``topic`` names it."""
     producer_name: str | None
     sequence_id: int | None
-    """Of a batch: together with ``producer_name``, the whole save is stored once."""
+    """Of a batch: with ``producer_name`` it makes the whole save happen once."""
     transaction_write_pointer: int | None
-    """Of an outer transaction, which decides."""
+    """Of an outer transaction, which decides about the rows."""
     store_batch_size: int
     """Messages of one request."""
     ordered: bool
     memory_s: int | None
-    """How long the producer is remembered after its last sign of life; None: as the daemon does by itself."""
+    """How long topics remember the producer after its last sign of life; None: the daemon's default."""
     ttl_s: int | None
 
     @classmethod

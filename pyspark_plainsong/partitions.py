@@ -1,9 +1,7 @@
-"""Ranges of topics: measured, and cut into the partitions that tasks read.
+"""Measures ranges of topics, and cuts them into the partitions that tasks read.
 
-Measuring a range of any length, in steps that one request each is enough for.
-
-The daemon looks at every message, about a million a second. So a long range is measured piece by piece, and the
-pieces are added up: nobody waits longer for one answer than a request may take.
+The daemon looks at every message, about a million a second. So a long range is measured in steps, and the steps are
+added up: no request takes longer than a request may.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ def whole_extent(
     max_bytes: int | None = None,
     splits: int | None = None,
 ) -> Extent:
-    """What ``Calls.offsets`` says of one request, of as many as it takes.
+    """``Calls.offsets`` for a range of any length, in as many requests as it takes.
 
     Args:
-      splits: parts of each step; between steps there is a bound, too.
+      splits: parts of each step; the end of a step is a bound, too.
     Raises:
       BrokerError: the topic cannot be read.
     """
@@ -61,7 +59,7 @@ def whole_extent(
         if step.generation != whole.generation or not step.messages:
             break
         if max_bytes is not None and whole.size_bytes + step.size_bytes > max_bytes:
-            break  # its one message is larger than what is left
+            break  # the first message is larger than what is left
         whole = whole._replace(
             end=step.end,
             messages=whole.messages + step.messages,
@@ -72,19 +70,16 @@ def whole_extent(
 
 
 # --- partitions ------------------------------------------------------------------------------------
-#
-# Ranges of topics cut into the partitions that tasks read.
 
-
-#: Parts that the daemon cuts a range into at once.
+#: Parts that one request can cut a range into.
 _MAX_SPLITS = 1_000
-#: Tasks of one job: beyond it maxRecordsPerPartition is a mistake.
+#: Tasks of one job: with more, maxRecordsPerPartition is a mistake.
 MAX_PARTITIONS = 100_000
 
 
 @dataclass(frozen=True)
 class TopicRange(InputPartition):
-    """Messages of one topic, ``start <= id < end``: the same rows whenever and however often it is read."""
+    """Messages of one topic, ``start <= id < end``: every read of it has the same rows."""
 
     topic: str
     generation: int
@@ -92,10 +87,10 @@ class TopicRange(InputPartition):
     end: bytes
     isolation: Isolation
     complete_from: bytes | None = None
-    """From here on nothing may be missing: it had not expired when the range was made. None: expiry is expected."""
+    """A message missing from here on is lost: none had expired when the range was made. None: messages may expire."""
 
     def from_to(self, start: bytes, end: bytes) -> TopicRange:
-        """A part of it."""
+        """A part of the range."""
         complete_from = None if self.complete_from is None else max(start, self.complete_from)
         return replace(self, start=start, end=end, complete_from=complete_from)
 
@@ -107,9 +102,9 @@ class TooManyPartitions(ValueError):
 def cut(
     calls: Calls, ranges: Sequence[TopicRange], min_partitions: int | None, max_records: int | None
 ) -> list[TopicRange]:
-    """``ranges`` in at least so many parts, as far as there are messages, of at most so many messages each.
+    """Cut ``ranges`` into ``min_partitions`` parts or more, of ``max_records`` messages each or fewer.
 
-    Parts may end inside what one transaction, or one batch, stored.
+    A part may end between messages of one transaction or one batch.
 
     Raises:
       TooManyPartitions, BrokerError: nothing was read.
@@ -123,14 +118,17 @@ def cut(
 
 
 def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[TopicRange]:
-    """Each range in parts of about equal bytes (of very long ones: of about equal counts), more of them for the larger ones."""
+    """Cut each range into parts of about equal bytes, a very long one into parts of about equal counts.
+
+    Larger ranges get more parts.
+    """
     splits = min(_MAX_SPLITS, 4 * wanted)
     extents = [
         whole_extent(calls, each.topic, start=each.start, end=each.end, isolation=each.isolation, splits=splits)
         for each in ranges
     ]
     total = sum(extent.size_bytes for extent in extents) or 1
-    # Every range has one; what is left is shared out by bytes, rounded up so that there are enough.
+    # Every range gets one part; the others are shared by bytes, rounded up so that there are enough.
     left = wanted - len(ranges)
     found: list[TopicRange] = []
     for each, extent in zip(ranges, extents, strict=True):
@@ -159,7 +157,7 @@ def _steps(calls: Calls, whole: TopicRange, max_records: int) -> Iterator[TopicR
         extent = calls.offsets(
             whole.topic, start=at, end=whole.end, max_messages=max_records, isolation=whole.isolation
         )
-        # What ends before it is full has no more messages: nothing is left for another part.
+        # A part that ends before it is full is the last one: there are no more messages.
         stop = extent.end if extent.messages >= max_records else whole.end
         stop = min(stop, whole.end)
         yield whole.from_to(at, stop)

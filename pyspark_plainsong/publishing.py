@@ -1,6 +1,8 @@
-"""Publishes what tasks stored, once: a session, a look at what it remembers, one publish.
+"""Publishes what tasks have stored, once: opens a session, asks what the topic remembers, publishes.
 
-What a task tells the driver when it is through: which rows of which topics stand under its segment.
+A topic remembers the highest sequence id of each producer, so a publish whose answer got lost can be sent again.
+Opening a session raises the producer's epoch: from then on no publish of an earlier session can land, however late it
+arrives, and what the topic remembers is final.
 """
 
 from __future__ import annotations
@@ -21,28 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stored:
-    """The rows of one topic."""
+    """The rows that a task stored in one topic."""
 
     rows: int
     generation: int
-    """The topic's when the first of them was stored, and so of all of them."""
+    """The topic's generation when the first row was stored; all others were stored in the same."""
 
 
 @dataclass(frozen=True)
 class TaskStored(WriterCommitMessage):
-    """One attempt that came to its end. Nobody sees its rows until its segment is listed in a publish."""
+    """A task attempt that succeeded. No reader sees its rows until a publish lists its segment."""
 
     partition: int
     segment: str
     topics: Mapping[str, Stored]
-    """Only those that rows were stored in."""
+    """The topics that rows were stored in."""
     query_id: str | None = None
-    """Of the streaming query, the same over all restarts from one checkpoint; None: a batch."""
+    """The streaming query, the same over all restarts from one checkpoint; None: a batch."""
 
 
 @dataclass(frozen=True)
 class Winners:
-    """All that one save or micro-batch stored in one topic."""
+    """The segments of one topic that a save or micro-batch publishes: of the attempts that Spark counts."""
 
     topic: str
     segments: tuple[str, ...]
@@ -55,7 +57,7 @@ class MixedGenerations(RuntimeError):
 
 
 class OutOfOrder(RuntimeError):
-    """Rows whose order was asked for came from several partitions; nothing was published."""
+    """With ``ordered``, rows of a topic came from several partitions; nothing was published."""
 
 
 def winners(tasks: Iterable[TaskStored]) -> list[Winners]:
@@ -82,7 +84,7 @@ def winners(tasks: Iterable[TaskStored]) -> list[Winners]:
 
 
 def check_order(won: Iterable[Winners], *, ordered: bool) -> None:
-    """Raise OutOfOrder when the order matters and several tasks stored rows of one topic: theirs stand interleaved."""
+    """Raises OutOfOrder: ``ordered``, and several tasks stored rows of one topic, whose order is then not defined."""
     for each in won:
         if ordered and len(each.segments) > 1:
             raise OutOfOrder(
@@ -92,46 +94,39 @@ def check_order(won: Iterable[Winners], *, ordered: bool) -> None:
 
 
 # --- publishing ------------------------------------------------------------------------------------
-#
-# Making what tasks stored part of its topics, once: a session, a look at what it remembers, one publish.
-#
-# A topic remembers the highest sequence id of each producer, so that a publish whose answer got lost can be sent
-# again. Opening a session raises the producer's epoch: from then on no publish of an earlier session lands, however
-# late it arrives, and what the topic remembers is the last word on it.
 
-
-#: Of refusals after which an earlier attempt of the same publish may have landed all the same.
+#: Refusals that do not exclude that an earlier attempt of the same publish has landed.
 _SHUT_OUT = frozenset({"producer_fenced", "producer_expired"})
 _OFF = "deduplication_disabled"
 
 
 class NotPublished(RuntimeError):
-    """The rows were not published in the topic named, and nothing that is still on its way does it."""
+    """The rows are not in the topic named, and no request that is under way will publish them."""
 
 
 class OutcomeUnknown(RuntimeError):
-    """The broker could not be asked any more whether the topic named has the rows."""
+    """The daemon did not answer whether the topic named has the rows."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """As what a save or a micro-batch is remembered by each of its topics."""
+    """The producer and sequence id by which topics remember a save or a micro-batch."""
 
     producer: str
     sequence_id: int
     memory_s: int | None = None
-    """How long after the producer's last sign of life; None: as the daemon does by default."""
+    """How long topics remember the producer after its last sign of life; None: the daemon's default."""
     must_be_remembered: bool = True
-    """Refuse topics that remember nothing, where a second run would publish everything again."""
+    """Refuse topics without deduplication, where a second run would publish everything again."""
     lower_is_there: bool = True
-    """What is below the topic's highest sequence id was published. Else somebody may have forgotten to count up."""
+    """Every sequence id below the topic's highest was published; False: the user may have counted down."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
-        """Publish the segments that count in one topic; False: it has rows of this identity already.
+        """Publish the segments in one topic; False: it has the rows of this identity already.
 
         Raises:
-          NotPublished: the topic has not got them.
-          OutcomeUnknown: it may have.
+          NotPublished: the topic does not have them.
+          OutcomeUnknown: the topic may have them.
         """
         try:
             session = calls.open_producer(
@@ -155,27 +150,27 @@ class Identity:
             if error.outcome == "not-applied" and error.code not in _SHUT_OUT:
                 raise self._not_published(won, error) from error
             return self._settle(calls, won, error)
-        return True  # a duplicate, too: in this session nobody else published, so it is our own, sent again
+        return True  # also if it was a duplicate: in this session that is our own publish, sent again
 
     def is_complete(self, calls: Calls, won: Winners) -> bool:
-        """Whether the topic has the rows; if not, no publish that is still on its way brings them.
+        """Whether the topic has the rows; if not, no publish that is under way can add them.
 
         Raises:
-          BrokerError: it could not be asked.
+          BrokerError: the daemon does not answer.
         """
         known = calls.producer(won.topic, self.producer)
         if known is None:
-            return False  # not even the session was opened, and that comes before the publish
+            return False  # the session was not opened, which comes before the publish
         return self._is_there(known) or self._is_there(calls.open_producer(won.topic, self.producer))
 
     def forget(self, calls: Calls, won: Iterable[Winners]) -> None:
-        """Have the topics forget this identity, which is not used again; should that fail, they do so later."""
+        """Make the topics forget this identity, which is not used again; if that fails, they forget it later."""
         with suppress(BrokerError):
             for each in won:
                 calls.forget_producer(each.topic, self.producer)
 
     def _is_there(self, known: ProducerState) -> bool:
-        """Whether this was published, as far as the topic remembers."""
+        """Whether the topic remembers that this was published."""
         if known.last_sequence_id > self.sequence_id and not self.lower_is_there:
             return known.has(self.sequence_id)
         return known.last_sequence_id >= self.sequence_id
@@ -192,20 +187,20 @@ class Identity:
         )
 
     def _publish_unremembered(self, calls: Calls, won: Winners) -> bool:
-        """Where nobody would know a second one: a single attempt."""
+        """Publish in a topic without deduplication: a single attempt, since a second one would not be recognized."""
         try:
             self._send(calls, won, None)
         except BrokerError as error:
             if error.outcome == "not-applied":
                 raise self._not_published(won, error) from error
             raise OutcomeUnknown(
-                f"nobody can tell whether topic {won.topic} has the {won.rows} rows, "
+                f"it is not known whether topic {won.topic} has the {won.rows} rows, "
                 f"since its deduplication is off: {error}"
             ) from error
         return True
 
     def _settle(self, calls: Calls, won: Winners, error: BrokerError) -> bool:
-        """True when the publish that ``error`` says nothing certain of has landed."""
+        """Find out whether a publish of unknown outcome has landed; True: it has."""
         try:
             complete = self.is_complete(calls, won)
         except BrokerError as silence:
@@ -227,7 +222,7 @@ class Identity:
 
 
 def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
-    """Publish the segments that count under an outer transaction's pointer; a second time does nothing more.
+    """Publish the segments under an outer transaction's write pointer; repeating it does nothing.
 
     Raises:
       NotPublished, OutcomeUnknown: as ``Identity.publish``.

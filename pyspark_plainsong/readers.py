@@ -1,7 +1,4 @@
-"""Spark's readers: a table, whose ends are fixed when Spark plans, and a stream, which reads exactly up to the offsets that Spark remembers.
-
-Topics read as a table: the ends are fixed when Spark plans, so that the table does not change under a query.
-"""
+"""Spark's readers: of a table, whose ends are fixed when Spark plans, and of a stream, between Spark's offsets."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.options import ReadOptions
 
-#: How long a task waits for a transaction service that went away after the query was planned.
+#: How long a task waits for a transaction service that became unavailable after the query was planned.
 BATCH_PATIENCE_S = 60.0
 
 
@@ -49,11 +46,11 @@ class BatchReader(DataSourceReader):
         )
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What the tasks read; a fixed range of each topic, in parts.
+        """What the tasks read: a fixed range of each topic, in parts.
 
         Raises:
-          BrokerError: a topic is not there, the daemon is not, or its transaction service.
-          DataLoss: messages that the options name are gone.
+          BrokerError: a topic does not exist, the daemon does not answer, or its transaction service is not available.
+          DataLoss: messages that the options name are lost.
         """
         subscription = Subscription(self._calls, self._options, self._losses)
         ranges = []
@@ -74,23 +71,20 @@ class BatchReader(DataSourceReader):
             self._calls.close()
 
     def _range(self, subscription: Subscription, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
-        # Whoever names a message wants all that comes after it; a time, or "earliest", asks for what is there.
+        # A start at a message promises all messages after it. A time, or "earliest", means those that are still there.
         named = isinstance(self._options.starting.of(topic).bound, bytes) and start != FIRST
         return TopicRange(topic, generation, start, end, subscription.isolation, start if named else None)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; in a task."""
-        if isinstance(partition, TopicRange):  # where there is nothing to read Spark makes one of its own
+        if isinstance(partition, TopicRange):  # Spark makes another kind if there is nothing to read
             yield from self._reader.read(partition)
 
 
 # --- stream reader ---------------------------------------------------------------------------------
-#
-# Topics read as a stream: Spark asks how far it may go, remembers the answer, and reads exactly up to there.
-
 
 log = logging.getLogger("pyspark_plainsong")
-#: How long tasks, and a run that takes what is there and ends, wait for a transaction service that went away.
+#: How long tasks and AvailableNow runs wait for a transaction service that is not available.
 STREAM_PATIENCE_S = 600.0
 _PAUSE_S = 1.0
 _WARN_EVERY_S = 30.0
@@ -98,7 +92,7 @@ _NO_BOUNDS = Trigger(None, None)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's source. Spark keeps it in a process of its own for as long as the query runs."""
+    """The source of one query. Spark keeps it in a process of its own as long as the query runs."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -110,19 +104,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader = RangeReader(
             self._calls, schema, self._losses, fetch_size=options.fetch_size, patience_s=STREAM_PATIENCE_S
         )
-        #: Where a run that takes what is there ends, by topic; None: the stream goes on for ever.
+        #: Where an AvailableNow run ends, by topic; None: the stream does not end.
         self._targets: dict[str, bytes] | None = None
         self._warn_again_s = 0.0
 
     # --- what Spark asks, batch by batch -------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where the query starts when it has no checkpoint; asked for more than once."""
+        """Where a query without a checkpoint starts. Spark may ask more than once."""
         positions = {topic: self._subscription.start(topic) for topic in self._subscription.topics()}
         return to_offset(self._namespace, positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The bounds of a micro-batch; both of them hold where there are two."""
+        """The bounds of a micro-batch; of two bounds both hold, though Spark sees one."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
@@ -130,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix what "available now" is."""
+        """Fix where an AvailableNow run ends."""
         self._targets = {}
         for topic in self._subscription.topics():
             try:
@@ -141,10 +135,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._losses.deleted(topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next micro-batch goes; ``start`` itself when there is nothing new after waiting for it.
+        """How far the next micro-batch goes; ``start`` itself if no message came while this waited.
 
         Raises:
-          BrokerError: the daemon does not answer, or refuses. A transaction service that is away is waited for.
+          BrokerError: the daemon does not answer, or refuses. It waits for a transaction service that is not available.
           DataLoss: with failOnDataLoss.
         """
         known = from_offset(self._namespace, start)
@@ -163,10 +157,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 time.sleep(max(_PAUSE_S, self._options.poll_timeout_ms / 1000))
                 if self._targets is None:
-                    return start  # so that the query can be stopped meanwhile
+                    return start  # back to Spark, so that the query can be stopped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """What there is by now, for the query's progress: beside the end of a batch it shows the lag."""
+        """The newest positions known, for the query's progress: compared with the end of a batch they show the lag."""
         newest = self._following.newest
         return to_offset(self._namespace, newest) if newest else None
 
@@ -182,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition))
 
     def _range(self, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
-        # From the oldest message on, whatever expires before it is read was not asked for.
+        # A read from the oldest message on means those that are still there when it runs.
         complete_from = None if start == FIRST else self._following.complete_from(topic, start)
         return TopicRange(topic, generation, start, end, self._subscription.isolation, complete_from)
 
@@ -192,19 +186,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: a topic keeps messages for as long as it does, whoever has read them."""
+        """Does nothing: a topic keeps its messages whether they were read or not."""
 
     def stop(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._calls.close()
 
     def _warn(self, error: BrokerError) -> None:
-        """Say why nothing comes, and not with every question."""
+        """Log why no message comes, every half minute at most."""
         if time.monotonic() >= self._warn_again_s:
             log.warning("the stream waits for the transaction service: %s", error)
             self._warn_again_s = time.monotonic() + _WARN_EVERY_S
 
     def _trigger(self, limit: ReadLimit) -> Trigger:
         if isinstance(limit, ReadAllAvailable):
-            return _NO_BOUNDS  # also what a run of one single batch asks for
+            return _NO_BOUNDS  # a Trigger.Once run asks for all as well
         return Trigger(self._options.max_offsets, self._options.max_bytes)

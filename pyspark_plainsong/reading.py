@@ -1,6 +1,12 @@
 """What a read task does: fetches one range of one topic, page by page, and makes each page an Arrow batch.
 
-What a task does: it reads one range of one topic, page by page, and makes each page an Arrow batch.
+A body of frames is heads, payloads and tails that follow each other without a gap:
+
+    head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
+
+Once their bounds are known the body is an Arrow array of binary values as it is: every column but the attributes is cut
+out of it without a loop over messages. The bounds of messages of one length are counted, others are walked from length
+to length.
 """
 
 from __future__ import annotations
@@ -32,21 +38,21 @@ if TYPE_CHECKING:
     from pyspark_plainsong.subscription import Losses
 
 log = logging.getLogger("pyspark_plainsong")
-#: How long one poll waits where the transaction service knows less than it did when the range was made.
+#: How long one poll waits for a transaction that was decided when the range was made, and seems undecided now.
 HELD_WAIT_MS = 5_000
 _PAUSE_S = 1.0
 
 
 class Undecided(RuntimeError):
-    """A transaction below the end of a range is undecided: the daemon has forgotten, or forsworn, its decision."""
+    """A transaction in the range was decided, and is undecided now: the daemon has lost the decision."""
 
 
 class RangeReader:
     """Reads ranges with the columns of ``schema``.
 
     Args:
-      fetch_size: messages of a page, and so of a batch.
-      patience_s: how long to wait for a transaction service that went away, or is behind.
+      fetch_size: messages of a page, which becomes one batch.
+      patience_s: how long to wait for a transaction service that is not available, or is behind.
     """
 
     def __init__(self, calls: Calls, schema: StructType, losses: Losses, *, fetch_size: int, patience_s: float) -> None:
@@ -57,12 +63,12 @@ class RangeReader:
         self._patience_s = patience_s
 
     def read(self, part: TopicRange) -> Iterator[pa.RecordBatch]:
-        """All messages of the range, in their order.
+        """All messages of the range, in order.
 
         Raises:
           BrokerError: the daemon did not answer, or refused.
-          DataLoss: the topic is gone, is another one, or messages of the range expired meanwhile.
-          Undecided: a transaction in it has no outcome any more.
+          DataLoss: the topic is gone or was created anew, or messages of the range expired before they were read.
+          Undecided: the daemon has lost the decision about a transaction in the range.
         """
         batches = FrameBatches(self._schema, self._calls.namespace, part.topic)
         try:
@@ -79,7 +85,7 @@ class RangeReader:
             self._calls.close()  # the next task has a reader of its own
 
     def _pages(self, part: TopicRange, batches: FrameBatches) -> Iterator[bytes]:
-        """Page after page, until there is nothing more before the end: a page may end earlier, by the daemon's bounds."""
+        """The pages of the range. The daemon's bounds may end a page early."""
         at = part.start
         deadline_s = None
         while at < part.end:
@@ -121,7 +127,7 @@ class RangeReader:
                 time.sleep(_PAUSE_S)
 
     def _check(self, part: TopicRange) -> None:
-        """Whether all that was read was still there, of the topic it was meant of. Raises DataLoss."""
+        """Raises DataLoss: the topic was created anew, or messages of the range expired before they were read."""
         now = self._calls.standing(part.topic, part.end if part.complete_from is None else part.complete_from)
         if now.generation != part.generation:
             self._losses.recreated(part.topic, part.generation, now.generation)
@@ -130,17 +136,6 @@ class RangeReader:
 
 
 # --- batches ---------------------------------------------------------------------------------------
-#
-# Frames made into Arrow record batches, column by column, and no column that nobody asked for.
-#
-# A body of frames is heads, payloads and tails that follow each other without a gap:
-#
-#     head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
-#
-# Once their bounds are known the body is an Arrow array of binary values as it stands, and every column but the
-# attributes is cut out of it without a look at a single message. The bounds of messages of one length are found by
-# counting, others by walking from length to length.
-
 
 ROUTING_KEY = "routingKey"
 _SIZE = struct.Struct(">I")
@@ -149,7 +144,7 @@ _US_PER_MS = 1000
 
 
 class _Cut(NamedTuple):
-    """A body, cut into messages."""
+    """A body cut into messages."""
 
     messages: int
     heads: pa.Array
@@ -165,7 +160,7 @@ class FrameBatches:
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._constants = {"namespace": namespace, "topic": topic}
         names = set(self.schema.names)
-        #: What frames must have: pointers, attributes.
+        #: Whether frames must have pointers, and attributes.
         self.pointers = TRANSACTION_COLUMN in names
         self.attributes = bool(names & {"routing_key", "headers"})
         self._makers: dict[str, Callable[[_Cut], pa.Array]] = {
@@ -181,10 +176,10 @@ class FrameBatches:
         }
 
     def batch(self, body: bytes) -> pa.RecordBatch:
-        """All messages of a whole body, in topic order.
+        """All messages of a complete body, in topic order.
 
         Raises:
-          BrokenFrames: the end is missing, the count is another one, or bytes follow.
+          BrokenFrames: the end is missing, its count is wrong, or bytes follow it.
         """
         cut = self._cut(body)
         attributes = self._attributes(cut) if self.attributes else {}
@@ -232,7 +227,7 @@ class FrameBatches:
 
 
 def _bounds_alike(body: bytes, count: int, head_bytes: int, tail: bytes) -> array[int] | None:
-    """Where the parts of messages of one and the same length, without attributes, begin; None: they are no such."""
+    """Where the parts of messages begin if all have one length and no attributes; None: they have not."""
     stop = len(body) - _END_BYTES
     if not count or stop % count:
         return None
@@ -251,7 +246,7 @@ def _bounds_alike(body: bytes, count: int, head_bytes: int, tail: bytes) -> arra
 
 
 def _bounds_walked(body: bytes, count: int, head_bytes: int, *, attributes: bool) -> tuple[array[int], bool]:
-    """Where all parts begin, and whether a message has attributes. Raises BrokenFrames."""
+    """Where the parts of all messages begin, and whether a message has attributes. Raises BrokenFrames."""
     stop = len(body) - _END_BYTES
     bounds: list[int] = []
     add = bounds.append
@@ -283,7 +278,7 @@ def _every_third(parts: pa.Array, first: int) -> pa.Array:
 
 @lru_cache(8)
 def _thirds(first: int, stop: int) -> pa.Array:
-    """Indexes; pages are mostly of one size."""
+    """Indexes of every third part; cached, since most pages have one size."""
     return pa.array(range(first, stop, 3), pa.int32())
 
 
@@ -307,7 +302,7 @@ def _null_where_0(numbers: pa.Array) -> pa.Array:
 
 
 def _payload_sequence_ids(cut: _Cut) -> pa.Array:
-    """Null where nothing was stored before it was published and nothing is counted."""
+    """Null for messages that were published without being stored first, and whose sequence id is 0."""
     counted = _numbers(cut.heads, 18, "H").cast(pa.int32())
     plain = pc.and_(pc.equal(counted, 0), pc.equal(_numbers(cut.heads, 10, "q"), 0))
     return pc.if_else(plain, pa.scalar(None, pa.int32()), counted)

@@ -1,7 +1,4 @@
-"""The data source `plainsong`: Spark finds it by the package's name and asks it for readers and writers.
-
-The data source ``plainsong``: what Spark finds by this package's name, and asks for readers and writers.
-"""
+"""The data source `plainsong`: Spark finds it by the package's name and asks it for readers and writers."""
 
 from __future__ import annotations
 
@@ -31,19 +28,19 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Raises Lacking: before Spark's own import of pyarrow fails without a word on what to do."""
+        """Raises Lacking, before Spark's own import of pyarrow fails without a hint."""
         check_pyarrow()
         super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format(…)``, and behind ``USING`` in SQL."""
+        """The name in ``format(…)``, and behind ``USING`` in SQL."""
         return "plainsong"
 
     def schema(self) -> StructType:
-        """All columns, where the user gives no schema. Needs no daemon: a view can be made without one."""
+        """All columns, for a user who gives no schema. Needs no daemon, so a view can be created without one."""
         given = self.options.get("includetransaction", "").strip().lower()
-        return read_schema(include_transaction=TRUTH.get(given, False))  # the reader refuses what is neither
+        return read_schema(include_transaction=TRUTH.get(given, False))  # the reader refuses other texts
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a table. Raises BadOption, BadSchema."""
@@ -70,13 +67,8 @@ class DefaultSource(DataSource):
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema, overwrite)
 
 
-# --- lacking ---------------------------------------------------------------------------------------
-#
-# What has to be installed where Spark's Python workers run, and is said clearly when it is not.
-
-
 class Lacking(ImportError):
-    """Something is not installed for the interpreter that Spark's workers run with."""
+    """A package is not installed for the interpreter of Spark's workers."""
 
 
 def check_pyarrow() -> None:

@@ -1,9 +1,7 @@
 """What a write task does: stores its rows under a segment of its own, in chunks, each exactly once.
 
-What a task does: it stores its rows under a segment of its own, in chunks, each of them exactly once.
-
-Every attempt of a task, a speculative copy too, has its own segment. The commit lists those of the attempts that
-Spark counts; what the others stored is seen by nobody, however late it comes.
+Every attempt of a task has its own segment, a speculative copy too. The commit lists the segments of the attempts that
+Spark counts; no reader sees what the others stored, however late it arrives.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class Staging:
-    """How all tasks of a save or a query store."""
+    """How the tasks of a save or a query store rows."""
 
     columns: WriteColumns
     topic: str | None
-    """None: the column ``topic`` says."""
+    """None: the column ``topic`` names it."""
     max_rows: int
     """Of one request."""
     producer: str | None
@@ -47,10 +45,10 @@ class Staging:
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool, producer: str | None) -> Staging:
-        """As the user's options and columns say.
+        """From the user's options and columns.
 
         Raises:
-          ValueError: they contradict each other, or cannot be written.
+          ValueError: options and columns contradict each other, or a column cannot be written.
         """
         if overwrite:
             raise ValueError(
@@ -70,11 +68,11 @@ class Staging:
         )
 
     def run(self, calls: Calls, batches: Iterable[pa.RecordBatch]) -> TaskStored:
-        """Store all rows of one partition; what the commit has to know of them.
+        """Store all rows of one partition; returns what the commit needs.
 
         Raises:
-          ValueError: a value that no message can have.
-          BrokerError: a chunk is not stored, or nobody knows; Spark tries the task again, under another segment.
+          ValueError: a message cannot have such a value.
+          BrokerError: a chunk was not stored, or may not have been; Spark runs the task again, with another segment.
         """
         context = TaskContext.get()
         query_id = None if context is None else context.getLocalProperty(QUERY_ID)
@@ -93,14 +91,14 @@ class Staging:
         return TaskStored(0 if context is None else context.partitionId(), segment, stored, query_id)
 
     def _begun(self, calls: Calls, name: str, producer: str, segment: str) -> _Topic:
-        """In the generation the topic has now: rows that would go to a later one are refused."""
+        """Start in the topic's present generation: the daemon refuses rows that would go to a later one."""
         topic = calls.describe(name)
         under = StoredUnder(producer, segment, topic.generation, self.write_pointer, self.ttl_s)
         return _Topic(calls, name, under)
 
 
 class _Topic:
-    """How far one attempt has come in one topic."""
+    """What one attempt has stored in one topic."""
 
     def __init__(self, calls: Calls, name: str, under: StoredUnder) -> None:
         self._calls = calls
@@ -109,7 +107,7 @@ class _Topic:
         self._rows = 0
 
     def store(self, chunk: Chunk) -> None:
-        """Store it. Sent again after a lost answer it is known by its numbers, which go on from chunk to chunk."""
+        """Store a chunk. Its sequence ids, which go on from chunk to chunk, tell the daemon if it is sent twice."""
         body = store_body(self._under, chunk.payloads, self._rows, chunk.ttls_s, chunk.attributes)
         self._calls.store(self._name, body)
         self._rows += len(chunk.payloads)
@@ -122,13 +120,11 @@ class _Topic:
 
 # --- store body ------------------------------------------------------------------------------------
 #
-# The body of a store request in Avro binary version 2, made of bytes alone: executors have no Avro library.
+# The body of a store request in Avro binary version 2, made without an Avro library, which executors do not have:
 #
 #     pointer  messages  ttl  producer  epoch  generation  ids  atomic  key  segment  segments  ttls  attributes
 #
-# Rows of one length, which most tables have, take no step each: their bytes are joined by what stands before each
-# of them.
-
+# Rows of one length, as in most tables, take no step each: one join puts the same prefix between them.
 
 CONTENT_TYPE = "avro/binary; version=2"
 _NULL = b"\x00"
@@ -136,7 +132,7 @@ _NULL = b"\x00"
 _GIVEN = b"\x02"
 _END = b"\x00"
 _FALSE = b"\x00"
-#: The second branch of a union whose second is null, as version 1 wrote its only one.
+#: The branch null of a union whose second branch is null, as in version 1.
 _NULL_LAST = b"\x02"
 
 
@@ -154,24 +150,24 @@ def zigzag(number: int) -> bytes:
 
 
 _BLOCK = 64
-#: First bytes of the numbers of a block, where others follow.
+#: The first bytes of the 64 numbers of a block, each with its continuation bit.
 _FIRST_BYTES = [bytes([0x80 | number << 1]) for number in range(_BLOCK)]
-#: The lengths of most payloads, as they stand before them.
+#: Encoded lengths of short payloads, which most are.
 _SHORT = [zigzag(number) for number in range(4096)]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUnder:
-    """What all chunks of one task attempt say of themselves."""
+    """The fields that all chunks of one task attempt share."""
 
     producer: str
     segment: str
     generation: int | None = None
-    """The topic's, so that rows never go on in a topic created anew; None: not asked about."""
+    """The generation that rows may go to: never one of a topic created anew; None: any."""
     write_pointer: int | None = None
-    """The outer transaction's; None: they are staged."""
+    """The outer transaction's; None: the rows are staged."""
     ttl_s: int | None = None
-    """For all messages that bring none of their own."""
+    """For messages without a time to live of their own."""
 
 
 def store_body(
@@ -181,7 +177,7 @@ def store_body(
     ttls_s: Sequence[int | None] | None = None,
     attributes: Sequence[Mapping[str, str]] | None = None,
 ) -> bytes:
-    """One chunk of a segment, its messages numbered from ``first_id`` on.
+    """The body for one chunk of a segment; its messages have the sequence ids from ``first_id`` on.
 
     Args:
       ttls_s: seconds to live, one for each message.
@@ -195,7 +191,7 @@ def store_body(
             *_messages(payloads),
             _number_or_null(under.ttl_s),
             _GIVEN + _string(under.producer),
-            _NULL,  # no epoch: a session is opened by the commit, and fences publishes
+            _NULL,  # no epoch: the commit opens the session, and only publishes are fenced
             _number_or_null(under.generation),
             _GIVEN + zigzag(count) + consecutive(first_id, count) + _END if count else _GIVEN + _END,
             _FALSE,
@@ -209,7 +205,7 @@ def store_body(
 
 
 def _messages(payloads: Sequence[bytes]) -> list[bytes]:
-    """The parts of an array of bytes: one block, and its end."""
+    """An array of bytes, in pieces: one block, and its end."""
     count = len(payloads)
     if not count:
         return [_END]
@@ -227,7 +223,7 @@ def _messages(payloads: Sequence[bytes]) -> list[bytes]:
 def consecutive(first: int, count: int) -> bytes:
     """The zigzags of ``count`` numbers from ``first`` on, which is 0 or more.
 
-    Numbers that differ in their last six bits alone have all bytes but the first in common: those are made 64 at a time.
+    Numbers that differ only in their last six bits share all bytes but the first: these are made 64 at a time.
     """
     out: list[bytes] = []
     stop = first + count

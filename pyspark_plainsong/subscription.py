@@ -1,7 +1,4 @@
-"""A subscription: which topics are read, where each ends, whether transactions count, and what to do about lost messages.
-
-Which topics are read, where each of them ends, and whether transactions count.
-"""
+"""A subscription: which topics are read, where each ends, whether transactions count, and what is done about losses."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """The topics of a query as the daemon has them now. All methods raise BrokerError."""
+    """The topics of a query, as they are now. All methods raise BrokerError."""
 
     def __init__(self, calls: Calls, options: ReadOptions, losses: Losses) -> None:
         self._calls = calls
@@ -30,7 +27,7 @@ class Subscription:
 
     @property
     def isolation(self) -> Isolation:
-        """As asked for; where the daemon has no transactions at all, everything is committed."""
+        """The isolation to read with: the option's, but uncommitted if the daemon has no transaction service."""
         if self._isolation is None:
             self._isolation = self._options.isolation
             if self._isolation == "committed" and self._calls.transaction_service().service == "off":
@@ -38,26 +35,26 @@ class Subscription:
         return self._isolation
 
     def check_transactions(self) -> None:
-        """Raises BrokerError, saying why, when what is committed cannot be told now."""
+        """Raises BrokerError: the transaction service is not available, so it is not known what is committed."""
         if self.isolation == "committed":
-            told = self._calls.transaction_service()
-            if not told.available:
-                raise BrokerError(503, "transactions_unavailable", told.why or "nobody can tell what is committed")
+            service = self._calls.transaction_service()
+            if not service.available:
+                raise BrokerError(503, "transactions_unavailable", service.why or "it is not known what is committed")
 
     def topics(self) -> list[str]:
-        """Their names, sorted: those of the list, or those that match the pattern now."""
+        """The names of the topics, sorted: of the list, or of those that match the pattern now."""
         if self._options.topics is not None:
             return sorted(self._options.topics)
         return [topic for topic in self._calls.topics() if self.has(topic)]
 
     def has(self, topic: str) -> bool:
-        """Whether a topic would be read if it were there."""
+        """Whether a topic belongs to the subscription, existing or not."""
         if self._options.topics is not None:
             return topic in self._options.topics
         return re.fullmatch(self._options.pattern, topic) is not None
 
     def generation(self, topic: str) -> int | None:
-        """A topic's; None: one that matched the pattern went away."""
+        """A topic's generation; None: a topic that matched the pattern is gone."""
         try:
             return self._calls.describe(topic).generation
         except BrokerError as error:
@@ -66,7 +63,7 @@ class Subscription:
             raise
 
     def start(self, topic: str) -> Position:
-        """Where reading of a topic starts for the first time.
+        """Where the first read of a topic starts.
 
         Raises:
           DataLoss: the options name a message of a former generation, or one that expired.
@@ -79,7 +76,7 @@ class Subscription:
         return Position(generation, self._position(topic, asked))
 
     def end(self, topic: str, start: bytes) -> bytes:
-        """The exclusive end of a batch that starts at ``start``: fixed now, and decided up to there."""
+        """The exclusive end of a batch from ``start`` on. All transactions before it are decided."""
         asked, generation = self._options.ending.of(topic)
         if generation is not None:
             found = self._calls.describe(topic).generation
@@ -89,7 +86,7 @@ class Subscription:
         return self._decided(topic, start, None if asked in ("latest", "earliest") else _id(asked))
 
     def newest(self, topic: str) -> bytes:
-        """The position behind all that was published until now, decided or not."""
+        """The position behind all published messages, decided or not."""
         return self._calls.end(topic)[0]
 
     def _position(self, topic: str, asked: TopicBound) -> bytes:
@@ -100,11 +97,11 @@ class Subscription:
         if isinstance(asked.bound, bytes):
             self._check_there(topic, asked.bound)
         elif self._calls.standing(topic, _id(asked.bound)).expired:
-            return FIRST  # whoever names a time wants what there is
+            return FIRST  # a time means the messages that are still there
         return _id(asked.bound)
 
     def _check_there(self, topic: str, start: bytes) -> None:
-        """Whoever names a message wants what comes after it: all of it."""
+        """A start at a message promises all messages after it. Raises DataLoss: some have expired."""
         if start == FIRST:
             return
         found = self._calls.standing(topic, start)
@@ -112,12 +109,12 @@ class Subscription:
             self._losses.expired(topic, start, found.earliest)
 
     def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
-        """The end of what is decided, ``end`` at most."""
+        """The end of the decided messages, ``end`` at most."""
         published, undecided = self._calls.end(topic)
         last = published if end is None else min(end, published)
         if self.isolation == "uncommitted" or not undecided or last <= start:
             return last
-        # The daemon's own eyes, message by message; without open transactions that would be a walk for nothing.
+        # The daemon looks at each message, which is not worth it without open transactions.
         return whole_extent(self._calls, topic, start=start, end=last, isolation="committed").end
 
 
@@ -128,26 +125,23 @@ def _id(bound: Bound) -> bytes:
     return bound
 
 
-# --- loss ------------------------------------------------------------------------------------------
-#
-# Messages that are gone before they were read: told apart by why, and told in words.
-
+# --- lost messages ---------------------------------------------------------------------------------
 
 log = logging.getLogger("pyspark_plainsong")
 _WAY_OUT = "failOnDataLoss=false goes on with what there is"
 
 
 class DataLoss(RuntimeError):
-    """Messages are gone, or may be, before they were read."""
+    """Messages are gone, or may be, that were not read."""
 
 
 class Losses:
-    """What is done about them: raise (failOnDataLoss), or say so and go on."""
+    """Handles lost messages: raises DataLoss (failOnDataLoss), or warns once and goes on."""
 
     def __init__(self, namespace: str, *, fail: bool) -> None:
         self._namespace = namespace
         self._fail = fail
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def expired(self, topic: str, start: bytes, earliest: bytes) -> None:
         """Messages from ``start`` on may have expired, if any were published then. Raises DataLoss."""
@@ -157,14 +151,14 @@ class Losses:
         )
 
     def recreated(self, topic: str, known: int, found: int) -> None:
-        """The topic is another one by the same name. Raises DataLoss."""
+        """The topic was deleted and created anew. Raises DataLoss."""
         self._lost(
             f"topic {self._namespace}:{topic} was deleted and created anew (generation {known} before, {found} now): "
             "what was not read of the former one is gone"
         )
 
     def deleted(self, topic: str) -> None:
-        """There is no such topic any more. Raises DataLoss."""
+        """The topic was deleted. Raises DataLoss."""
         self._lost(
             f"topic {self._namespace}:{topic} was deleted: what was not read of it is gone, unless it is undeleted"
         )
@@ -172,8 +166,8 @@ class Losses:
     def _lost(self, what: str) -> None:
         if self._fail:
             raise DataLoss(f"{what}; {_WAY_OUT}")
-        if what not in self._told and len(self._told) < 1_000:
-            self._told.add(what)
+        if what not in self._warned and len(self._warned) < 1_000:
+            self._warned.add(what)
             log.warning("%s", what)
 
 

@@ -1,6 +1,6 @@
-"""A small HTTP client for driver and executors: kept connections, failover, retries, and one error that says whether the request happened.
+"""A small HTTP client for driver and executors, with failover, retries, and one error that says what happened.
 
-What goes wrong between this package and the daemon, as one error that says whether the request happened.
+It needs the standard library alone, so that a zip is all that an executor needs of us.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Whether the request happened: it did not, it did, or nobody can tell.
+#: Whether the request happened.
 Outcome = Literal["not-applied", "applied", "unknown"]
 _OUTCOMES: dict[str, Outcome] = {"not-applied": "not-applied", "applied": "applied", "unknown": "unknown"}
 
 
 class BrokerError(Exception):
-    """The daemon refused a request, or could not be reached. It can be pickled: Spark carries it between processes."""
+    """The daemon refused a request, or could not be reached. Spark pickles it to carry it between processes."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class BrokerError(Exception):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(status, code, detail, hint, outcome, retry_after_s)
-        #: Of HTTP; 0: there was no answer.
+        #: The HTTP status; 0: there was no answer.
         self.status = status
-        #: Of docs/http.md; ``unreachable`` when there was no answer.
+        #: A code of docs/http.md; ``unreachable``: there was no answer.
         self.code = code
         self.detail = detail
         self.hint = hint
@@ -48,19 +48,19 @@ class BrokerError(Exception):
         return f"{self.code}: {self.detail}" + (f" ({self.hint})" if self.hint else "")
 
     def with_hint(self, further: str) -> BrokerError:
-        """The same, with one more hint."""
+        """The same error with a further hint."""
         hint = f"{self.hint}; {further}" if self.hint else further
         return BrokerError(self.status, self.code, self.detail, hint, self.outcome, self.retry_after_s)
 
     def after_all(self, may_have_happened: bool) -> BrokerError:
-        """This error as the last of several attempts, of which an earlier one may have happened."""
+        """This error as that of the last attempt; unknown if an earlier attempt may have happened."""
         if not may_have_happened:
             return self
         return BrokerError(self.status, self.code, self.detail, self.hint, "unknown", self.retry_after_s)
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> BrokerError:
-    """The error of an answer that is no success, whoever wrote it."""
+    """The error of an answer without success, of a daemon or of something else that answers at the URL."""
     try:
         problem = json.loads(body)
     except ValueError:
@@ -80,7 +80,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> B
 
 
 def unreachable(url: str, why: str, *, attempts: int, seconds: float, outcome: Outcome) -> BrokerError:
-    """The error of a daemon that gave no answer, or half of one."""
+    """The error of an answer that did not come, or not all of it."""
     detail = f"no answer from {url}: {why}; attempts: {attempts}, in {seconds:.1f} s"
     return BrokerError(0, "unreachable", detail, "check that the daemon runs, and the option url", outcome)
 
@@ -89,29 +89,22 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdigit() else None
 
 
-# --- wire ------------------------------------------------------------------------------------------
-#
-# One small HTTP client for the driver's and the executors' side: kept connections, failover, retries, clear errors.
-#
-# Made of the standard library alone, so that a zip of this package is all that an executor needs. A ``Wire`` is
-# pickled with whatever holds it; a connection never is, nor is one used by a process that was forked from its
-# owner.
-
+# --- client ----------------------------------------------------------------------------------------
 
 __all__ = ["Answer", "BrokerError", "Wire"]
 JSON = "application/json"
-#: The daemon keeps idle connections for longer; one that was left for so long is not trusted.
+#: A connection that was idle for longer is not used again. The daemon keeps connections longer than that.
 MAX_IDLE_S = 30.0
 MAX_PAUSE_S = 10.0
-#: A refusal with one of these codes changes in seconds at best, or needs somebody to act: whoever asks decides.
+#: Refusals that do not end within a retry: the caller decides whether to wait.
 FINAL_CODES = frozenset({"transactions_unavailable", "topic_full", "low_space", "too_many_producers"})
 
 
 class Answer(NamedTuple):
-    """A success: status 200."""
+    """An answer with a status that is no error."""
 
     headers: Mapping[str, str]
-    """Their names in lower case."""
+    """By names in lower case."""
     body: bytes
 
     def json(self) -> Any:
@@ -121,18 +114,21 @@ class Answer(NamedTuple):
 
 @dataclass
 class Wire:
-    """The way to the daemon behind ``urls``; used by one thread at a time."""
+    """A client of the daemon at ``urls``, for one thread at a time.
+
+    It can be pickled; its connection is not pickled along, nor used after a fork.
+    """
 
     urls: tuple[str, ...]
-    """Where it answers; the next one is tried when one cannot be reached or refuses for now."""
+    """The next one is tried if one cannot be reached or refuses for now."""
     deadline_s: float = 60.0
-    """For one attempt to send and to get each part of its answer, without the time a call is asked to wait."""
+    """Of one attempt, to send and to receive each part of the answer; the time that a request waits is added."""
     retries: int = 5
-    """Rounds through all URLs after the first one."""
+    """Further rounds through all URLs."""
     retry_interval_s: float = 0.2
-    """Before the second round; twice as long before each further one, 10 s at most."""
+    """The pause before the second round; it doubles before each further one, up to 10 s."""
     token_file: str | None = None
-    """A file with a bearer token, read whenever a connection is opened."""
+    """A file with a bearer token; each new connection reads it."""
     _connection: HTTPConnection | None = field(default=None, init=False, repr=False, compare=False)
     _owner: int = field(default=0, init=False, repr=False, compare=False)
     _used_s: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -155,16 +151,16 @@ class Wire:
         whole: Callable[[bytes], bool] | None = None,
         statuses: tuple[int, ...] = (200,),
     ) -> Answer:
-        """Ask until there is a definite answer, or the retries are used up.
+        """Send a request, and retry it until there is a definite answer or no retry is left.
 
         Args:
-          wait_s: how long the daemon was asked to wait before it answers.
-          repeatable: asking twice does no more than asking once; if not, a request is only sent again when it certainly
-            did not happen.
-          whole: whether a body is complete; one that is not counts as broken off.
-          statuses: of answers that are no errors.
+          wait_s: how long the request asks the daemon to wait before it answers.
+          repeatable: a second request does no harm; if False, a request is sent again only if it certainly did not
+            happen.
+          whole: whether a body is complete; an incomplete one counts as no answer.
+          statuses: statuses that are no errors.
         Raises:
-          BrokerError: the daemon refused, or nobody answered; its ``outcome`` says whether it happened.
+          BrokerError: the daemon refused or did not answer; ``outcome`` says whether the request happened.
         """
         headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
         begun_s = time.monotonic()
@@ -208,7 +204,7 @@ class Wire:
         raise last.after_all(happened)
 
     def close(self) -> None:
-        """Let go of the connection; the next call opens another."""
+        """Close the connection; the next call opens another."""
         connection, self._connection = self._connection, None
         if connection is not None and self._owner == os.getpid():
             connection.close()
@@ -220,7 +216,7 @@ class Wire:
         return self.urls[self._at % len(self.urls)]
 
     def _connected(self) -> HTTPConnection:
-        """A connection of this process that was used not long ago, or a new one."""
+        """The connection, if this process opened it and it was used lately, or else a new one."""
         if self._connection is not None:
             if self._owner == os.getpid() and time.monotonic() - self._used_s < MAX_IDLE_S:
                 return self._connection
@@ -256,7 +252,7 @@ class Wire:
         return Answer(found, content)
 
     def _pause(self, attempt: int, last: BrokerError) -> None:
-        """Only between rounds: another URL is tried at once."""
+        """Pause between rounds; within a round the next URL is tried at once."""
         round_, within = divmod(attempt, len(self.urls))
         if within == 0:
             pause_s = self.retry_interval_s * 2.0 ** (round_ - 1)

@@ -1,7 +1,4 @@
-"""Spark's writers: of a table or of a micro-batch, in each topic all rows appear at one moment, or none.
-
-Writing a DataFrame: in each topic all its rows appear in one moment, or none do.
-"""
+"""Spark's writers, of a table and of a micro-batch: in each topic all rows appear at one moment, or none."""
 
 from __future__ import annotations
 
@@ -36,24 +33,24 @@ if TYPE_CHECKING:
     from pyspark_plainsong.calls import Calls
     from pyspark_plainsong.options import WriteOptions
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("pyspark_plainsong")
 
 
 class SaveIsComplete(RuntimeError):
-    """Spark was told of a failure, and all rows are in the topics named nevertheless."""
+    """The save failed in Spark's eyes, and all its rows are in the topics named."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One save. Spark makes it once; ``write``, ``commit`` and ``abort`` work on copies of what it was then.
+    """One save. Spark creates it once, and calls ``write``, ``commit`` and ``abort`` on copies of it.
 
     Raises:
-      ValueError: columns or options with which nothing can be written.
-      BrokerError: the topic cannot be written to, or asked about.
+      ValueError: columns or options are wrong.
+      BrokerError: the topic does not exist, or the daemon does not answer.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self._connection = options.connection
-        #: A save that the user gave no name is remembered by one of its own: it is done once, a second one again.
+        #: A save without a producerName gets a name of its own: it happens once, and a second save again.
         self._identity = Identity(
             options.producer_name or f"spark-{uuid.uuid4().hex}",
             options.sequence_id or 0,
@@ -67,7 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
         if options.topic is not None:
             with closing(options.calls()) as calls:
-                calls.describe(options.topic)  # no task need start for a topic that is not there
+                calls.describe(options.topic)  # fails before a task starts if the topic does not exist
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; in a task."""
@@ -75,7 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
             return self._staging.run(calls, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks that count have stored, topic by topic.
+        """Publish what the winning tasks have stored, topic by topic.
 
         Raises:
           MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: with what became of each topic.
@@ -89,7 +86,7 @@ class BatchWriter(DataSourceArrowWriter):
                     self._publish(calls, each)
                     done.append(each.topic)
                 if not self._is_named and self._pointer is None:
-                    # Made up for this save, it would only take the place of a producer that comes again.
+                    # The name of this save does not come again, and topics remember a limited number of producers.
                     self._identity.forget(calls, won)
         except (NotPublished, OutcomeUnknown) as error:
             if not done:
@@ -97,20 +94,20 @@ class BatchWriter(DataSourceArrowWriter):
             raise type(error)(f"{error}; {self._report(done, all_of_them=False)}") from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """See to it that nothing of the save can appear any more, or say that it is complete.
+        """Make sure that no row of the save can appear from now on, or raise that the save is complete.
 
-        What was published without a transaction is not taken back: readers may have seen it.
+        Rows that were published without a transaction stay: readers may have seen them.
 
         Raises:
           SaveIsComplete: all rows are in some topics, or in all of them.
-          BrokerError: the daemon could not be asked.
+          BrokerError: the daemon does not answer.
         """
         if any(message is None for message in messages):
-            return  # a task never came to its end, so the commit was never called
+            return  # a task did not finish, so the commit was not called
         try:
             won = winners(task for task in messages if isinstance(task, TaskStored))
         except MixedGenerations:
-            return  # the commit found that, too
+            return  # the commit raised the same
         with closing(self._connection.calls()) as calls:
             if self._pointer is not None:
                 self._roll_back(calls, won, self._pointer)
@@ -141,7 +138,7 @@ class BatchWriter(DataSourceArrowWriter):
                     raise
 
     def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
-        """What to say of topics that have all their rows when the save as a whole failed."""
+        """The part of an error about topics that have all their rows, though the save failed."""
         if self._is_named:
             advice = "run it again with the same producerName and sequenceId: what is there is not stored again"
         elif all_of_them:
@@ -152,18 +149,16 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 # --- stream writer ---------------------------------------------------------------------------------
-#
-# Writing a stream: each micro-batch becomes part of its topics once, however often Spark runs it.
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of a query. Spark makes one for its tasks and another one for its commit.
+    """One micro-batch of a query. Spark creates one writer for its tasks and another one for its commit.
 
-    A query is remembered by its id, which stays the same as long as its checkpoint is kept, and a micro-batch by its
-    number: for ``memory_s`` after its last one, since a query that was stopped over a holiday must find them known.
+    Topics remember a query by its id, which stays the same as long as its checkpoint is kept, and a micro-batch by its
+    number; for ``memory_s`` after the last one, so that a query that was stopped over a holiday publishes none twice.
 
     Raises:
-      ValueError: columns or options with which nothing can be written.
+      ValueError: columns or options are wrong.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
@@ -179,11 +174,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return self._staging.run(calls, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
-        """Publish the micro-batch, unless its topics have it from an earlier run.
+        """Publish the micro-batch in the topics that do not have it from an earlier run.
 
         Raises:
-          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; started again it does the
-            same micro-batch again.
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; started again, it repeats
+            the micro-batch.
         """
         tasks = [task for task in messages if isinstance(task, TaskStored)]
         won = winners(tasks)
@@ -191,7 +186,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not won:
             return
         producer = self._name or tasks[0].query_id
-        assert producer is not None  # or the tasks would have failed
+        assert producer is not None  # without it the tasks fail
         identity = Identity(producer, batchId, self._memory_s)
         if self._name is not None and batchId == 0:
             LOG.warning(
@@ -213,6 +208,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
         """Do nothing: Spark also calls this when a publish landed and its answer did not.
 
-        Taken back then, the micro-batch would be lost, since its next run is told that it is there. What was stored and
-        not published is seen by nobody, and cleaned.
+        To roll it back then would lose the micro-batch, since its next run would find it published. Rows that were
+        stored and not published are invisible, and the daemon cleans them.
         """

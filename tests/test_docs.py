@@ -21,11 +21,11 @@ from broker.config.config import sections
 from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges, add_transaction_gauges
 from broker.http.messages import TOPIC_VERBS
 from broker.metrics import Metrics
+from plainsong.cli.job_metrics import METRICS, PREFIX
 from plainsong.cli.main import program
 from plainsong.protocol.codec import codec_for
 from plainsong.protocol.errors import BY_CODE
 from plainsong.protocol.names import topic_name
-from pyspark_plainsong.pipeline.metrics import METRICS, PREFIX
 from tests.documents import DOCUMENTS, ROOT, anchors, links, paths, prose, shell_block, shell_lines, spans
 
 README = DOCUMENTS["README.md"]

@@ -1,4 +1,4 @@
-"""The house itself: floors, files that open with a sentence, and an example that tells the truth."""
+"""The house itself: floors, files that open with a sentence, what is generated, and an example that tells the truth."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def named(path: Path) -> str:
 def test_imports_keep_to_the_floors_and_libraries_to_their_homes():
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_client_for_threads_is_what_the_script_makes_of_the_one_for_event_loops():
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/unasync.py", "--check"], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

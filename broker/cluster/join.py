@@ -32,7 +32,7 @@ REBALANCE_SHARE = 0.7
 
 
 async def find_others(config: Config, nursery: trio.Nursery) -> Membership | None:
-    """Starts to follow the cluster, in ``nursery``; the instance owns nothing yet. None: it is configured to be alone."""
+    """Follows the cluster, in ``nursery``; the instance owns nothing yet. None: it is configured to be alone."""
     if not config.cluster.zookeeper:
         return None
     from broker.cluster.membership import (
@@ -91,7 +91,7 @@ async def hand_over(service: Service, rebalance: Rebalance, within_s: float) -> 
     """Leaves the cluster: other instances take the topics over, step by step.
 
     Requests for topics that are gone already are forwarded. A parked poll is answered when its topic goes. Readiness is
-    denied from now on. Returns when all topics are let go, or after ``within_s``; the rest goes at once towards its end.
+    denied from now on. Returns when all topics are let go, or after ``within_s``, towards whose end the rest goes at once.
     """
     service.stopping = True
     membership, topics, begun_s = rebalance.membership, len(service.directory), trio.current_time()

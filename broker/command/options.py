@@ -61,29 +61,35 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
 # --- Ctrl-C ----------------------------------------------------------------------------------------
 
 
-async def until_ctrl_c(work: Callable[[], Awaitable[None]]) -> None:
+async def until_ctrl_c(work: Callable[[], Awaitable[None]], *also: signal.Signals) -> None:
     """Runs ``work``; Ctrl-C cancels it where it waits. A second one, during the cleanup, interrupts any line.
 
     A KeyboardInterrupt at any line could end the task that writes for others, which would then wait for ever: one of
     five hundred copies hung so.
 
+    Args:
+      also: further signals that mean the same.
     Raises:
       KeyboardInterrupt: it was cancelled; in a group.
       whatever ``work`` raises; in a group.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # its parent ignores it too: nohup, a background job
+    # A signal that the parent ignores stays ignored: nohup, a background job.
+    signals = [each for each in (signal.SIGINT, *also) if signal.getsignal(each) is not signal.SIG_IGN]
+    if not signals:
         await work()
         return
     async with trio.open_nursery() as nursery:
-        await nursery.start(_wait_for_ctrl_c)
+        await nursery.start(_wait_for, signals)
         await work()
         nursery.cancel_scope.cancel()
 
 
-async def _wait_for_ctrl_c(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    with trio.open_signal_receiver(signal.SIGINT) as signals:
+async def _wait_for(
+    signals: list[signal.Signals], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(*signals) as received:
         task_status.started()
-        await anext(aiter(signals))
+        await anext(aiter(received))
     raise KeyboardInterrupt
 
 

@@ -45,7 +45,7 @@ class HBaseConfig:
 
     thrift: str = addresses(
         "127.0.0.1:9090",
-        "HBase's Thrift gateways (Thrift 1, started with -f), separated by commas; when one is down the next is called.",
+        "HBase's Thrift gateways (Thrift 1, started with -f), separated by commas; when one is down the next is used.",
     )
     table_prefix: str = text(
         "plainsong_",
@@ -56,7 +56,7 @@ class HBaseConfig:
     )
     timeout_s: float = seconds(
         30.0,
-        "How long a call to HBase may take with all its attempts; after it the answer is 503 and the outcome is unknown.",
+        "How long a call to HBase may take with all its attempts; after it the answer is 503, the outcome unknown.",
         small="a region that moves, or a pause of a region server, fails requests",
         large="requests wait for as long while HBase is down",
         low=0.1,
@@ -180,7 +180,8 @@ class TopicConfig:
     )
     checkpoint_rows: int = count(
         10_000,
-        "Rows after which a topic writes a checkpoint of its counts and positions, so that loading it reads no further back.",
+        "Rows after which a topic writes a checkpoint of its counts and positions, so that loading it reads no further "
+        "back.",
         small="more rows to write",
         large="a topic takes longer to load after a crash",
         high=100_000_000,
@@ -259,7 +260,8 @@ class HttpConfig:
     )
     processes: int = count(
         1,
-        "Front ends: with more than one, this many processes accept connections and read requests, and one owns the topics.",
+        "Front ends: with more than one, this many processes accept connections and read requests; another one owns the "
+        "topics.",
         small="reading requests and writing answers keeps one core busy while others rest",
         large="each takes memory, and more of them than cores are no faster",
         high=64,
@@ -299,7 +301,8 @@ class HttpConfig:
     keep_alive_s: float = seconds(
         75.0,
         "How long an idle connection is kept.",
-        small="clients that re-send a POST on a closed connection duplicate messages (the JDK's client keeps idle ones for 5 s)",
+        small="clients that re-send a POST on a closed connection duplicate messages (the JDK's client keeps idle ones "
+        "for 5 s)",
         large="connections of vanished clients count against http.max_connections meanwhile",
         low=1.0,
         high=86_400.0,
@@ -349,7 +352,7 @@ class LogConfig:
     level: str = choice("info", "The least important lines to write.", "debug", "info", "warning", "error")
     queue_lines: int = count(
         10_000,
-        "Lines that may wait for a slow output; further ones are dropped and counted, no request ever waits for a line.",
+        "Lines that may wait for a slow output; further ones are dropped and counted, and no request waits for a line.",
         small="bursts leave gaps in the log",
         large="lines take memory while the output stands still",
         low=16,
@@ -483,7 +486,8 @@ class DeduplicationConfig:
     )
     max_producers: int = count(
         10_000,
-        "Producers that one topic remembers; a new one replaces the longest idle, or the answer is 503 too_many_producers.",
+        "Producers that one topic remembers; a new one replaces the longest idle, or the answer is 503 "
+        "too_many_producers.",
         small="new producers are refused",
         large="more memory, and a longer load of the topic",
         high=1_000_000,
@@ -629,7 +633,7 @@ class TransactionsConfig:
     )
     abort_deadline_s: float = seconds(
         15.0,
-        "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid instead. "
+        "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid. "
         "Among several instances at least cluster.session_timeout_s and 3 s.",
         small="aborts end as invalidations while topics are being loaded, or change hands",
         large="aborts wait for a topic that does not answer",

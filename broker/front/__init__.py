@@ -1,4 +1,4 @@
-"""Front ends: processes that accept on the daemon's port and forward what they read to the process that owns the store."""
+"""Front ends: processes that accept on the daemon's port and forward requests to the process that owns the store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The front end's side: handlers, views and streams that forward each request to the owning process.
 
 A publish is decoded and checked here, and travels as values, so that the owning process does only what it alone can do.
-A request that is refused here is forwarded whole instead: the owning process refuses it in its own words, and counts it.
+A request that is refused here is forwarded whole instead: the owning process refuses it in the usual words, and counts
+it.
 """
 
 from __future__ import annotations

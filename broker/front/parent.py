@@ -369,8 +369,8 @@ class _Run:
 class PublishBatcher:
     """Puts small plain publishes that arrive together into their topic's mailbox as one ask; an ``InlineHandler``.
 
-    A run is stored as one and answered one by one, as in a stream: neither the order nor the answers differ. So a publish
-    costs the owning process a frame read and a frame written, and no task.
+    A run is stored as one and answered one by one, as in a stream: neither the order nor the answers differ. So a
+    publish costs the owning process a frame read and a frame written, and no task.
     """
 
     def __init__(self, service: Service) -> None:

@@ -261,7 +261,7 @@ class AnswerBudget:
         return taken
 
     async def take(self, least: int, most: int) -> int:
-        """Takes from ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
+        """Takes ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
         if taken := self.take_now(least, most):
             return taken
         waiting = _Waiting(least, most)

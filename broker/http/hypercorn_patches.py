@@ -261,7 +261,7 @@ class RefusingH11(H11Protocol):
         """Gets ready for the next request after an answer, also when the server stops.
 
         Hypercorn closes then, and the task that has read the next request waits for ever: the stop takes its whole
-        grace. Here the next request is answered, with ``Connection: close``; ``_idle_timeout`` closes an idle connection.
+        grace. Here the next request is answered, with ``Connection: close``; ``_idle_timeout`` closes idle connections.
         """
         await self._close_stream()
         if self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:

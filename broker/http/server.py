@@ -304,8 +304,8 @@ class HypercornConnection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Sends bytes, each piece with its deadline, or follows the connection's state.
 
-        All of it is shielded: half a frame would spoil the connection, and hypercorn reports an idle connection from the
-        very task that quart-trio cancels once it has answered (the time-out would never start again).
+        All of it is shielded: half a frame would spoil the connection, and hypercorn reports an idle connection from
+        the very task that quart-trio cancels once it has answered (the time-out would never start again).
         """
         if isinstance(event, RawData):
             if not await self._send_pieces(event.data):

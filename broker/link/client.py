@@ -74,7 +74,9 @@ class Link:
     async def call(
         self, kind: str, value: Any, body: bytes = b"", *, deadline_s: float | None = None, at_once: bool = False
     ) -> Reply:
-        """Calls the peer and returns its answer. Cancelling the caller cancels the call there; what was taken still happens.
+        """Calls the peer and returns its answer.
+
+        A caller that is cancelled cancels the call there; what an actor has received still happens.
 
         Args:
           kind, value, body: what the peer's dispatch gets; the value is made of what the vocabulary knows.
@@ -310,7 +312,7 @@ class Channel:
         self._number = number
 
     async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent before. Raises LinkBroken, PlainsongError."""
+        """Sends a message. Waits while the peer has not used what was sent. Raises LinkBroken, PlainsongError."""
         await self._outflow.send(data)
 
     async def receive(self) -> bytes | None:
@@ -420,7 +422,7 @@ class Links:
         return peer.link
 
     def forget(self, address: str) -> None:
-        """Forgets an address that is leaving or gone. Its link ends when its calls are answered, or the peer is dead."""
+        """Forgets an address that is leaving or gone. Its link ends when its calls are answered or the peer is dead."""
         peer = self._peers.pop(address, None)
         if peer is not None and peer.link is not None:
             self._nursery.start_soon(self._part, peer.link)

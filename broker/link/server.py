@@ -39,7 +39,7 @@ class Call:
 
 
 Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
-"""Answers one call. It may raise ``PlainsongError``; any other exception is a bug: it is logged, and answered as one."""
+"""Answers one call. It may raise ``PlainsongError``; any other exception is a bug: logged, and answered as one."""
 
 
 class InlineHandler(Protocol):

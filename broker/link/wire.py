@@ -120,7 +120,7 @@ class Wire:
         return self._queued
 
     def put_at_once(self, *frame: Any) -> int:
-        """As ``put``, and writes all that is queued without waiting for more; for a single frame or the last of several."""
+        """As ``put``, and writes all that is queued without waiting for more; for a single frame or the last one."""
         self._queue(self._writer.encode(*frame))
         if not self._write_now():
             self._something.set()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json, escaped, note
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
-from plainsong.core import cluster_calls
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
     leaves or is drained: STATE shows how many of 64 slices it has.
     """
     with where.client() as client:
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))
     if as_json:
         echo_json(found)
         return
@@ -111,7 +111,7 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
     clients. It stays drained until undrain, also across restarts.
     """
     with where.client() as client:
-        run_call(client, cluster_calls.drain_instance(instance, drained=True))
+        run_call(client, calls.drain_instance(instance, drained=True))
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
@@ -126,7 +126,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
     """Returns how many topics are left; None when the instance is gone, or drains have no effect. Raises CommandFailed."""
     until_s, shown_left = time.monotonic() + within_s, -1
     while True:
-        found = run_call(client, cluster_calls.show_cluster())
+        found = run_call(client, calls.show_cluster())
         here = next((each for each in found["instances"] if each["name"] == instance), None)
         if here is None:
             return None
@@ -157,7 +157,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
 def undrain(instance: str, as_json: bool, where: Where) -> None:
     """Give INSTANCE its share of the topics again."""
     with where.client() as client:
-        run_call(client, cluster_calls.drain_instance(instance, drained=False))
+        run_call(client, calls.drain_instance(instance, drained=False))
     _show_change({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
 
 
@@ -172,8 +172,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
     While the instance is drained, the topic's name decides its owner.
     """
     with where.client() as client:
-        run_call(client, cluster_calls.pin_topic(client.namespace, topic, instance))
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, calls.pin_topic(client.namespace, topic, instance))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
     owner, text = found["owner"], f"{found['name']} is owned by {instance}"
     if owner != instance:
         text = f"{found['name']} is pinned to {instance}, but owned by {owner or 'no instance'} now: is {instance} drained?"
@@ -187,8 +187,8 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
 def unpin(topic: str, as_json: bool, where: Where) -> None:
     """Unpin TOPIC: its name decides its owner again."""
     with where.client() as client:
-        run_call(client, cluster_calls.unpin_topic(client.namespace, topic))
-        found = run_call(client, cluster_calls.show_cluster(client.namespace, topic))["topic"]
+        run_call(client, calls.unpin_topic(client.namespace, topic))
+        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
     owner = found["owner"]
     _show_change(
         {"topic": found["name"], "instance": owner},

@@ -49,6 +49,9 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
+        "maintain": Listed(
+            "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
+        ),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
         "ping": Listed("plainsong.cli.ping:ping", "Check whether daemons are reachable and ready."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.output import echo_json
 from plainsong.cli.producer import show_effective
 from plainsong.cli.verb import VerbGroup, json_option
 from plainsong.cli.where import run_call, where_options
-from plainsong.core import producer_calls
 from plainsong.protocol.errors import InvalidProperty, nearest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def namespace() -> None:
 def list_namespaces(as_json: bool, where: Where) -> None:
     """List the namespaces that have topics or properties."""
     with where.client() as client:
-        names = run_call(client, producer_calls.list_namespaces())
+        names = run_call(client, calls.list_namespaces())
     if as_json:
         echo_json(names)
     else:
@@ -46,7 +46,7 @@ def list_namespaces(as_json: bool, where: Where) -> None:
 def show(name: str | None, as_json: bool, where: Where) -> None:
     """Show a namespace's properties; default: that of --namespace."""
     with where.client() as client:
-        answer = run_call(client, producer_calls.show_namespace(client.namespace if name is None else name))
+        answer = run_call(client, calls.show_namespace(client.namespace if name is None else name))
     _show(answer, as_json=as_json)
 
 
@@ -69,8 +69,8 @@ def set_properties(name: str, properties: tuple[str, ...], as_json: bool, where:
     """
     changes = _parsed(properties)
     with where.client() as client:
-        now = run_call(client, producer_calls.show_namespace(name))["properties"]
-        answer = run_call(client, producer_calls.set_namespace(name, {**now, **changes}))
+        now = run_call(client, calls.show_namespace(name))["properties"]
+        answer = run_call(client, calls.set_namespace(name, {**now, **changes}))
     _show(answer, as_json=as_json)
 
 

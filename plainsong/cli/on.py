@@ -22,14 +22,14 @@ from plainsong.cli.options import Length, Place, chosen, why_held
 from plainsong.cli.output import note
 from plainsong.cli.verb import Verb, json_option
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.positions import OLDEST
 from plainsong.protocol.ids import before
-from plainsong.starts import OLDEST
 
 if TYPE_CHECKING:
     from plainsong.cli.where import Where
+    from plainsong.positions import Start
     from plainsong.react.reaction import Effect
     from plainsong.react.stopping import Stop
-    from plainsong.starts import Start
 
 #: Time-outs of one attempt, without --timeout.
 RUN_S = 300

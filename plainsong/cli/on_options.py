@@ -23,9 +23,7 @@ from plainsong.protocol.errors import PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from plainsong.core.effects import Steps
-    from plainsong.core.operations import Operations
-    from plainsong.positions import Position
+    from plainsong.positions import Daemon, Position
 
 FOREVER = "forever"
 READER = "reader:"
@@ -190,9 +188,8 @@ class UnsavedPosition:
     def __init__(self, position: Position) -> None:
         self._position = position
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
-        return self._position.load(operations, topics)
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
+        return self._position.load(daemon, topics)
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
-        del operations, positions
-        yield from ()
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
+        """Saves nothing."""

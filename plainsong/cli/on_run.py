@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong import Client
+    from plainsong._sync.read import Reader
     from plainsong.cli.on_options import KeptPosition
     from plainsong.messages import Message
     from plainsong.react.command import Output
     from plainsong.react.reaction import Effect, ReactionEvent, RetryPolicy, Verdict
     from plainsong.react.stopping import Stop
-    from plainsong.sync.reader import Reader
 
 
 class OnRun:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.positions import NEWEST, OLDEST, parse_start
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, nearest
 from plainsong.protocol.properties import KNOWN, parse_properties
-from plainsong.starts import NEWEST, OLDEST, parse_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

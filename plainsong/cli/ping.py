@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong.calls import Failure, Request, Send
 from plainsong.cli.output import echo_json, show_seconds
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import where_options
-from plainsong.core.effects import Failure, Request, Send
 
 if TYPE_CHECKING:
+    from plainsong._sync._backend import Pool
     from plainsong.cli.where import Where
-    from plainsong.transport.blocking import Wire
 
 TIMEOUT_S = 5.0
 
@@ -51,8 +51,8 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
     Raises:
       InvalidParameter: a URL or the token file is invalid.
     """
+    from plainsong._sync._backend import Pool
     from plainsong.settings import Settings  # here, so that help needs no HTTP
-    from plainsong.transport.blocking import Wire
 
     settings = Settings.checked(
         where.urls,
@@ -64,14 +64,14 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
         retry=False,
         max_connections=1,
     )
-    wire = Wire(settings)
+    wire = Pool(settings)
     try:
         return [_one(wire, url, count) for url in settings.urls]
     finally:
         wire.close()
 
 
-def _one(wire: Wire, url: str, count: int) -> ProbeResult:
+def _one(wire: Pool, url: str, count: int) -> ProbeResult:
     found = ProbeResult(url)
     version = _get(wire, url, "/version", found)
     if version is None:
@@ -102,7 +102,7 @@ def _unreached(cluster: Any) -> list[str]:
     return [f"{each.get('name')} at {each.get('address')}" for each in instances if each.get("topicsOpen") is None]
 
 
-def _get(wire: Wire, url: str, path: str, found: ProbeResult) -> Any:
+def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
     """Returns the answer as JSON, or as text; None when there is none, with the reason in ``found``."""
     answer = wire.carry(Send(url, Request("GET", path), TIMEOUT_S, TIMEOUT_S))
     if isinstance(answer, Failure):

@@ -15,7 +15,7 @@ from plainsong.cli.options import show_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from plainsong.ids import MessageId
+    from plainsong.messages import MessageId
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import confirmed, echo_json, note
 from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option, one_line
 from plainsong.cli.where import complete_topic, run_call, where_options
-from plainsong.core import producer_calls
 from plainsong.protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     EPOCH counts the producer's sessions.
     """
     with where.client(topic) as client:
-        found = run_call(client, producer_calls.list_producers(client.namespace, topic, after, limit))
+        found = run_call(client, calls.list_producers(client.namespace, topic, after, limit))
     if as_json:
         echo_json(found)
         return
@@ -137,7 +137,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
     with where.client(topic) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
         confirmed(f"Forget {producer} of {topic}? Messages that it sends again are stored again.", yes=yes)
-        run_call(client, producer_calls.delete_producer(client.namespace, topic, producer))
+        run_call(client, calls.delete_producer(client.namespace, topic, producer))
     if as_json:
         echo_json({"deleted": producer, "lastSequenceId": last})
     else:
@@ -147,9 +147,9 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
 def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
     """Returns the producer. Raises CommandFailed that names the nearest one."""
     try:
-        return run_call(client, producer_calls.show_producer(client.namespace, topic, name, generation))
+        return run_call(client, calls.show_producer(client.namespace, topic, name, generation))
     except ProducerNotFound as error:
-        page = run_call(client, producer_calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
+        page = run_call(client, calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
         names = [each["producer"] for each in page["producers"]]
         near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} lists producers"
         raise CommandFailed(f"topic {topic} has no producer {name!r}", hint=near, code=Exit.NOT_FOUND) from error

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
+from plainsong import calls
+from plainsong.calls import open_session
 from plainsong.cli import inputs
 from plainsong.cli.inputs import InputPiece
 from plainsong.cli.options import Length
 from plainsong.cli.output import Progress, echo_json, note, show_messages
 from plainsong.cli.verb import CommandFailed, Exit, Verb, failure_of, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
-from plainsong.core import calls
-from plainsong.core.producing.calls import open_session
-from plainsong.core.producing.lightweight import MAX_BYTES, MAX_MESSAGES
 from plainsong.errors import CommittedWithErrors
-from plainsong.messages import check_ttl
+from plainsong.lightweight import MAX_BYTES, MAX_MESSAGES
+from plainsong.messages import check_ttl, own_ttls
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.requests import PublishRequest
 
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from plainsong import Client, Receipt
+    from plainsong.calls import Known
     from plainsong.cli.inputs import InputMessage
     from plainsong.cli.where import Where
-    from plainsong.core.producing.calls import Known
 
 
 @click.command(
@@ -299,7 +298,7 @@ class PublishRunWithExtras(PublishRun):
         """Sends one request; with a producer it is safe to send it again."""
         extras, items = self._extras, piece.items
         request = PublishRequest([item.payload for item in items], ttl_s=self.ttl_s, atomic=extras.atomic)
-        request.message_ttls_s = calls.own_ttls([item.ttl_s for item in items])
+        request.message_ttls_s = own_ttls([item.ttl_s for item in items])
         request.routing_key = extras.routing_key
         request.attributes = _attributes(items, extras.attributes)
         if extras.producer is not None:
@@ -318,7 +317,7 @@ class PublishRunWithExtras(PublishRun):
         if self._session is None:
             opening = open_session(self.client.namespace, self.topic, name)
             # A session opened twice has a new epoch, and this is the latest.
-            self._session = run_call(self.client, replace(opening, repeat="harmless"))
+            self._session = run_call(self.client, opening._replace(repeat="harmless"))
             first = self._extras.sequence_id
             self._next_id = self._session.last_sequence_id + 1 if first is None else first
         request.producer = name

@@ -22,8 +22,8 @@ from plainsong.cli.output import echo_json, note
 from plainsong.cli.printing import Printer, escaped_bytes, payload_json, printing_options
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.positions import NEWEST
 from plainsong.protocol.ids import after, before
-from plainsong.starts import NEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from plainsong import Client, Page, Seen
     from plainsong.cli.printing import Shape
     from plainsong.cli.where import Where
+    from plainsong.positions import Start
     from plainsong.protocol.requests import Isolation
-    from plainsong.starts import Start
 
 #: Messages fetched and kept in memory at once when a whole topic is read.
 PAGE_MESSAGES = 10_000

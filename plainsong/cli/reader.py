@@ -11,9 +11,9 @@ from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json
 from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, where_options
+from plainsong.positions import NEWEST, OLDEST
 from plainsong.protocol.errors import NotFound, TopicNotFound, nearest
 from plainsong.protocol.ids import FIRST_BOUND, before, bound_at
-from plainsong.starts import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     from plainsong import Client

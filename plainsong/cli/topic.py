@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong.calls import list_producers
 from plainsong.cli import output
 from plainsong.cli.options import (
     Length,
@@ -27,7 +28,6 @@ from plainsong.cli.output import confirmed, echo_json, named
 from plainsong.cli.producer import show_effective
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
-from plainsong.core.producer_calls import list_producers
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
 from plainsong.protocol.names import topic_name
 

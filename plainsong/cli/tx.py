@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note
 from plainsong.cli.verb import CommandFailed, Verb, VerbGroup, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
-from plainsong.core import calls
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def blame(topic: str, as_json: bool, where: Where) -> None:
 def _held(client: Client, topic: str) -> Held | None:
     """What holds a committed reader of the whole topic."""
     call = calls.topic_offsets(client.namespace, topic, {"isolation": "committed"})
-    end = client._shell.run(client._operations.call(call))["end"]
+    end = client._channel.call(call)["end"]
     return client.poll(topic, end, inclusive=True, limit=1, isolation="committed").held
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from plainsong import Client
-    from plainsong.core.attempts import Call
+    from plainsong.calls import Call
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _KEYS = ("url", "namespace", "token_file")
@@ -321,4 +321,4 @@ T = TypeVar("T")
 
 def run_call(client: Client, call: Call[T]) -> T:
     """Sends a call that the client has no method for. Raises PlainsongError."""
-    return client._shell.run(client._operations.call(call))
+    return client._channel.call(call)

@@ -1,4 +1,4 @@
-"""Which instance owns a topic: weighted rendezvous hashing over slices, with topics pinned and instances drained by hand.
+"""Which instance owns a topic: weighted rendezvous hashing over slices, with pinned topics and drained instances.
 
 Each instance has a score for each topic, and the lowest owns it; a larger weight makes its scores smaller. An instance
 that joins takes only the topics for which it scores lowest, one that leaves gives up only its own: no other topic
@@ -68,7 +68,7 @@ class Assignment:
     """The owner of every topic, for fixed members and a fixed placement."""
 
     def __init__(self, members: Iterable[Member], placement: Placement, *, before: Assignment | None = None) -> None:
-        """``before``: an earlier assignment, whose results are reused where they still hold: in most slices after a step."""
+        """``before``: an earlier assignment, whose results are reused where they still hold."""
         self.members = tuple(sorted(members, key=lambda member: member.name))
         self.placement = placement
         self._by_name = {member.name: member for member in self.members}

@@ -2,8 +2,8 @@
 
     publish timestamp   8 bytes   milliseconds, i64 big-endian, never negative
     sequence id         2 bytes   u16, counts within the millisecond
-    write timestamp     8 bytes   0 unless the payload stands in the payload table
-    payload sequence    2 bytes   0 unless the payload stands in the payload table, or in a batch row
+    write timestamp     8 bytes   0 unless the payload is in the payload table
+    payload sequence    2 bytes   0 unless the payload is in the payload table, or in a batch row
 
 Ids are kept as ``bytes``: comparing bytes compares positions. The text form is 40 lower-case hex digits. A
 *bound* is an id used as a position; every start of a poll is converted to one inclusive lower bound
@@ -28,7 +28,7 @@ SEQUENCES_PER_MS = 1 << 16
 MAX_TIMESTAMP_MS = (1 << 63) - 1
 _ID = struct.Struct(">qHqH")
 _POSITION = struct.Struct(">qH")
-#: The last ten bytes of a message that stands in the message table.
+#: The last ten bytes of the id of a message in the message table.
 NO_PAYLOAD_PART = bytes(10)
 
 
@@ -42,12 +42,10 @@ class MessageId(NamedTuple):
 
 
 def pack_id(publish_ts_ms: int, sequence_id: int, write_ts_ms: int = 0, payload_sequence_id: int = 0) -> bytes:
-    """The 20 bytes of an id."""
     return _ID.pack(publish_ts_ms, sequence_id, write_ts_ms, payload_sequence_id)
 
 
 def unpack_id(message_id: bytes) -> MessageId:
-    """The four numbers of an id of 20 bytes."""
     return MessageId._make(_ID.unpack(message_id))
 
 

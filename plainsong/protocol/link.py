@@ -234,7 +234,7 @@ def _classes_by_name() -> dict[str, type[PlainsongError]]:
 #     [ANSWER, n, value, body]            the whole answer
 #     [HEAD, n, value, whole]             the start of an answer; PIECEs follow, to be passed on whole or one by one
 #     [OPENED, n]                         the conversation is open
-#     [PIECE, n, bytes, more]             a part of a body, or of a conversation's message, which continues if there is more
+#     [PIECE, n, bytes, more]             a part of a body, or of a conversation's message; more: it continues
 #     [END, n]                            this side sends no more PIECEs
 #     [FAILED, n, error]                  instead of an answer, or of the rest of one
 #     [CREDIT, n, bytes]                  so many more bytes may be sent, since earlier ones have been consumed

@@ -36,7 +36,6 @@ class TopicProperties:
 
     @property
     def ttl_ms(self) -> int:
-        """The time to live in milliseconds."""
         return self.ttl_s * 1000
 
     def shown(self, generation: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ ignores; it raises the byte when older programs would misread the row.
     reader       p position  c changed
     namespace    d deduplication  s how often it was switched off
 
-All times are milliseconds since 1970.
+All times are milliseconds since 1970. Every ``decode`` raises DamagedRow for a value that it cannot read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Metadata:
     """Messages published before this had expired under earlier properties, and stay expired."""
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {
             "g": self.generation if self.deleted_ms is None else -self.generation,
             "p": self.properties.stored(),
@@ -66,7 +65,6 @@ class Metadata:
 
     @classmethod
     def decode(cls, value: bytes) -> Metadata:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "metadata")
         try:
             deleted = "d" in record
@@ -109,7 +107,6 @@ class HighWater:
         return pack_position(self.last_ts_ms, max(0, self.last_sequence_id))
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {
             "t": self.time_ms,
             "s": [self.last_ts_ms, self.last_sequence_id],
@@ -125,7 +122,6 @@ class HighWater:
 
     @classmethod
     def decode(cls, value: bytes) -> HighWater:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "high-water")
         try:
             last_ts_ms, last_sequence_id = record["s"]
@@ -151,12 +147,10 @@ class Reader:
     changed_ms: int
 
     def encode(self) -> bytes:
-        """The row's value."""
         return pack_record({"p": self.position, "c": self.changed_ms})
 
     @classmethod
     def decode(cls, value: bytes) -> Reader:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "reader")
         try:
             return cls(checked_id(record["p"]), checked_number(record["c"]))
@@ -173,12 +167,10 @@ class NamespaceProperties:
     """How often its topics went from remembering producers to forgetting them."""
 
     def encode(self) -> bytes:
-        """The row's value."""
         return pack_record({"d": self.deduplication, "s": self.switched})
 
     @classmethod
     def decode(cls, value: bytes) -> NamespaceProperties:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "namespace")
         try:
             properties = parse_properties({"deduplication": record["d"]})
@@ -216,7 +208,6 @@ class Packed(bytes):
 
     @classmethod
     def list(cls, items: Collection[bytes]) -> Packed:
-        """A list of packed items."""
         return cls(b"".join((msgpack.Packer().pack_array_header(len(items)), *items)))
 
 

@@ -154,7 +154,7 @@ def check_publish(request: PublishRequest) -> None:
         if request.segments is not None:
             _check_staged(request, request.segments)
         elif not request.messages:
-            raise NoMessages(hint="publishing nothing makes sense only with a write pointer or with segments")
+            raise NoMessages(hint="a publish without messages needs a write pointer or segments")
     _check_fields(request)
 
 
@@ -189,7 +189,7 @@ def check_store(request: PublishRequest) -> None:
     if request.segments is not None:
         raise InvalidParameter("segments is for publish", hint="a store names its own one as segment")
     if request.atomic:
-        raise InvalidParameter("atomic is for publish", hint="what is stored is published in one moment anyway")
+        raise InvalidParameter("atomic is for publish", hint="stored messages are published in one moment anyway")
     if not request.messages:
         raise NoMessages()
     if request.write_pointer is None and (request.producer is None or request.segment is None):
@@ -205,7 +205,7 @@ def check_rollback(response: PublishResponse) -> None:
       InvalidParameter: it is not above 0.
     """
     if response.write_pointer is None:
-        raise TransactionRequired("a rollback without a write pointer touches nothing")
+        raise TransactionRequired("a rollback needs a write pointer")
     _positive("transactionWritePointer", response.write_pointer)
 
 

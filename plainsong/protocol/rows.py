@@ -12,8 +12,8 @@
 
 The extras of message rows hold a producer's stamp (``Stamp``), the size of an atomic batch, and attributes.
 
-A row with no payload is a *reference*: it stands where messages were published that had been stored before, and its
-extras say which (``Stored``). Payload rows have the same form, without a pointer, since their key has it; their
+A row with no payload is a *reference*: at its position messages were published that had been stored before; its extras
+say which (``Stored``). Payload rows have the same form, without a pointer, since their key has it; their
 extras may name a segment, ``{"s": index}``.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
@@ -137,7 +137,6 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
 
 
 def encode_row(row: MessageRow) -> bytes:
-    """The value of a row."""
     flags = 0
     parts = [b""]
     if row.pointer is not None:

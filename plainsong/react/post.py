@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from plainsong import __version__
-from plainsong.core.effects import Answer, Failure, Request, Send
+from plainsong.calls import Answer, Failure, Request, Send
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.react.reaction import Done, Reject, Retry
 from plainsong.react.stopping import Stopped

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from plainsong.core.attempts import may_repeat
 from plainsong.messages import Outgoing
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.stopping import Stopped
+from plainsong.retry import may_repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from plainsong._sync.client import Client
+    from plainsong._sync.read import Reader
     from plainsong.messages import Message
     from plainsong.react.stopping import Stop
-    from plainsong.sync.client import Client
-    from plainsong.sync.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import NullPool
 
-from plainsong.core.operations import outgoing_request
+from plainsong.messages import outgoing_request
 from plainsong.protocol.errors import MessageTooLarge, NoMessages, TransactionTooLarge
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.names import MAX_NAME_BYTES, topic_name

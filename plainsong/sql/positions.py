@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import BigInteger, Column, DateTime, LargeBinary, MetaData, String, Table, event, func, inspect
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from plainsong.core import calls
-from plainsong.core.effects import Blocking
+from plainsong import calls
 from plainsong.errors import PositionNotSaved
 from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.ids import FIRST_BOUND
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session, SessionTransaction
 
-    from plainsong.core.effects import Steps
-    from plainsong.core.operations import Operations
+    from plainsong.positions import Daemon
 
 #: Default name of the table.
 TABLE = "plainsong_positions"
@@ -90,21 +88,20 @@ class SqlPosition:
         self._known: dict[str, Stand] = {}
         self._is_stale = False
 
-    def load(self, operations: Operations, topics: Iterable[str]) -> Steps[dict[str, bytes]]:
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """Loads the positions; a topic that was created again since is read from its beginning.
 
         Raises TopicNotFound, errors of the connection, and PositionNotSaved when the table cannot be read.
         """
         generations = {}
         for topic in topics:
-            properties = yield from operations.call(calls.describe_topic(operations.namespace, topic))
+            properties = daemon.call(calls.describe_topic(daemon.namespace, topic))
             generations[topic] = int(properties["generation"])
-        found: dict[str, bytes] = yield Blocking(lambda: self._read(operations.namespace, generations))
-        return found
+        return self._read(daemon.namespace, generations)
 
-    def save(self, operations: Operations, positions: Mapping[str, bytes]) -> Steps[None]:
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Saves the positions. Raises PositionChanged and PositionNotSaved: roll back the session's transaction."""
-        yield Blocking(lambda: self._write(operations.namespace, positions))
+        self._write(daemon.namespace, positions)
 
     # --- the rows ------------------------------------------------------------------------------
 

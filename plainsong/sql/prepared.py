@@ -26,7 +26,7 @@ from plainsong.sql.errors import SqlUnavailable, SqlUnusable, first_line
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.transactions.values import TransactionState, TransactionStatus
+    from plainsong.transactions import TransactionState, TransactionStatus
 
 #: The prefix of all names.
 PREFIX = "plainsong:"

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from plainsong.core.producing import calls
-from plainsong.core.producing.session import opened
+from plainsong import calls
+from plainsong._sync.delivery import opened
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
@@ -340,9 +340,8 @@ class RelayProducer:
             request.attributes = [
                 json.loads(each.attributes) if each.attributes else NO_ATTRIBUTES for each in messages
             ]
-        operations = self._client._operations
-        call = calls.publish(operations.namespace, self._topic, request)
-        self._client._shell.run(operations.call(call))
+        channel = self._client._channel
+        channel.call(calls.publish_in_session(channel.namespace, self._topic, request))
 
 
 class RelayProducers:
@@ -358,9 +357,9 @@ class RelayProducers:
 
     def open(self, topic: str, name: str) -> RelayProducer:
         """Opens a session; from now on no request of an older one can succeed."""
-        operations = self._client._operations
-        limit_s = operations.settings.deadline_s
-        known, _ = self._client._shell.run(opened(operations, topic, name, limit_s=limit_s))
+        channel = self._client._channel
+        limit_s = channel.settings.deadline_s
+        known, _ = opened(channel, topic, name, limit_s=limit_s)
         while len(self._open) >= MAX_OPEN_PRODUCERS:
             del self._open[next(iter(self._open))]
         producer = RelayProducer(
@@ -371,11 +370,9 @@ class RelayProducers:
 
     def last_known(self, topic: str, producer: str, generation: int) -> int | None:
         """The last sequence id in a generation of the topic; None: the daemon no longer knows it."""
-        operations = self._client._operations
+        channel = self._client._channel
         try:
-            known = self._client._shell.run(
-                operations.call(calls.ask(operations.namespace, topic, producer, generation))
-            )
+            known = channel.call(calls.ask_producer(channel.namespace, topic, producer, generation))
         except (ProducerNotFound, Gone, GenerationChanged):
             return None
         return known.last_sequence_id

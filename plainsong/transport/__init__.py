@@ -1,1 +1,1 @@
-"""The wire: one HTTP request out, one whole answer back, on kept connections. The home of httpcore2."""
+"""What goes over the network: requests as the HTTP library takes them, WebSockets as bytes, and requests to other servers."""

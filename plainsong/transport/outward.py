@@ -9,8 +9,8 @@ import anyio
 import httpcore2
 from anyio.from_thread import start_blocking_portal
 
-from plainsong.core.effects import Answer, Failure, Send
-from plainsong.transport.shared import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+from plainsong.calls import Answer, Failure, Send
+from plainsong.transport.http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -1,1 +1,1 @@
-"""Jobs that a deployment needs beside its daemons, on Spark: archive, replay, audit, report."""
+"""The jobs that a deployment runs beside its daemons, on Spark: archive, replay, audit, report."""

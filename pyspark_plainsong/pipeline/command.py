@@ -1,16 +1,13 @@
-"""The verb `pipeline`: lists the jobs, starts one, prints its spark-submit line, and writes the zip that executors need.
-
-The jobs there are: where each stands and what it says of itself, so that listing them loads none.
-"""
+"""The verb `pipeline`: lists the jobs, starts one, prints its spark-submit line, and writes the zip for executors."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,51 +22,46 @@ from pyspark_plainsong.pipeline.session import worker_environ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
 
 
-class Listed(NamedTuple):
-    """A job as ``plainsong pipeline list`` shows it."""
+class ListedJob(NamedTuple):
+    """A job as ``plainsong pipeline list`` shows it: listing the jobs loads none of them."""
 
     package: str
-    """What is run: ``python -m PACKAGE``."""
+    """``python -m PACKAGE`` runs the job."""
     says: str
     """One line; the job's own help begins with the same."""
+    on_spark: bool = True
 
 
 #: By name, in the order people meet them.
-JOBS: dict[str, Listed] = {
-    "archive": Listed("pyspark_plainsong.pipeline.archive", "Keep topics as Parquet files, beyond their expiry."),
-    "replay": Listed("pyspark_plainsong.pipeline.replay", "Publish archived messages again, in order."),
-    "audit": Listed("pyspark_plainsong.pipeline.audit", "Audit trail, usage registry and lineage of datasets."),
-    "report": Listed("pyspark_plainsong.pipeline.report", "Queues, throughput, latencies and hold times, with plots."),
-    "maintain": Listed(
-        "pyspark_plainsong.pipeline.maintain", "What waits to be cleaned, the plan; in HBase, the cleaning."
+JOBS: dict[str, ListedJob] = {
+    "archive": ListedJob("pyspark_plainsong.pipeline.archive", "Keep topics as Parquet files, beyond their expiry."),
+    "replay": ListedJob("pyspark_plainsong.pipeline.replay", "Publish archived messages again, in order."),
+    "audit": ListedJob("pyspark_plainsong.pipeline.audit", "Audit trail, usage registry and lineage of datasets."),
+    "report": ListedJob(
+        "pyspark_plainsong.pipeline.report", "Queues, throughput, latencies and hold times, with plots."
+    ),
+    # The daemon's own command `plainsong maintain`, which this name has always reached.
+    "maintain": ListedJob(
+        "broker.command.maintain", "What waits to be cleaned, the plan; in HBase, the cleaning.", on_spark=False
     ),
 }
-
-
-def job_named(name: str) -> Listed:
-    """The job of that name. Raises CommandFailed naming the nearest one."""
-    if name not in JOBS:
-        raise CommandFailed(f"there is no job {name[:60]!r}", hint=nearest(name, JOBS), code=Exit.USAGE)
-    return JOBS[name]
-
-
-# --- command ---------------------------------------------------------------------------------------
-#
-# ``plainsong pipeline``: lists the jobs, starts one with the right interpreter and settings, or says how to submit
-# it.
-
-
 ZIP = "plainsong-pipeline.zip"
+#: Packages in the zip. Executors need of ``plainsong`` only ``protocol.frames``. But spark-submit puts the zip before
+#: the driver's own packages, and the driver would find no more of ``plainsong`` than the zip has.
+PACKAGES = ("pyspark_plainsong", "plainsong")
+#: The earliest time that a zip can hold, so that equal sources make equal zips.
+_WHEN = (1980, 1, 1, 0, 0, 0)
 
 
 @click.group(cls=VerbGroup)
 def pipeline() -> None:
-    """Jobs on Spark: archive, replay, audit, report, maintain.
+    """Jobs on Spark: archive, replay, audit, report; and maintain.
 
-    They need the extra `plainsong[spark]` and Java 17. Each can be killed at
-    any moment and started again.
+    They need the extra `plainsong[spark]` and Java 17, but for maintain, which
+    runs without Spark. Each can be killed at any moment and started again.
     """
 
 
@@ -107,13 +99,17 @@ def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: s
     """
     listed = job_named(job)
     if print_it:
-        line = submit_line(listed.package, arguments, master=master, zip_name=zip_name)
+        line = (
+            submit_line(listed.package, arguments, master=master, zip_name=zip_name)
+            if listed.on_spark
+            else shlex.join(["plainsong", job, *arguments])
+        )
         if as_json:
             echo_json({"line": line})
         else:
             click.echo(line)
         return
-    if find_spec(listed.package) is None:
+    if _spec(listed.package) is None:
         raise _not_installed(listed.package)
     more = [*(("--master", master) if master else ()), *(("--json",) if as_json else ())]
     passed = [*arguments, *(more if "--help" not in arguments else ())]
@@ -122,26 +118,26 @@ def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: s
     os.execve(sys.executable, command, {**os.environ, **worker_environ()})  # noqa: S606
 
 
+def job_named(name: str) -> ListedJob:
+    """The job of that name. Raises CommandFailed, which names the nearest job."""
+    if name not in JOBS:
+        raise CommandFailed(f"there is no job {name[:60]!r}", hint=nearest(name, JOBS), code=Exit.USAGE)
+    return JOBS[name]
+
+
 def submit_line(package: str, arguments: Sequence[str], *, master: str | None, zip_name: str = ZIP) -> str:
-    """The line for a cluster whose executors have no package of ours: the driver's has ``plainsong[spark]``.
+    """The spark-submit line for a cluster whose executors have none of our packages, and get the zip.
 
     Raises:
-      CommandFailed: this one has not.
+      CommandFailed: ``package`` is not installed here.
     """
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise _not_installed(package)
-    script = Path(spec.submodule_search_locations[0]) / "__main__.py"
+    script = _folder(package) / "__main__.py"
     beside = Path(sys.executable).with_name("spark-submit")
     submit = str(beside) if shutil.which(beside.name) is None and beside.exists() else beside.name
-    # Without it the driver would be whatever Python the executors are told to run, or the first on the PATH.
+    # Without it PYSPARK_PYTHON, the executors' interpreter, or the first python3 on the PATH would run the driver.
     driver = f"PYSPARK_DRIVER_PYTHON={shlex.quote(sys.executable)}"
     words = [submit, *(("--master", master) if master else ()), "--py-files", zip_name]
     return f"{driver} {shlex.join([*words, str(script), *arguments])}"
-
-
-def _not_installed(package: str) -> CommandFailed:
-    return CommandFailed(f"the package {package} is not installed", hint='pip install "plainsong[spark]"')
 
 
 @pipeline.command(name="zip", examples=[f"plainsong pipeline zip {ZIP}"])
@@ -159,35 +155,8 @@ def zip_command(out: Path, as_json: bool) -> None:
         click.echo(f"{out}: {count} files")
 
 
-if __name__ == "__main__":
-    sys.exit(run_program(pipeline, sys.argv[1:], "plainsong pipeline"))
-
-
-# --- package ---------------------------------------------------------------------------------------
-#
-# The one zip that Spark's executors need: the connector, the frames it reads, and the jobs.
-
-
-#: Workers need two files of ``protocol``; but spark-submit puts the zip before the driver's own packages, which
-#: would then find no more of it than that.
-PACKAGES = ("pyspark_plainsong", "pipeline", "protocol")
-#: The earliest time a zip can hold, so that equal sources are equal zips.
-_WHEN = (1980, 1, 1, 0, 0, 0)
-
-
-def zip_files() -> dict[str, Path]:
-    """Names in the zip, sorted, and the files. Raises CommandFailed: a package is not installed."""
-    found: dict[str, Path] = {}
-    for package in PACKAGES:
-        folder = _folder(package)
-        for path in folder.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                found[f"{package}/{path.relative_to(folder).as_posix()}"] = path
-    return dict(sorted(found.items()))
-
-
 def write_zip(out: Path) -> int:
-    """Write it, whole or not at all; the number of files. Raises CommandFailed, OSError."""
+    """Write the zip, whole or not at all; the number of its files. Raises CommandFailed, OSError."""
     files = zip_files()
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -200,8 +169,34 @@ def write_zip(out: Path) -> int:
     return len(files)
 
 
+def zip_files() -> dict[str, Path]:
+    """The files by their names in the zip, sorted. Raises CommandFailed: a package is not installed."""
+    found: dict[str, Path] = {}
+    for package in PACKAGES:
+        folder = _folder(package)
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[f"{package}/{path.relative_to(folder).as_posix()}"] = path
+    return dict(sorted(found.items()))
+
+
 def _folder(package: str) -> Path:
-    spec = find_spec(package)
+    spec = _spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise CommandFailed(f"the package {package} is not installed", hint='pip install "plainsong[spark]"')
+        raise _not_installed(package)
     return Path(spec.submodule_search_locations[0])
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # of a package around it
+        return None
+
+
+def _not_installed(package: str) -> CommandFailed:
+    return CommandFailed(f"the package {package} is not installed", hint='pip install "plainsong[spark]"')
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(pipeline, sys.argv[1:], "plainsong pipeline"))

@@ -1,9 +1,7 @@
 """Files that a job writes beside Spark's own, on local disks and on whatever Hadoop's FileSystem reaches.
 
-The files of an archive beside Spark's own: on local disks, and on whatever Hadoop's FileSystem can reach.
-
-All paths are from the root. ``write`` is atomic and durable: on local disks the bytes are synced before the rename
-and the folder after it; elsewhere the file system's own close and rename are relied on.
+All paths are from the root. ``write`` is atomic and durable: on local disks it syncs the bytes before the rename and
+the folder after it; elsewhere it relies on the file system's own close and rename.
 """
 
 from __future__ import annotations
@@ -30,52 +28,52 @@ if TYPE_CHECKING:
 
 
 class Files(Protocol):
-    """What archives need of a file system."""
+    """The file operations that an archive needs."""
 
     def url(self, path: str) -> str:
-        """The same for Spark."""
+        """A path as Spark takes it."""
 
     def find(self, under: str, name: str) -> list[str]:
-        """All files of that name below a folder, sorted, but for folders that ``_`` or ``.`` hides; others may change them."""
+        """All files of a name below a folder, sorted, without folders that ``_`` or ``.`` hides."""
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None when there is none."""
+        """The content of a file; None: there is no such file."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Make or replace a file, with its folders, whole or not at all."""
+        """Create or replace a file atomically, and create its folders."""
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """Be the only one who writes ``what`` (for people), while others that ask for the same path are refused.
+        """Be the only writer of ``what`` (named so in errors) as long as the ``with`` block lasts.
 
         Args:
-          say: called with a sentence when somebody's hold was taken over who seems to be dead.
+          say: called with a sentence if the lock of a dead process was taken over.
         Raises:
-          Busy: somebody else is; nothing was changed.
+          Busy: another process holds the lock; nothing was changed.
         """
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the Parquet files right in a folder, sorted; none when there is no such folder."""
+        """Names and sizes of the Parquet files directly in a folder, sorted; empty if there is no such folder."""
 
     def names(self, folder: str) -> list[str]:
-        """What stands right in a folder, sorted; nothing when there is none."""
+        """The names directly in a folder, sorted; empty if there is no such folder."""
 
     def settle(self, folder: str) -> None:
         """Make the Parquet files of a folder durable."""
 
     def remove(self, folder: str) -> None:
-        """Take a folder away with all that is in it; nothing when there is none."""
+        """Remove a folder with its content, if it exists."""
 
     def modified_ms(self, folder: str) -> int | None:
-        """When something right in it was changed last, in milliseconds since 1970; None when it is gone."""
+        """When a folder, or a name directly in it, was last changed, in milliseconds since 1970; None: it is gone."""
 
 
 def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> Files:
     """The file system of a root: a path, ``file:…``, or a URL that Hadoop knows.
 
     Args:
-      session: gives the session through which other file systems are reached.
+      session: returns the Spark session, whose JVM reaches other file systems.
     Raises:
-      CommandFailed: it is such a URL, and there is no session.
+      CommandFailed: it is a URL, and there is no session.
     """
     parts = urlsplit(root)
     if "://" not in root and not root.startswith("file:"):
@@ -83,7 +81,7 @@ def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> 
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LocalFiles(Path(parts.path))
     if session is None:
-        raise CommandFailed(f"{root} cannot be looked into without Spark", code=Exit.USAGE)
+        raise CommandFailed(f"{root} cannot be read without Spark", code=Exit.USAGE)
     from pyspark_plainsong.pipeline.hadoop import HadoopFiles
 
     return HadoopFiles(root, session())
@@ -102,7 +100,7 @@ class LocalFiles:
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
         found = []
-        for folder, below, names in os.walk(self._at(under)):  # which takes it well when a folder goes meanwhile
+        for folder, below, names in os.walk(self._at(under)):  # does not fail if a folder disappears meanwhile
             below[:] = [each for each in below if each[0] not in "._"]
             if name in names:
                 found.append((Path(folder) / name).relative_to(self._root).as_posix())
@@ -131,7 +129,7 @@ class LocalFiles:
         _sync(target.parent)
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """As ``Files``; the kernel knows who is dead."""
+        """As ``Files``, by a lock of the kernel, which ends with its holder."""
         return locked(self._at(path), what)
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -148,13 +146,13 @@ class LocalFiles:
         for each in self._parquet(folder):
             _sync(each)
         at = self._at(folder)
-        # Folders that were made on the way must not be lost either.
+        # Folders that were created on the way must survive a power cut, too.
         while at.is_relative_to(self._root):
             _sync(at)
             at = at.parent
 
     def remove(self, folder: str) -> None:
-        """As ``Files``; what has a manifest loses that first, so that no half of it is ever taken for a whole."""
+        """As ``Files``. The manifest goes first, so that half a folder never counts as an entry."""
         at = self._at(folder)
         if at.is_dir():
             (at / MANIFEST).unlink(missing_ok=True)
@@ -166,7 +164,7 @@ class LocalFiles:
         at = self._at(folder)
         try:
             return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
-        except FileNotFoundError:  # it changes under our eyes
+        except FileNotFoundError:  # another process removed it
             return None
 
     def _at(self, path: str) -> Path:
@@ -177,7 +175,7 @@ class LocalFiles:
 
 
 def _unless_gone(call: object, path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:
-    """Let somebody else take away the same at the same time."""
+    """Ignore a file that another process removes at the same time."""
     if not isinstance(raised[1], FileNotFoundError):
         raise raised[1]
 
@@ -192,18 +190,17 @@ def _sync(path: Path) -> None:
 
 # --- replacing -------------------------------------------------------------------------------------
 #
-# Folders of Parquet that a job writes in place of what it wrote before: only those that hold nothing else.
+# Folders of Parquet that a job replaces: only those that hold nothing else.
 
-
-#: What Spark puts into a folder that it writes a table to; dots and `.crc` are of its checksums.
+#: The names that Spark writes into the folder of a table; those with a dot and `.crc` are checksums.
 _WRITTEN: Final = re.compile(r"\.?part-[^/]*\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?|_temporary")
 
 
 def check_replaceable(files: Files, folders: Iterable[str]) -> None:
-    """Spark replaces a folder whole, so it has to be one that Spark wrote.
+    """Check that folders hold only what Spark wrote, since Spark replaces a folder whole.
 
     Raises:
-      CommandFailed: one of `folders` holds something else; nothing was written.
+      CommandFailed: one of ``folders`` holds other files; nothing was written.
     """
     for folder in folders:
         others = [name for name in files.names(folder) if not _WRITTEN.fullmatch(name)]

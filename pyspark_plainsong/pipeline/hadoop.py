@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class HadoopFiles:
     """Files below a URL that Hadoop knows; see ``pyspark_plainsong.pipeline.files.Files``.
 
-    The classes are reached through the driver's JVM, so the session must be a classic one, not Spark Connect.
+    It calls the classes in the driver's JVM, which Spark Connect has not.
     """
 
     def __init__(self, root: str, spark: SparkSession) -> None:
@@ -74,7 +74,7 @@ class HadoopFiles:
         context.rename(context.makeQualified(beside), context.makeQualified(at), options)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Make a file; False: there is one already."""
+        """Create a file; False: it exists."""
         try:
             stream = self._system.create(self._path(path), False)
         except Py4JJavaError as error:
@@ -86,11 +86,11 @@ class HadoopFiles:
         return True
 
     def discard(self, path: str) -> None:
-        """Take a file away; nothing when there is none."""
+        """Remove a file, if it exists."""
         self._system.delete(self._path(path), False)
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """As ``Files``; by leases in a folder of that name, since there are no locks."""
+        """As ``Files``, by leases in a folder of that name, since there are no locks."""
         return leased(self, path, what, say=say)
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -103,7 +103,7 @@ class HadoopFiles:
         return sorted(each.getPath().getName() for each in self._statuses(folder))
 
     def settle(self, folder: str) -> None:
-        """As ``Files``: what was closed is as durable as the file system makes it."""
+        """As ``Files``; a closed file is as durable as the file system makes it."""
 
     def remove(self, folder: str) -> None:
         """As ``Files``."""

@@ -1,4 +1,4 @@
-"""What all jobs share: their options, the run they are given, and how it ends.
+"""A job on Spark: its options, the run that its command gets, and how an error of Spark is reported in one line.
 
     @click.group(cls=VerbGroup)                # or one command; the names are the job's own
     def archive() -> None: ...
@@ -15,94 +15,71 @@ and in the package's ``__main__.py``: ``main(archive, "archive")``.
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
-import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from plainsong.cli import job as any_job
+from plainsong.cli.job import JobRun
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import CommandFailed, Exit, exit_of, json_option, one_line
-from plainsong.cli.where import Where, where_options
-from plainsong.protocol.errors import PlainsongError
-from pyspark_plainsong.pipeline.metrics import Metrics
-from pyspark_plainsong.pipeline.progress import Progress
+from plainsong.cli.verb import CommandFailed, Exit, one_line
 from pyspark_plainsong.pipeline.session import build_session, extra_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import SparkSession
 
-    from plainsong import Client
-
 F = TypeVar("F", bound="Callable[..., Any]")
-#: A job asks again for so long when a daemon does not answer; somebody at a terminal does not.
-DEADLINE_S = 60.0
 
 
 @dataclass
-class Run:
-    """One run of a job, as its command is given it.
+class Run(JobRun):
+    """One run of a job on Spark.
 
     Args:
-      job: its name.
-      where: the daemon.
-      spark: a session to use; None: one is built when it is asked for, and stopped at the end.
+      master, conf: Spark's, as ``build_session`` takes them.
+      spark: a session to use; None: the first call of ``session`` finds or builds one, and ``close`` stops what was
+        built.
     """
 
-    job: str
-    where: Where = field(default_factory=Where)
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
-    dry_run: bool = False
-    as_json: bool = False
-    progress: Progress = None  # type: ignore[assignment] # made below, of the job's name
-    metrics: Metrics = None  # type: ignore[assignment]
     spark: SparkSession | None = None
 
     def __post_init__(self) -> None:
-        self.progress = self.progress or Progress(self.job, as_json=self.as_json)
-        self.metrics = self.metrics or Metrics(self.job)
+        super().__post_init__()
         self._built = False
 
     def session(self) -> SparkSession:
-        """The Spark session: the one there is, or one started now. Raises CommandFailed: it cannot be, and why."""
+        """The Spark session: the active one, or one that is started now. Raises CommandFailed: none can be started."""
         if self.spark is None and "pyspark" in sys.modules:
             from pyspark.sql import SparkSession
 
-            self.spark = SparkSession.getActiveSession()  # a notebook's, or the tests'; not ours to stop
+            self.spark = SparkSession.getActiveSession()  # a notebook's, or the tests': not ours to stop
         if self.spark is None:
             self.progress.note("starting Spark", "starting")
             self.spark = build_session(f"plainsong {self.job}", master=self.master, conf=self.conf)
             self._built = True
         return self.spark
 
-    def client(self, *topics: str) -> AbstractContextManager[Client]:
-        """A client of the daemon, for a ``with``; a missing one of ``topics`` is told with the nearest there is."""
-        return self.where.client(*topics, retry=True, deadline_s=DEADLINE_S)
-
     def source(self, **more: str) -> dict[str, str]:
-        """Options of ``format("plainsong")`` that say which daemon, and ``more``."""
+        """The options of ``format("plainsong")`` that name the daemon, and ``more``."""
         found = {"url": ",".join(self.where.urls), "namespace": self.where.namespace}
         if self.where.token_file is not None:
             found["auth.tokenFile"] = str(Path(self.where.token_file).absolute())
         return {**found, **more}
 
-    def warn(self, text: str, warning: str, **fields: Any) -> None:
-        """Warn, and count it."""
-        self.progress.warn(text, warning, **fields)
-        self.metrics.add("warnings_total", warning=warning)
+    def failure_of(self, error: Exception) -> CommandFailed | None:
+        """An error of pyspark or py4j in one line."""
+        return failure_of_spark(error) if is_of_spark(error) else None
 
     def close(self) -> None:
-        """Stop the session, if it was built here."""
+        """Stop the session if this run has built it."""
         if self._built and self.spark is not None:
             self.spark.stop()
             self.spark, self._built = None, False
@@ -121,135 +98,64 @@ def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     return pairs
 
 
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-_OPTIONS = (
-    json_option,
-    click.option("--progress/--no-progress", "shown", default=None, help="By default when a terminal is there."),
-    click.option(
-        "--metrics-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        help="Write metrics as Prometheus text, atomically, again and again.",
+_OF_SPARK = {
+    "master": click.option("--master", metavar="URL", help="Of Spark; local[*] by default."),
+    "conf": click.option(
+        "--conf", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
     ),
-    click.option("--master", metavar="URL", help="Of Spark; local[*] by default."),
-    click.option("--conf", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
-    click.option("--trace", is_flag=True, help="Show the whole traceback of a failure."),
-)
+}
 
 
 def job_options(job: str, *, dry_run: bool = True) -> Callable[[F], F]:
-    """Adds what all jobs take; the command gets it as its first argument, a ``Run``.
+    """Adds the options of all jobs and Spark's own; the command gets a ``Run`` as its first argument.
 
     Args:
-      job: its name.
+      job: the job's name.
       dry_run: False for a command that changes nothing anyway.
     """
 
     def decorated(command: F) -> F:
         @wraps(command)
-        def with_run(*args: Any, where: Where, as_json: bool, shown: bool | None, trace: bool, **named: Any) -> Any:
-            run = Run(
-                job,
-                where,
-                named.pop("master"),
-                named.pop("conf"),
-                named.pop("dry_run", False),
-                as_json,
-                Progress(job, as_json=as_json, shown=shown),
-                Metrics(job, named.pop("metrics_file")),
-            )
-            with _lived(run, trace=trace), _ended_by_sigterm(), extra_installed():
-                return command(run, *args, **named)
+        def with_extra(*args: Any, **named: Any) -> Any:
+            with extra_installed():
+                return command(*args, **named)
 
-        found: Any = where_options(with_run)
-        for option in reversed((_DRY_RUN, *_OPTIONS) if dry_run else _OPTIONS):
-            found = option(found)
+        found: Any = any_job.job_options(partial(Run, job), _OF_SPARK, dry_run=dry_run)(with_extra)
         return found  # type: ignore[no-any-return] # it takes what the command takes
 
     return decorated
 
 
-@contextmanager
-def _lived(run: Run, *, trace: bool) -> Iterator[None]:
-    """From the first metrics of a run to its last, whatever happens in between."""
-    code: int = Exit.FAILED
-    try:
-        run.metrics.write()
-        yield
-        code = Exit.OK
-    except KeyboardInterrupt:
-        code = Exit.INTERRUPTED
-        raise
-    except Exception as error:
-        if trace:
-            traceback.print_exc()
-        code = error.code if isinstance(error, CommandFailed) else Exit.FAILED
-        if isinstance(error, PlainsongError):
-            code = exit_of(error)
-        elif is_of_spark(error):
-            raise failure_of_spark(error) from error
-        elif isinstance(error, click.ClickException):
-            code = error.exit_code
-        elif isinstance(error, OSError):
-            raise CommandFailed(f"{error.filename or 'a file'}: {error.strerror or error}") from error
-        raise
-    finally:
-        run.progress.clear()
-        run.progress.event("end", exit=int(code))
-        run.metrics.end(int(code))
-        run.close()
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C inside: what systemd and schedulers send lets the run say how it ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def main(command: click.Command, job: str) -> NoReturn:
-    """``python -m pyspark_plainsong.pipeline.JOB``, which is what ``plainsong pipeline run JOB`` starts."""
+    """``python -m pyspark_plainsong.pipeline.JOB``, which ``plainsong pipeline run JOB`` starts."""
     sys.exit(run_program(command, sys.argv[1:], f"plainsong pipeline run {job}"))
 
 
-# --- failures --------------------------------------------------------------------------------------
-#
-# What went wrong in Spark, in one line: the reason, out of two languages' tracebacks.
-
+# --- errors of Spark -------------------------------------------------------------------------------
 
 #: The last line of a Python traceback; the first of a Java one.
 _REASON = re.compile(
     r"^(?:Caused by: )?((?:[\w$]+\.)*[A-Z]\w*(?:Error|Exception|Failed|NotFound|Lost|Warning)): (\S.*)$", re.M
 )
-#: Classes that only say that something else went wrong.
+#: Classes that only wrap another error.
 _WRAPPERS = ("SparkException", "Py4JJavaError", "StreamingQueryException", "PythonException", "AnalysisException")
 MAX_CHARS = 600
 
 
 def reason_of(error: BaseException) -> str:
-    """The line that says why: the innermost Python error in the text, else the first line."""
+    """The line that says why: the innermost Python error in the text, or else its first line."""
     text = str(error)
-    said = [(name.rpartition(".")[2], reason) for name, reason in _REASON.findall(text)]
-    inner = [f"{name}: {reason}" for name, reason in said if name not in _WRAPPERS]
+    named = [(name.rpartition(".")[2], reason) for name, reason in _REASON.findall(text)]
+    inner = [f"{name}: {reason}" for name, reason in named if name not in _WRAPPERS]
     found = inner[0] if inner else next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return one_line(found)[:MAX_CHARS]
 
 
 def failure_of_spark(error: BaseException) -> CommandFailed:
-    """What the program says of an error of Spark's."""
+    """How the program reports an error of Spark."""
     return CommandFailed(reason_of(error), hint="the whole of it: --trace", code=Exit.FAILED)
 
 
 def is_of_spark(error: BaseException) -> bool:
-    """Whether it comes from pyspark or the JVM behind it."""
+    """Whether an error comes from pyspark or from the JVM behind it."""
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j")

@@ -1,7 +1,4 @@
-"""One writer at a time: a kernel's lock on local disks, leases of numbered files where there are no locks.
-
-One writer at a time: a lock that the kernel gives back whatever its holder dies of.
-"""
+"""One writer at a time: a kernel's lock on local disks, which ends with its holder; elsewhere a lease."""
 
 from __future__ import annotations
 
@@ -23,36 +20,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: Of what a lock's file says about its holder.
+#: Bytes read of a lock's file, which names its holder.
 MAX_OWNER_CHARS = 200
 
 
 class Busy(CommandFailed):
-    """Another process is at it. Nothing was changed."""
+    """Another process holds the lock. Nothing was changed."""
 
 
 class Hold(Protocol):
-    """Being the only writer of something."""
+    """A lock or a lease that this process holds."""
 
     def check(self) -> None:
-        """Raises Busy: it is so no longer, so nothing may be finished."""
+        """Raises Busy: this process does not hold it any more, and must not finish anything."""
 
 
 class KernelHold:
-    """Held until it is given back, by the kernel's word."""
+    """A lock of the kernel, held until it is released."""
 
     def check(self) -> None:
-        """As ``Hold``; nobody can take this away."""
+        """As ``Hold``; a lock cannot be lost."""
 
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[Hold]:
-    """Hold a lock on a local file, which is made with its folders if need be and stays.
+    """Hold a lock on a local file, which is created with its folders and stays.
 
     Args:
-      what: is written by its holder, for the error: ``the archive of default:orders``.
+      what: what the holder writes, for the error: ``the archive of default:orders``.
     Raises:
-      Busy: another process holds it, or another thread.
+      Busy: another process or thread holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -68,29 +65,29 @@ def locked(path: Path, what: str) -> Iterator[Hold]:
 
 
 def owner() -> str:
-    """This process, for people."""
+    """The name of this process in errors."""
     since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return f"process {os.getpid()} on {socket.gethostname()}, since {since}"
 
 
 def busy(what: str, by: str) -> Busy:
-    """The error of one who came second."""
+    """The error about a lock that another process holds."""
     who = escaped(by.strip()[:MAX_OWNER_CHARS]) or "another process"
     return Busy(f"{what} is being written already, by {who}", hint="wait until it ends", code=Exit.STORE)
 
 
 # --- leases ----------------------------------------------------------------------------------------
 #
-# One writer at a time where there are no locks: leases, numbered files of which the highest number holds.
+# Leases are numbered files, of which the highest number holds.
 #
-# A lease is taken by making the file of the next number, which one of several can do. Its holder writes it again
-# every minute. Given back it says so; one that was not written for ten minutes is stale, its holder taken for dead.
-# Both stay until the next one is there, so that a number is never taken twice: who makes a file looks once more,
-# and gives way to a higher one. A holder that was only asleep finds the higher one before it finishes anything.
+# A process takes a lease by creating the file of the next number, which only one of several can do, and writes it again
+# every minute. It writes that it gives the lease back; a file that was not written for ten minutes is stale, and its
+# holder is taken for dead. Both files stay until the next one is there, so no number is used twice: a process that has
+# created a file looks once more, and gives way to a higher number. A holder that only slept finds the higher number
+# before it finishes anything.
 #
-# This needs a file system that makes a file for one of several at once (HDFS does). Object stores may not; there,
-# what is finished is safe all the same, since each try writes into a folder of its own.
-
+# This needs a file system that creates a file for one of several processes at once (HDFS does). Object stores may not;
+# there, too, nothing that was finished is lost, since each try writes into a folder of its own.
 
 RENEW_S = 60.0
 STALE_S = 600.0
@@ -98,32 +95,32 @@ _SUFFIX = ".lease"
 
 
 class LeaseFiles(Protocol):
-    """What leases need of a file system."""
+    """The file operations that leases need."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Make a file; False: there is one already."""
+        """Create a file; False: it exists."""
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None when there is none."""
+        """The content of a file; None: there is no such file."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Replace a file, whole or not at all."""
+        """Replace a file atomically."""
 
     def names(self, folder: str) -> list[str]:
-        """What stands right in a folder, sorted."""
+        """The names directly in a folder, sorted."""
 
     def discard(self, path: str) -> None:
-        """Take a file away; nothing when there is none."""
+        """Remove a file, if it exists."""
 
     def modified_ms(self, folder: str) -> int | None:
-        """When it, or something right in it, was changed last, in milliseconds since 1970; None when it is gone."""
+        """When a folder, or a name directly in it, was last changed, in milliseconds since 1970; None: it is gone."""
 
 
 class Lease:
-    """One lease, from when it was taken.
+    """A lease that this process has taken.
 
     Args:
-      clock: seconds that never go back.
+      clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -138,24 +135,24 @@ class Lease:
         self._renewed_s = clock()
 
     def check(self) -> None:
-        """As ``Hold``: it is still the highest, and was written so lately that nobody may take it for stale."""
+        """As ``Hold``: the lease has the highest number, and was renewed too recently to count as stale."""
         if self._clock() - self._renewed_s > STALE_S / 2:
             raise self._lost("it was not renewed for too long")
         self._give_way()
 
     def renew(self) -> None:
-        """Write it again. Raises Busy: another one holds."""
+        """Renew the lease. Raises Busy: another process holds a higher one."""
         asked_s = self._clock()
         self._give_way()
-        self._files.write(self._path, told(self._owner))
+        self._files.write(self._path, encode_lease(self._owner))
         self._renewed_s = asked_s
 
     def give_back(self) -> None:
-        """Say that nobody holds it any more."""
-        self._files.write(self._path, told(""))
+        """Give the lease back."""
+        self._files.write(self._path, encode_lease(""))
 
     def settle(self) -> None:
-        """After it was made. Raises Busy: a higher one was made meanwhile."""
+        """Check a lease that was just created. Raises Busy: a higher one was created meanwhile."""
         if max(numbers(self._files, self._folder)) > self._number:
             self._files.discard(self._path)
             self._give_way()
@@ -180,9 +177,9 @@ def take(files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None
     """Take the lease of a folder.
 
     Args:
-      say: called with a sentence when a stale one was taken over.
+      say: called with a sentence if a stale lease was taken over.
     Raises:
-      Busy: somebody holds it.
+      Busy: another process holds it.
     """
     number = max(numbers(files, folder), default=0)
     stale = ""
@@ -192,7 +189,7 @@ def take(files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None
         if holder and age_s < STALE_S:
             raise busy(what, holder)
         stale = f"{what}: taken over from {holder}, of which nothing was heard for {age_s:.0f} s" if holder else ""
-    if not files.create(_path(folder, number + 1), told(owner())):
+    if not files.create(_path(folder, number + 1), encode_lease(owner())):
         raise busy(what, "")
     lease = Lease(files, folder, what, number + 1)
     lease.settle()
@@ -205,7 +202,7 @@ def take(files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None
 def leased(
     files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Hold]:
-    """Hold the lease of a folder, and renew it in a thread. Raises Busy: somebody holds it."""
+    """Hold the lease of a folder, and renew it in a thread. Raises Busy: another process holds it."""
     lease = take(files, folder, what, say=say)
     ended = threading.Event()
 
@@ -227,22 +224,22 @@ def leased(
 
 
 def numbers(files: LeaseFiles, folder: str) -> list[int]:
-    """Of the leases that stand in a folder."""
+    """The numbers of the leases in a folder."""
     found = (name.removesuffix(_SUFFIX) for name in files.names(folder) if name.endswith(_SUFFIX))
     return sorted(int(number) for number in found if number.isdigit())
 
 
-def told(holder: str) -> bytes:
-    """What is in a lease's file; nobody's holder is empty."""
+def encode_lease(holder: str) -> bytes:
+    """The content of a lease's file; an empty holder gives it back."""
     return json.dumps({"owner": holder, "renewedMs": now_ms()}).encode()
 
 
 def _holder(files: LeaseFiles, folder: str, number: int) -> tuple[str, int]:
-    """Who holds it, and when it was written."""
+    """The holder of a lease, and when it was written."""
     try:
-        said = json.loads(files.read(_path(folder, number)) or b"")
-        return str(said["owner"]), int(said["renewedMs"])
-    except (ValueError, KeyError, TypeError):  # made, and not written yet, or never
+        written = json.loads(files.read(_path(folder, number)) or b"")
+        return str(written["owner"]), int(written["renewedMs"])
+    except (ValueError, KeyError, TypeError):  # created, and not yet written, or never
         made_ms = files.modified_ms(folder)
         return "another process", now_ms() if made_ms is None else made_ms
 

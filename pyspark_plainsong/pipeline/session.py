@@ -1,6 +1,6 @@
-"""The Spark session of a job, and what is checked before the JVM starts: Java, pyspark, pyarrow, the workers' interpreter.
+"""The Spark session of a job: local by default, in UTC, quiet; and the checks before the JVM starts.
 
-The Spark session of a job: local unless told otherwise, in UTC, quiet, with the interpreter that runs the job.
+Java, pyspark, pyarrow and the workers' interpreter are checked, so that what is missing is named in one line.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[*]"
-#: Whatever the cluster's own settings are.
+#: Settings whatever those of the cluster are.
 ALWAYS = {"spark.sql.session.timeZone": "UTC"}
-#: Where nobody runs spark-submit, which has its own ways to say these.
+#: Settings without spark-submit, whose users set these in its own ways.
 WITHOUT_SUBMIT = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -39,17 +39,30 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
 }
+#: Spark 4 runs on this version of Java and newer ones.
+JAVA = 17
+#: Modules that Spark's Python workers import.
+WORKERS_NEED = ("pyspark", "pyarrow")
+#: Modules of ours that they import, which spark-submit may bring along in a zip.
+OURS = ("pyspark_plainsong.source", "plainsong.protocol.frames")
+#: The variable that spark-submit sets for the driver that it starts.
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: Packages of ours that jobs and workers import.
+PACKAGES = ("pyspark_plainsong", "plainsong")
+#: What the extra ``plainsong[spark]`` brings, by the names that are imported.
+EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
+_PROBE_S = 30.0
 
 
 def build_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark, some seconds.
 
     Args:
-      name: of the application.
-      master: None: what spark-submit says, else ``local[*]``.
-      conf: settings of Spark, which go before ours.
+      name: the application's name.
+      master: None: the one that spark-submit names, or else ``local[*]``.
+      conf: settings of Spark; they win over ours.
     Returns:
-      the session; whoever built it stops it.
+      the session, which the caller stops.
     Raises:
       CommandFailed: Java, pyspark, pyarrow or the workers' interpreter is not as needed; nothing was started.
     """
@@ -64,7 +77,7 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             settings |= LOCAL
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pyspark about itself, while it starts
+        warnings.simplefilter("ignore")  # pyspark warns about itself while it starts
         from pyspark.sql import SparkSession  # here, so that help needs no pyspark
 
         builder = SparkSession.builder.appName(name)
@@ -82,11 +95,11 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
 
 
 def _register(session: SparkSession) -> None:
-    """Have PYSPARK_PYTHON run what reads and writes, and import it from what ``--py-files`` brings.
+    """Register the data source: then PYSPARK_PYTHON runs it, and imports it from the files of ``--py-files``.
 
-    For data sources that it finds itself Spark does neither: PYSPARK_DRIVER_PYTHON runs them, also on executors, and
-    without the files. For one that is registered tasks get the files, but not the process that asks for a stream's
-    offsets, on the driver's machine; it goes by the path.
+    PYSPARK_DRIVER_PYTHON runs a data source that Spark finds by itself, on executors too, and without those files. The
+    tasks of a registered one get the files; the process on the driver's machine that asks for a stream's offsets does
+    not, and needs the path.
     """
     from pyspark_plainsong import DefaultSource
 
@@ -99,12 +112,12 @@ def _register(session: SparkSession) -> None:
 
 
 def _quiet() -> None:
-    """Errors are raised and told by the job; pyspark would write each to standard error before, with its whole trace."""
+    # The job reports errors. pyspark would also write each to standard error, with its whole trace.
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-    # Of a signal that comes while the JVM is asked something, py4j tells the whole trace, in its name and in nobody's.
+    # A signal that arrives during a call to the JVM makes py4j log the whole trace, by its own logger and by the root.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_no_interrupt)
 
@@ -113,32 +126,14 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
 
 
-# --- surroundings ----------------------------------------------------------------------------------
-#
-# What a job needs around it, looked for before the JVM starts: Java, pyspark, pyarrow, and the workers'
-# interpreter.
-
-
-#: Spark 4 runs on this and newer.
-JAVA = 17
-#: What runs in Spark's Python workers imports these.
-WORKERS_NEED = ("pyspark", "pyarrow")
-#: And these, which spark-submit may bring along in a zip.
-OURS = ("pyspark_plainsong", "plainsong.protocol.frames")
-#: Set by spark-submit for the driver that it starts.
-SUBMITTED = "PYSPARK_GATEWAY_PORT"
-#: Packages of this project that jobs and workers import.
-PACKAGES = ("pipeline", "pyspark_plainsong", "protocol", "plainsong")
-#: What the extra ``plainsong[spark]`` brings, by the names that are imported.
-EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
-_PROBE_S = 30.0
+# --- surroundings ------------------------------------------------------------------------------------
 
 
 def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that Spark's processes need: which interpreter, and where our packages are.
+    """The variables that Spark's processes need: the interpreter, and where our packages are.
 
-    Left as they are when somebody set them, but for PYTHONPATH, which is added to when our packages stand outside of
-    site-packages: Spark finds data sources by walking ``sys.path``, which an editable install escapes.
+    Values that are set stay. PYTHONPATH grows if our packages are not in site-packages: Spark looks for data sources in
+    the folders of ``sys.path``, and an editable install need not be in one.
     """
     found = {
         "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable,
@@ -152,7 +147,7 @@ def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def package_roots() -> list[str]:
-    """Where our packages stand that are not installed into site-packages: folders, or the zip of ``--py-files``."""
+    """Where our packages are if they are not in site-packages: folders, or the zip of ``--py-files``."""
     installed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     found: dict[str, None] = {}
     for name in PACKAGES:
@@ -165,11 +160,7 @@ def package_roots() -> list[str]:
 
 
 def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
-    """Look for everything that a session needs.
-
-    Raises:
-      CommandFailed: something is missing; nothing was done.
-    """
+    """Raises CommandFailed: something that a session needs is missing; nothing was done."""
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             raise _not_installed(package)
@@ -179,7 +170,7 @@ def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def extra_installed() -> Iterator[None]:
-    """Around what a job imports when it runs. Raises CommandFailed: a package of the extra is not installed."""
+    """Around the imports of a running job. Raises CommandFailed: a package of the extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -196,17 +187,17 @@ def _check_java(environ: Mapping[str, str]) -> None:
     if java is None:
         raise _missing("there is no Java on the PATH, and JAVA_HOME is not set", hint)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=True).stderr  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         where = f"JAVA_HOME is {home}, but " if home else ""
         raise _missing(f"{where}{java} cannot be run: {error}", hint) from error
-    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
     if version is not None and int(version[1]) < JAVA:
         raise _missing(f"{java} is Java {version[1]}; Spark needs {JAVA} or newer", hint)
 
 
 def _check_workers(environ: Mapping[str, str]) -> None:
-    """Whether the interpreter of Spark's workers has what runs there; this one has been looked at."""
+    """Check the interpreters of Spark's workers, if they are others than this one."""
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         python = environ.get(variable)
         if not python or python == sys.executable:

@@ -101,7 +101,7 @@ async def test_what_has_expired_is_not_shown_to_the_millisecond(daemon):
         (b"\x40", "flags"),
         (b"\x00\x08ab", "its parts say"),
         (b"\x01\x00\x00", "garbled"),
-        (encode_row(MessageRow(None, pointer=5)), "does not say where"),
+        (encode_row(MessageRow(None, pointer=5)), "no readable reference"),
     ],
 )
 async def test_a_row_that_cannot_be_read_is_shown_as_damaged_between_its_neighbours(daemon, value, words):

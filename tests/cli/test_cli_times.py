@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.cli.options import Length, Place, parse_length_s, show_length, show_time, show_ttl
-from plainsong.starts import NEWEST, OLDEST, parse_start
+from plainsong.positions import NEWEST, OLDEST, parse_start
 
 ID = "0000018bcfe56805000100000000000000000000"
 

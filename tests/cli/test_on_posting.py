@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from plainsong.core.effects import Answer, Failure
+from plainsong.calls import Answer, Failure
 from plainsong.messages import Message, Origin
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.react.post import (

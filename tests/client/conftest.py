@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from plainsong import Client
+from tests.client.both import Client
+from tests.client.world import KINDS, kind, kinds
 from tests.daemon.harness import Daemon
 
 _numbers = count()
@@ -21,20 +22,41 @@ def url_of(daemon: Daemon) -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A daemon that no test disturbs."""
-    with Daemon(tmp_path_factory.mktemp("client") / "data") as daemon:
-        yield url_of(daemon)
+def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Daemons that no test disturbs, by the kind of client, since both make topics of the same names."""
+    with ExitStack() as daemons:
+        urls: dict[str, str] = {}
+
+        def url(name: str) -> str:
+            if name not in urls:
+                urls[name] = url_of(daemons.enter_context(Daemon(tmp_path_factory.mktemp("client") / "data")))
+            return urls[name]
+
+        yield url
 
 
 @pytest.fixture
-def client(shared_url: str) -> Iterator[Client]:
+def shared_url(shared_daemons: Callable[[str], str]) -> str:
+    """A daemon that no test disturbs."""
+    return shared_daemons(kind().name)
+
+
+@pytest.fixture(params=sorted(KINDS), scope="module")
+def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What is tested in virtual time is tested twice: of the client for event loops, and of the one for threads."""
+    kinds.append(KINDS[request.param])
+    yield request.param
+    kinds.pop()
+
+
+@pytest.fixture
+def client(shared_url: str) -> Iterator[Any]:
     with Client(shared_url, deadline_s=20) as client:
         yield client
 
 
 @pytest.fixture
-def topic(client: Client) -> str:
+def topic(client: Any) -> str:
     """A new topic of the shared daemon."""
     return client.create_topic(f"topic-{next(_numbers)}").name
 

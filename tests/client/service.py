@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from world import problem, said
-
-from plainsong.core.effects import Answer, Failure, Send
+from plainsong.calls import Answer, Failure, Send
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from tests.client.world import problem, said
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]
@@ -45,9 +44,6 @@ class Service:
         if instead is None:
             return happen()
         return instead(happen) if callable(instead) else instead
-
-    async def carry_async(self, send: Send) -> Answer | Failure:
-        return self.carry(send)
 
     def _understood(self, send: Send) -> tuple[str, Callable[[], Answer]]:
         path, _, _ = send.request.path.partition("?")

@@ -1,19 +1,16 @@
-"""The client on event loops: each test runs on asyncio and on trio, against the real daemon."""
+"""What is true of the client on event loops alone, and a little of everything on asyncio and on trio alike."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import anyio
 import pytest
 
-from plainsong import JSON, AsyncClient, Client, FilePosition, ServerPosition
-from plainsong.aio.reader import AsyncReader
-from plainsong.core.gathering import ITEM_BYTES
-from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotSent
-from plainsong.protocol.errors import TopicExists, TopicNotFound
+from plainsong import JSON, AsyncClient, Client
+from plainsong.errors import BufferFull, ConnectionLost, DeadlineExceeded, MessageDropped
+from plainsong.gathering import ITEM_BYTES
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 
@@ -40,32 +37,6 @@ async def is_parked(client: AsyncClient, topic: str) -> None:
 
 
 @on_both_loops
-async def test_everything_about_topics(shared_url: str):
-    async with AsyncClient(shared_url) as client:
-        await client.create_topic("async", ttl_s=3600, if_not_exists=True)
-        topic = client.topic("async")
-        with pytest.raises(TopicExists):
-            await client.create_topic("async")
-        assert "async" in await client.topics()
-        assert (await topic.properties())["ttl"] == "3600"
-        receipt = await topic.publish([b"a", b"b"])
-        assert (await topic.stats(reader=receipt.first_id))["reader"]["visible"] == 1
-        assert [seen.payload for seen in await topic.messages(receipt.first_id)] == [b"a", b"b"]
-        assert await topic.position_of_last(1) == receipt.first_id
-        await client.set_reader("async", "me", receipt.first_id)
-        assert (await client.reader("async", "me"))["position"] == str(receipt.first_id)
-        assert [each["name"] for each in await topic.readers()] == ["me"]
-        await client.delete_reader("async", "me")
-        await topic.delete()
-        await topic.undelete()
-        await topic.set_properties()
-        assert (await topic.properties())["ttl"] == "604800"
-        await topic.delete()
-        with pytest.raises(TopicNotFound):
-            await topic.poll()
-
-
-@on_both_loops
 async def test_publish_poll_and_read(shared_url: str, topic: str):
     async with AsyncClient(shared_url) as client:
         receipt = await client.publish(topic, [{"n": n} for n in range(25)], serializer=JSON)
@@ -76,21 +47,6 @@ async def test_publish_poll_and_read(shared_url: str, topic: str):
         ]
         assert rest == list(range(10, 25))
         assert receipt.count == 25
-
-
-@on_both_loops
-async def test_a_parked_poll_is_woken_by_another_task(shared_url: str, topic: str):
-    async with AsyncClient(shared_url) as client:
-        before = (await client.publish(topic, b"before")).last_id
-
-        async def publish_when_parked() -> None:
-            await is_parked(client, topic)
-            await client.publish(topic, b"at last")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publish_when_parked)
-            page = await client.poll(topic, before, wait_ms=20_000)
-        assert [message.payload for message in page] == [b"at last"]
 
 
 @on_both_loops
@@ -147,20 +103,6 @@ async def test_a_full_buffer_waits_raises_or_drops(shared_url: str, topic: str):
 
 
 @on_both_loops
-async def test_best_effort_neither_raises_nor_waits_without_a_daemon(tmp_path: Path):
-    async with AsyncClient("http://127.0.0.1:1") as client:
-        async with client.publisher("t", mode="best_effort", delivery_timeout_s=0.2) as publisher:
-            for _ in range(1000):
-                await publisher.send(b"x")
-        assert publisher.counts.dropped == 1000
-        with pytest.raises(NotSent):
-            async with client.publisher("t", delivery_timeout_s=0.2) as publisher:
-                await publisher.send(b"x")
-        with pytest.raises(Closed):
-            await publisher.send(b"x")
-
-
-@on_both_loops
 async def test_a_cancelled_block_gives_up_at_once(caplog: pytest.LogCaptureFixture):
     async with AsyncClient("http://127.0.0.1:1") as client:
         with anyio.move_on_after(0.1) as scope:
@@ -189,28 +131,6 @@ async def test_lost_answers_are_unknown_and_deadlines_say_what_happened(shared_a
                 await client.poll(topic)
             assert read.value.outcome == "not-applied"
         proxy.mode = "pass"
-
-
-async def fail_at(reader: AsyncReader, payload: bytes) -> None:
-    async with reader:
-        async for message in reader:
-            if message.payload == payload:
-                raise ValueError(payload)
-
-
-@on_both_loops
-async def test_positions_move_after_the_loop_body(shared_url: str, topic: str, tmp_path: Path):
-    async with AsyncClient(shared_url) as client:
-        await client.publish(topic, [b"%d" % n for n in range(10)])
-        for position in (lambda: FilePosition(tmp_path / "p"), lambda: ServerPosition("loop")):
-            with pytest.raises(ValueError, match="3"):
-                await fail_at(client.read(topic, position=position()), b"3")
-            async with client.read(topic, position=position()) as reader:
-                assert (await anext(reader)).payload == b"3"
-            async with client.read(topic, position=position()) as reader:
-                assert [message.payload async for message in reader] == [b"%d" % n for n in range(4, 10)]
-            async with client.read(topic, position=position()) as reader:
-                assert [message async for message in reader] == []
 
 
 @on_both_loops

@@ -13,8 +13,7 @@ from test_async import on_both_loops
 from test_transactions import Rows
 
 from plainsong import AsyncClient, Client, FilePosition
-from plainsong.errors import NoTransaction, TransactionFailed, TransactionInProgress, TransactionTimedOut
-from plainsong.protocol.errors import TransactionConflict
+from plainsong.errors import NoTransaction
 from tests.client.proxy import Proxy
 
 
@@ -48,30 +47,6 @@ class AsyncRows:
 
 async def committed(client: AsyncClient, topic: str) -> list[bytes]:
     return [message.payload async for message in client.read(topic, isolation="committed", direct=True)]
-
-
-@on_both_loops
-async def test_rows_and_messages_appear_together_or_not_at_all(shared_url: str, topic: str):
-    async with AsyncClient(shared_url) as client:
-        mixed = [AsyncRows(), Rows()]
-        async with client.transaction(mixed) as tx:
-            await client.publish(topic, b"one")
-            await tx.publish(topic, b"two")
-            await client.publish(topic, b"direct", direct=True)
-            assert await committed(client, topic) == [b"direct"]
-            assert [m.payload for m in await tx.poll(topic)] == [m.payload async for m in tx.read(topic)] == [b"direct"]
-            await tx.checkpoint()
-            with pytest.raises(TransactionInProgress):
-                async with client.transaction():
-                    pass
-        assert await committed(client, topic) == [b"direct", b"one", b"two"]
-        assert mixed[0].rows.calls == mixed[1].calls == ["start", "commit", "update", "commit", "post"]
-        with pytest.raises(KeyError):
-            async with client.transaction([AsyncRows()]) as tx:
-                await tx.publish(topic, b"never")
-                raise KeyError
-        assert tx.state == "aborted"
-        assert len(await committed(client, topic)) == 3
 
 
 @on_both_loops
@@ -117,55 +92,12 @@ async def test_tasks_started_inside_take_part_and_are_refused_when_it_has_ended(
                     for who in range(4):
                         inside.start_soon(publish, who)
                 tasks.start_soon(outlives)
-                assert tx.course.messages.waiting_bytes < 10_000
+                assert tx._messages.waiting_bytes < 10_000
             ended.set()
         assert refused
         found = [payload.split(b":") for payload in await committed(client, topic)]
         for who in range(4):
             assert [int(n) for each, n in found if int(each) == who] == list(range(100))
-
-
-@on_both_loops
-async def test_a_function_is_called_again_after_a_conflict(shared_url: str, topic: str):
-    async with AsyncClient(shared_url) as client:
-        attempts: list[int] = []
-
-        async def work(tx: Any) -> str:
-            attempts.append(tx.transaction.id)
-            await tx.publish(topic, b"%d" % len(attempts))
-            if len(attempts) < 3:
-                other = await client.transactions.begin()
-                await client.transactions.prepare(other, [b"async key"])
-                assert await client.transactions.commit(other) == "committed"
-            return "done"
-
-        rows = AsyncRows([b"async key"])
-        assert await client.run_in_transaction(work, participants=[rows], timeout_s=60) == "done"
-        assert len(set(attempts)) == 3
-        attempts.clear()
-        with pytest.raises(TransactionConflict):
-            await client.run_in_transaction(work, participants=[rows], retries=0)
-        assert await committed(client, topic) == [b"3"]
-
-
-@on_both_loops
-async def test_one_publish_and_the_service_by_hand(shared_url: str, topic: str):
-    async with AsyncClient(shared_url) as client:
-        receipt = await client.publish(topic, b"own", transaction="own")
-        assert receipt.first_id == receipt.last_id
-        transaction = await client.transactions.begin(client_id="by hand")
-        await client.topic(topic).store(b"stored", transaction)
-        await client.topic(topic).publish(transaction=transaction)
-        await client.topic(topic).rollback(transaction)
-        assert transaction.id in [each.id for each in await client.transactions.list()]
-        assert (await client.transactions.checkpoint(transaction)).id == transaction.id
-        assert await client.transactions.abort(transaction) == "aborted"
-        assert (await client.transactions.get(transaction)).state == "aborted"
-        other = await client.transactions.begin()
-        assert await client.transactions.invalidate(other) == "invalid"
-        assert (await client.transactions.pruning()).invalid
-        assert await client.transactions.truncate(ids=[other.id]) == 1
-        assert await committed(client, topic) == [b"own"]
 
 
 @on_both_loops
@@ -222,37 +154,5 @@ async def test_a_task_cancelled_in_the_middle_of_the_commit_brings_it_to_its_end
     assert [message.payload for message in client.read(topic, isolation="committed")] == [b"m"]
 
 
-@on_both_loops
-async def test_a_lost_answer_to_a_publish_undoes_and_one_to_a_commit_is_asked_for(
-    shared_address: tuple[str, int], topic: str
-):
-    with Proxy(shared_address) as proxy:
-        async with AsyncClient(proxy.url, deadline_s=5, request_timeout_s=1) as client:
-            with pytest.raises(TransactionFailed):
-                async with client.transaction() as tx:
-                    await tx.publish(topic, b"undone")
-                    proxy.after = {b"/publish": "lose"}
-            assert tx.state == "invalid"
-            async with client.transaction() as tx:
-                await tx.publish(topic, b"done")
-                proxy.after = {b"/commit": "lose"}
-            assert await committed(client, topic) == [b"done"]
-
-
 async def state_of(client: AsyncClient, tx: Any) -> str:
     return (await client.transactions.get(tx.transaction)).state
-
-
-@on_both_loops
-async def test_a_transaction_that_takes_too_long_says_so(shared_url: str, topic: str):
-    async with AsyncClient(shared_url) as client:
-        with pytest.raises(TransactionTimedOut, match="limit is 1 s"):
-            async with client.transaction(timeout_s=1) as tx:
-                await tx.publish(topic, b"late")
-                # By our clock, and by the service's, which began to count when it heard of it.
-                while tx.remaining_s or await state_of(client, tx) != "invalid":  # noqa: ASYNC110 - time is waited for
-                    await anyio.sleep(0.02)
-                reader = client.read(topic)
-                assert [message async for message in reader] == []
-                assert reader.is_time_up
-        assert await committed(client, topic) == []

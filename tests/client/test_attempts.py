@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from world import LOST, NOBODY, SILENT, World, operations, problem, said
 
-from plainsong.core import calls
-from plainsong.core.effects import Answer
+from plainsong import calls
+from plainsong.calls import Answer
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import (
@@ -20,6 +19,9 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
+from tests.client.world import LOST, NOBODY, SILENT, World, problem, said
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 RECEIPT = Answer(200, {"content-type": "avro/binary"}, AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 1), 1)))
 
@@ -30,7 +32,7 @@ def publish(retry_unknown: bool = False) -> calls.Call:
 
 def outcome_of(world: World, call: calls.Call, **options: object) -> object:
     try:
-        return world.run(operations(**options).call(call))
+        return world.run(world.channel(**options).call, call)
     except PlainsongError as error:
         return error
 
@@ -158,11 +160,11 @@ def test_a_daemon_that_is_leaving_is_left():
 
 
 def test_the_place_that_answered_is_kept_for_the_next_call():
-    working = operations(["http://one", "http://two"])
-    World([NOBODY, RECEIPT]).run(working.call(publish()))
-    world = World([RECEIPT])
-    world.run(working.call(publish()))
-    assert world.sent[0].url == "http://two"
+    world = World([NOBODY, RECEIPT, RECEIPT])
+    channel = world.channel(["http://one", "http://two"])
+    world.run(channel.call, publish())
+    world.run(channel.call, publish())
+    assert [send.url for send in world.sent] == ["http://one", "http://two", "http://two"]
 
 
 def test_what_needs_transactions_is_not_waited_for():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plainsong import JSON, Client, MessageId, Outgoing
+from plainsong import JSON, MessageId, Outgoing
 from plainsong.errors import Closed, ConnectFailed, DeadlineExceeded, NotSent
 from plainsong.protocol.errors import (
     InvalidName,
@@ -20,7 +20,10 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionsUnavailable,
 )
+from tests.client.both import Client, only_threads
 from tests.daemon.harness import eventually
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: Client):
@@ -208,6 +211,7 @@ def test_one_client_serves_many_threads(client: Client, topic: str):
 
 
 def test_closing_a_client_says_what_its_publishers_could_not_send():
+    only_threads("publishers of tasks end with their own blocks")
     client = Client("http://127.0.0.1:1")
     client.publisher("t", exit_timeout_s=0.05).send(b"x")
     client.publisher("t", mode="best_effort", exit_timeout_s=0.05).send(b"x")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from world import LOST, NOBODY, SILENT, World, operations, problem, said, settings
 
-from plainsong.core import calls
-from plainsong.core.effects import Answer
-from plainsong.core.operations import Operations
-from plainsong.core.places import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
+from plainsong import calls
+from plainsong.calls import Answer
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.retry import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
 from plainsong.settings import follows_owners
+from tests.client.world import LOST, NOBODY, SILENT, World, problem, said
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 RECEIPT = AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1))
 
@@ -33,11 +34,10 @@ def publish(topic="t"):
 def sent(script, *asked, url="http://one", clock=None, **options):
     """Where each attempt of these calls went, one call after the other."""
     world = World(script)
-    clock = clock or (lambda: world.now_s)
-    client = Operations(settings(url, **options), lambda: 0.0, lambda: 1_000_000, clock=clock)
+    client = world.channel(url, clock=clock, **options)
     for call in asked:
         with suppress(PlainsongError):
-            world.run(client.call(call))
+            world.run(client.call, call)
     return [each.url for each in world.sent], world
 
 
@@ -70,10 +70,10 @@ def test_an_owner_that_is_not_there_costs_one_attempt_and_no_pause(failure, retr
 @pytest.mark.parametrize("failure", [LOST, SILENT])
 def test_a_write_that_an_owner_may_have_taken_is_not_sent_again(failure):
     world = World([stored("two:1"), failure])
-    client = operations()
-    world.run(client.call(publish()))
+    client = world.channel()
+    world.run(client.call, publish())
     with pytest.raises(PlainsongError) as raised:
-        world.run(client.call(publish()))
+        world.run(client.call, publish())
     assert raised.value.outcome == "unknown"
     assert not isinstance(raised.value, OutcomeUnknown)
 
@@ -92,14 +92,14 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
     for _ in range(8):
         script += [NOBODY, stored("two:1"), stored("two:1")]
     world = World(script)
-    client = Operations(settings(), lambda: 0.0, lambda: 1_000_000, clock=lambda: now_s[0])
-    world.run(client.call(publish()))
+    client = world.channel(clock=lambda: now_s[0])
+    world.run(client.call, publish())
     pause_s = FIRST_AWAY_S
     for _ in range(8):
         before = len(world.sent)
-        world.run(client.call(publish()))
+        world.run(client.call, publish())
         now_s[0] += pause_s - 1
-        world.run(client.call(publish()))
+        world.run(client.call, publish())
         assert [each.url for each in world.sent[before:]] == ["http://two:1", "http://one", "http://one"]
         now_s[0] += 1
         pause_s = min(2 * pause_s, MAX_AWAY_S)
@@ -150,8 +150,8 @@ def test_an_owner_may_be_one_of_the_given_urls():
 def test_so_many_owners_are_remembered_and_then_all_are_learnt_again():
     places = Places(("http://one",))
     for number in range(3 * MAX_OWNERS):
-        places.told(f"/v1/namespaces/n/topics/t{number}/poll", "http://one", {"plainsong-owner": "two:1"})
-        assert places.where(f"/v1/namespaces/n/topics/t{number}") == "http://two:1"
+        places.told(f"n/topics/t{number}", "http://one", {"plainsong-owner": "two:1"})
+        assert places.where(f"n/topics/t{number}") == "http://two:1"
         assert len(places._owners) <= MAX_OWNERS
 
 

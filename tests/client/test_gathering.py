@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.core.gathering import ITEM_BYTES, Bounds, Gathering
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, MessageDropped
+from plainsong.gathering import ITEM_BYTES, Bounds, Gathering
 from plainsong.protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
 
 

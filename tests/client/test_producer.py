@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plainsong import JSON, Client, Outgoing, Producer
+from plainsong import JSON, Outgoing, Producer
 from plainsong.errors import (
     Closed,
     DeadlineExceeded,
@@ -28,8 +28,11 @@ from plainsong.protocol.errors import (
     SequenceConsumed,
     TopicNotFound,
 )
+from tests.client.both import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def payloads(client: Client, topic: str) -> list[bytes]:
@@ -350,6 +353,7 @@ def test_closing_says_what_was_not_sent_and_a_closed_one_takes_nothing(client: C
 
 
 def test_a_producer_that_nobody_closed_is_closed_with_its_client(shared_url: str, client: Client, topic: str):
+    only_threads("producers of tasks end with their own blocks")
     with Client(shared_url) as other:
         sent = other.producer(topic, "p", linger_ms=60_000).send(b"x")
     assert sent.result(0).sequence_id == 0

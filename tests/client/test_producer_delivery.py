@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from topic_of_producers import Topic, then_lost
-from world import LOST, NOBODY, SILENT, World, operations, problem
 
-from plainsong.core.producing.calls import Known, Recent
-from plainsong.core.producing.delivery import Delivery
-from plainsong.core.producing.receipts import Delivered, MessageReceipt, found
-from plainsong.core.producing.session import Session, begin
+from plainsong.calls import Known, Recent
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
-from plainsong.ids import MessageId
+from plainsong.messages import MessageId, MessageReceipt
+from plainsong.producing import Delivered, Session, as_found
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
@@ -28,6 +26,9 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.requests import PublishRequest
+from tests.client.world import LOST, NOBODY, SILENT, World, kind, problem
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 class Desk:
@@ -36,21 +37,19 @@ class Desk:
     def __init__(self, topic: Topic | None = None, name: str | None = "p", **changed: Any) -> None:
         self.topic = topic or Topic()
         self.world = World(self.topic.carry)
-        self.operations = operations(**changed)
+        self.channel = self.world.channel(**changed)
         self.session = self.open(name)
 
     def open(self, name: str | None = "p", *, optional: bool = False) -> Session:
-        steps = begin(
-            self.operations, "t", name, initial_sequence_id=None, optional=optional, retention_s=None, deadline_s=None
-        )
-        return self.world.run(steps)
+        options = {"initial_sequence_id": None, "optional": optional, "retention_s": None, "deadline_s": None}
+        return self.world.run(partial(kind().begin, self.channel, "t", name, **options))
 
     def deliver(self, *ids: int, atomic: bool = False, payload: bytes = b"m", limit_s: float = 120) -> Delivered:
         request = PublishRequest([payload + b"%d" % each for each in ids], sequence_ids=ids, atomic=atomic)
         if payload == b"too large":
             request.messages = [payload]
         until_s = self.world.now_s + limit_s
-        return self.world.run(Delivery(self.operations, self.session, request, until_s).steps())
+        return self.world.run(kind().Delivery(self.channel, self.session, request, until_s).run)
 
     def fails(self, error: type[PlainsongError], *ids: int, outcome: str, **options: Any) -> PlainsongError:
         with pytest.raises(error) as raised:
@@ -317,9 +316,9 @@ def test_the_receipt_of_a_duplicate_never_names_the_message_of_another():
 def test_duplicates_that_are_found_out_have_the_ids_of_their_own_request():
     first, last, other = (MessageId(pack_position(7, n) + NO_PAYLOAD_PART) for n in (0, 1, 2))
     known = Known("p", 1, 5, 1, [Recent(0, 5, first, last), Recent(5, 5, other, other)])
-    again = found(known, [0, 5], 5)
+    again = as_found(known, [0, 5], 5)
     assert [again.of(n).id for n in range(2)] == [first, last]
-    assert found(known, [3, 5], 5).of(0).id is None
+    assert as_found(known, [3, 5], 5).of(0).id is None
 
 
 def test_a_request_that_straddles_tells_which_were_stored():
@@ -398,5 +397,14 @@ def test_a_first_id_below_nothing_is_refused():
     desk = Desk()
     with pytest.raises(InvalidSequenceIds):
         desk.world.run(
-            begin(desk.operations, "t", "p", initial_sequence_id=-1, optional=False, retention_s=None, deadline_s=None)
+            partial(
+                kind().begin,
+                desk.channel,
+                "t",
+                "p",
+                initial_sequence_id=-1,
+                optional=False,
+                retention_s=None,
+                deadline_s=None,
+            )
         )

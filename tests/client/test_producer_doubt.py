@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from test_producer_delivery import Desk
 from topic_of_producers import then_lost
-from world import LOST, NOBODY, SILENT, problem
 
 from plainsong import Client
-from plainsong.core.producing.delivery import Delivery
-from plainsong.core.producing.numbering import MAX_SEQUENCE_ID, Numbering
-from plainsong.core.producing.receipts import Delivered
-from plainsong.core.producing.session import begin
+from plainsong.producing import MAX_SEQUENCE_ID, Delivered, Numbering
 from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,
@@ -24,16 +21,18 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.requests import PublishRequest
 from tests.client.proxy import Proxy
+from tests.client.world import LOST, NOBODY, SILENT, kind, problem
 
 
 def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:
     request = PublishRequest([b"m%d" % each for each in ids], pointer, sequence_ids=ids)
-    return desk.world.run(Delivery(desk.operations, desk.session, request, desk.world.now_s + 120).steps())
+    return desk.world.run(kind().Delivery(desk.channel, desk.session, request, desk.world.now_s + 120).run)
 
 
 # --- ids that were used before ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("both_clients")
 @pytest.mark.parametrize("doubt", [LOST, SILENT, then_lost, problem(503, "outcome_unknown", "unknown")])
 @pytest.mark.parametrize("pointer", [None, 8])
 def test_ids_of_a_transaction_that_was_undone_are_never_taken_for_a_lost_request(doubt: Any, pointer: int | None):
@@ -47,6 +46,7 @@ def test_ids_of_a_transaction_that_was_undone_are_never_taken_for_a_lost_request
     assert deliver(desk, 1, pointer=pointer).whole().duplicate is False
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_under_a_write_pointer_what_took_is_believed_where_the_pointer_is_remembered():
     desk = Desk()
     desk.topic.instead["publish"] = [then_lost]
@@ -56,6 +56,7 @@ def test_under_a_write_pointer_what_took_is_believed_where_the_pointer_is_rememb
     assert delivered.last_id is not None
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_a_duplicate_whose_answer_is_lost_is_judged_by_the_daemon_where_it_is_not_remembered():
     desk = Desk()
     for each in range(7):
@@ -66,6 +67,7 @@ def test_a_duplicate_whose_answer_is_lost_is_judged_by_the_daemon_where_it_is_no
     assert len(desk.topic.payloads) == 7
 
 
+@pytest.mark.usefixtures("both_clients")
 @pytest.mark.parametrize("pointer", [None, 8])
 def test_after_an_unknown_outcome_its_ids_prove_nothing(pointer: int | None):
     desk = Desk()
@@ -141,14 +143,13 @@ def test_behind_the_last_sequence_id_there_is_none_and_nothing_happens():
         numbers.take(None)
 
 
+@pytest.mark.usefixtures("both_clients")
 @pytest.mark.parametrize("name", ["", "\ud800", "a\udfffb"])
 def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(name: str):
     desk = Desk()
-    steps = begin(
-        desk.operations, "t", name, initial_sequence_id=None, optional=False, retention_s=None, deadline_s=None
-    )
+    options = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": None}
     with pytest.raises(InvalidParameter) as raised:
-        desk.world.run(steps)
+        desk.world.run(partial(kind().begin, desk.channel, "t", name, **options))
     assert raised.value.outcome == "not-applied"
     assert desk.topic.verbs == ["open"]
 

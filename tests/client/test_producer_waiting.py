@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from world import operations
 
-from plainsong import JSON, Outgoing
-from plainsong.core.producing import lightweight
-from plainsong.core.producing.lightweight import MAX_BYTES, Lightweight
-from plainsong.core.producing.options import Prepared, prepared, producer_bounds
-from plainsong.core.producing.producing import Producing, atomic_request, whole_request
-from plainsong.core.producing.session import Session
+from plainsong import JSON, Outgoing, lightweight
 from plainsong.errors import (
     ConnectionLost,
     MaxTransactionSizeExceeded,
@@ -26,7 +20,9 @@ from plainsong.errors import (
     TransactionOutcomeUnknown,
     TransactionTimedOut,
 )
+from plainsong.lightweight import MAX_BYTES, Lightweight
 from plainsong.messages import Receipt
+from plainsong.producing import Prepared, Producing, Session, atomic_request, prepared, producer_bounds, whole_request
 from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,
@@ -53,7 +49,7 @@ def producing(*, last: int = -1, initial: int | None = None, **bounds: Any) -> P
         "delivery_timeout_s": 120,
     }
     session = Session("t", "p", 1, 1, last, optional=False)
-    return Producing(operations(), session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
+    return Producing(session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
 
 
 def put(one: Producing[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:

@@ -9,12 +9,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from plainsong import JSON, Client, Outgoing
-from plainsong.core.gathering import ITEM_BYTES
+from plainsong import JSON, Outgoing
 from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotEncodable, NotSent
+from plainsong.gathering import ITEM_BYTES
 from plainsong.protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
+from tests.client.both import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def payloads(client: Client, topic: str) -> list[bytes]:
@@ -32,6 +35,7 @@ def test_each_message_has_a_future_with_its_id(client: Client, topic: str):
 
 
 def test_futures_work_with_what_python_has_for_futures(client: Client, topic: str):
+    only_threads("tasks await")
     with client.publisher(topic) as publisher:
         sents = [publisher.send(b"x") for _ in range(10)]
         assert set(as_completed(sents, timeout=20)) == set(sents)
@@ -197,7 +201,7 @@ def test_who_waits_for_room_is_told_when_the_publisher_closes(nobody: Client):
 
     thread = threading.Thread(target=send)
     thread.start()
-    eventually("it waits", lambda: publisher._room._waiters)
+    eventually("it waits", lambda: publisher._sender.room._waiters)
     with pytest.raises(NotSent):
         publisher.close(0)
     thread.join(20)

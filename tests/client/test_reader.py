@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from plainsong import JSON, Client, FilePosition, ServerPosition, Undecodable
+from plainsong import JSON, FilePosition, ServerPosition, Undecodable
 from plainsong.errors import Closed, PositionNotSaved
 from plainsong.positions import Position
 from plainsong.protocol.errors import InvalidName, InvalidParameter, PositionChanged, TopicNotFound
+from tests.client.both import Client, only_threads
 from tests.daemon.harness import eventually
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def numbers(client: Client, topic: str, count: int, first: int = 0) -> None:
@@ -135,6 +138,7 @@ def test_the_next_reader_goes_on_where_the_last_one_was(client: Client, topic: s
 
 
 def test_a_loop_that_is_left_gets_the_message_at_hand_again(client: Client, topic: str, position):
+    only_threads("a loop of a task that is left saves nothing more")
     numbers(client, topic, 10)
     for message in client.read(topic, position=position()):
         if message.payload == b"4":

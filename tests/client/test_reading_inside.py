@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_reading import FakeDaemon, payloads
 from test_transactions import Rows, committed
-from world import World, operations, problem, said
 
-from plainsong import Client, FilePosition, Held, ServerPosition, Transaction
-from plainsong.core import polls
-from plainsong.core.effects import Answer
-from plainsong.core.options import read_plan
-from plainsong.core.reading import Reading
+from plainsong import Client, FilePosition, Held, ServerPosition, Transaction, calls
+from plainsong.calls import Answer
 from plainsong.errors import CommittedWithErrors, PositionNotSaved
 from plainsong.messages import Origin
+from plainsong.positions import read_plan
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
 from plainsong.protocol.requests import PollRequest
+from tests.client.world import World, kind, problem, said
 from tests.daemon.harness import eventually
 
 if TYPE_CHECKING:
@@ -42,14 +40,12 @@ class RowPosition:
         rows.post_tx_commit = self._keep  # type: ignore[method-assign]
         self.waiting: dict[str, bytes] = {}
 
-    def load(self, operations: Any, topics: Iterable[str]) -> Any:
-        yield from ()
+    def load(self, daemon: Any, topics: Iterable[str]) -> dict[str, bytes]:
         return {topic: self.kept[topic] for topic in topics if topic in self.kept}
 
-    def save(self, operations: Any, positions: Mapping[str, bytes]) -> Any:
+    def save(self, daemon: Any, positions: Mapping[str, bytes]) -> None:
         self.saved_before_commit.append(self.rows.calls[-1] != "commit")
         self.waiting = dict(positions)
-        yield from ()
 
     def _keep(self) -> None:
         self.kept.update(self.waiting)
@@ -122,7 +118,7 @@ def test_a_reader_of_several_topics_knows_who_holds_each():
     }
     origins = {topic: Origin(topic) for topic in told}
     wanted = {topic: PollRequest(isolation="committed") for topic in told}
-    call = polls.poll_many("default", origins, wanted, wait_ms=5, limit=9, isolation="committed")
+    call = calls.poll_many("default", origins, wanted, wait_ms=5, limit=9, isolation="committed")
     asked = json.loads(call.request.body)
     assert asked["isolation"] == "committed"
     assert not any("isolation" in each for each in asked["topics"].values())
@@ -232,9 +228,8 @@ def test_a_position_that_cannot_be_written_into_the_transaction_undoes_it(client
     rows = Rows()
     position = RowPosition(rows)
 
-    def failing(operations: Any, positions: Any) -> Any:
+    def failing(daemon: Any, positions: Any) -> None:
         raise PositionNotSaved("no row")
-        yield
 
     position.save = failing  # type: ignore[method-assign]
     with pytest.raises(PositionNotSaved), client.transaction([rows]):
@@ -257,7 +252,7 @@ def test_a_position_that_cannot_be_saved_after_the_commit_is_told_and_the_commit
 # --- time, without waiting -----------------------------------------------------------------------
 
 
-def reading_inside(world: World, timeout_s: float, **options: Any) -> Reading:
+def reading_inside(world: World, timeout_s: float, **options: Any) -> Any:
     given = {
         "until": None,
         "limit": None,
@@ -268,21 +263,23 @@ def reading_inside(world: World, timeout_s: float, **options: Any) -> Reading:
     }
     plan = read_plan("t", None, **{"follow": False, **given, **options})
     transaction = Transaction(5, 5, b"snapshot", timeout_s=timeout_s, clock=lambda: world.now_s)
-    return Reading(operations(), plan, None, lambda: transaction)
+    return kind().Reading(world.channel(), plan, None, lambda: transaction)
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_reading_inside_ends_when_90_percent_of_the_time_are_over():
     daemon = FakeDaemon(t=[b"%d" % n for n in range(100)])
     world = World(daemon, took_s=2)
     reading = reading_inside(world, timeout_s=10)
     pages = []
-    while (page := world.run(reading.next_page())) is not None:
+    while (page := world.run(reading.next_page)) is not None:
         pages.append(page)
     assert len(pages) == 5
     assert reading.is_time_up()
     assert all(AVRO_2.decode_poll(send.request.body).transaction == b"snapshot" for send in world.sent)
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_following_inside_waits_no_longer_than_that():
     daemon = FakeDaemon(t=[b"only"])
     world = World(daemon)
@@ -294,11 +291,12 @@ def test_following_inside_waits_no_longer_than_that():
 
     daemon.on_wait = wait
     reading = reading_inside(world, timeout_s=10, follow=True)
-    assert payloads(world.run(reading.next_page())) == [b"only"]
-    assert world.run(reading.next_page()) is None
+    assert payloads(world.run(reading.next_page)) == [b"only"]
+    assert world.run(reading.next_page) is None
     assert world.now_s == pytest.approx(9)
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
     held = {"content-type": "application/vnd.plainsong.frames; version=2", "plainsong-end": "held"}
     world = World(
@@ -307,7 +305,7 @@ def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
         )
     )
     reading = reading_inside(world, timeout_s=10, follow=True)
-    assert world.run(reading.next_page()) is None
+    assert world.run(reading.next_page) is None
     assert len(world.sent) < 5
     assert (reading.held["t"].write_pointer, reading.held["t"].hidden_messages, reading.held["t"].hidden_more) == (
         7,
@@ -316,30 +314,32 @@ def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
     )
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_who_follows_committed_messages_outlasts_a_service_that_is_loaded_again():
     daemon = FakeDaemon(t=[b"one"])
     world = World(daemon)
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
-    reading = Reading(operations(), plan, None)
-    assert len(world.run(reading.next_page())) == 1
+    reading = kind().Reading(world.channel(), plan, None)
+    assert len(world.run(reading.next_page)) == 1
     daemon.next = [problem(503, "transactions_unavailable")] * 3
     daemon.topics["t"].append(b"two")
-    assert [message.payload for message in world.run(reading.next_page())] == [b"two"]
+    assert [message.payload for message in world.run(reading.next_page)] == [b"two"]
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_but_neither_one_that_was_never_there_nor_one_that_stays_away():
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
     unavailable = problem(503, "transactions_unavailable")
     world = World(lambda _: unavailable)
     with pytest.raises(TransactionsUnavailable):
-        world.run(Reading(operations(), plan, None).next_page())
+        world.run(kind().Reading(world.channel(), plan, None).next_page)
     daemon = FakeDaemon(t=[b"one"])
     world = World(daemon)
-    reading = Reading(operations(), plan, None)
-    world.run(reading.next_page())
+    reading = kind().Reading(world.channel(), plan, None)
+    world.run(reading.next_page)
     daemon.next = [unavailable] * 1000
     with pytest.raises(TransactionsUnavailable):
-        world.run(reading.next_page())
+        world.run(reading.next_page)
     assert 60 <= world.now_s < 70

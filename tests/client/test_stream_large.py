@@ -11,7 +11,7 @@ def test_a_request_larger_than_the_bound_goes_alone(client: Client, topic: str):
     with client.stream(topic, max_pending_bytes=10_000) as stream:
         stream.publish(b"before")
         large = stream.publish(b"x" * 20_000)
-        assert len(stream._streaming) <= 1
+        assert len(stream._queue) <= 1
         after = stream.publish(b"after")
         assert large.done()
     assert large.result().first_id < after.result().first_id

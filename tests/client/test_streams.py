@@ -11,13 +11,16 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from plainsong import TEXT, AsyncClient, Client, Outgoing
+from plainsong import TEXT, AsyncClient, Outgoing
 from plainsong.errors import Closed, ConnectFailed, NotSent
 from plainsong.protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
 from plainsong.protocol.requests import PublishRequest, PublishResponse
+from tests.client.both import Client, only_threads
 from tests.client.conftest import url_of
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 COUNT = 5_000
 
@@ -88,7 +91,7 @@ def test_a_full_buffer_makes_publish_wait_and_never_grows(client: Client, topic:
         most = 0
         for n in range(COUNT):
             stream.publish(b"%d" % n)
-            most = max(most, stream._streaming.pending_bytes)
+            most = max(most, stream._queue.pending_bytes)
     assert most <= 10_000
     assert [int(message.payload) for message in client.read(topic)] == list(range(COUNT))
 
@@ -119,6 +122,7 @@ def test_a_closed_stream_takes_nothing(client: Client, topic: str):
 
 
 def test_closing_the_client_closes_its_streams(shared_url: str, topic: str):
+    only_threads("streams of tasks end with their own blocks")
     with Client(shared_url) as client:
         ticket = client.stream(topic).publish(b"x")
     assert ticket.result(0).count == 1
@@ -144,6 +148,7 @@ def test_a_stream_is_opened_at_the_first_daemon_that_answers(shared_url: str, to
 
 
 def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
+    only_threads("event loops do not fork")
     stream = client.stream(topic)
     stream.publish(b"before").result(10)
     if not (child := os.fork()):  # nothing of pytest may run on in the child

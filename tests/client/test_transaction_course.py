@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from service import Service, then_lost
-from world import LOST, NOBODY, operations, problem
 
-from plainsong.aio.shell import AsyncShell
 from plainsong.errors import (
     CommittedWithErrors,
     ConnectFailed,
@@ -28,10 +25,9 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from plainsong.protocol.requests import PublishRequest
-from plainsong.sync.shell import Shell
-from plainsong.transactions.course import Course
-from plainsong.transactions.messages import Bounds
+from tests.client.world import LOST, NOBODY, World, kind, problem
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 NAMES = ("a", "b", "c")
 
@@ -109,52 +105,33 @@ class AsyncParticipant(Participant):
         return super().rollback_tx()
 
 
-@dataclass
 class Stage:
-    """One course with its service, run in one flavour."""
+    """One transaction after the other with their service, of the client that the test is about."""
 
-    flavour: str
-    fails: dict[str, dict[str, Any]]
-    bounds: Bounds | None = None
-    retry: bool = False
-
-    def __post_init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, fails: dict[str, dict[str, Any]], *, retry: bool = False) -> None:
         self.events: list[str] = []
         self.service = Service(self.events)
-        kind = Participant if self.flavour == "sync" else AsyncParticipant
-        self.participants = [kind(name, self.events, self.fails.get(name)) for name in NAMES]
-        working = operations(retry=self.retry)
-        working.clock = lambda: self.now_s
-        self.course = Course(
-            working, self.participants, self.bounds or Bounds(), kind="short", timeout_s=None, client_id=None
-        )
+        self.world = World(self.service.carry)
+        made = Participant if kind().name == "sync" else AsyncParticipant
+        self.participants = [made(name, self.events, fails.get(name)) for name in NAMES]
+        self.channel = self.world.channel(retry=retry)
+        self.context = self.made(self.participants)
+        self.run = self.world.run
 
-    def run(self, steps: Any) -> Any:
-        if self.flavour == "sync":
-            return Shell(self.service.carry, lambda _: None, lambda: self.now_s).run(steps)
+    def made(self, participants: list[Any]) -> Any:
+        return kind().TransactionContext(SimpleNamespace(_channel=self.channel), participants)
 
-        async def sleep(_: float) -> None:
-            pass
-
-        return trio.run(AsyncShell(self.service.carry_async, sleep, lambda: self.now_s).run, steps)
-
-    def caught(self, steps: Any) -> PlainsongError | None:
+    def caught(self, work: Any, *arguments: Any) -> PlainsongError | None:
         try:
-            self.run(steps)
+            self.run(work, *arguments)
         except PlainsongError as error:
             return error
         return None
 
     def started(self) -> Any:
-        transaction = self.run(self.course.start())
+        transaction = self.run(self.context.start)
         self.events.clear()
         return transaction
-
-
-@pytest.fixture(params=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def each(method: str, names: tuple[str, ...] = NAMES) -> list[str]:
@@ -172,13 +149,13 @@ WAYS = ["raises", "False", "None", "1"]
 # --- everything goes well ------------------------------------------------------------------------
 
 
-def test_a_transaction_asks_everybody_in_order_and_the_service_in_between(flavour: str):
-    stage = Stage(flavour, {})
-    transaction = stage.run(stage.course.start())
+def test_a_transaction_asks_everybody_in_order_and_the_service_in_between():
+    stage = Stage({})
+    transaction = stage.run(stage.context.start)
     assert stage.events == ["service.begin", *each("start_tx")]
     assert [participant.seen for participant in stage.participants] == [[transaction]] * 3
     stage.events.clear()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.events == [
         *each("tx_changes"),
         "service.prepare",
@@ -187,23 +164,23 @@ def test_a_transaction_asks_everybody_in_order_and_the_service_in_between(flavou
         *each("post_tx_commit"),
     ]
     assert stage.service.changes[transaction.id] == [b"a", b"b", b"c"]
-    assert stage.course.state == "committed"
-    assert stage.course.transaction is None
+    assert stage.context.state == "committed"
+    assert stage.context.state != "in_progress"
 
 
-def test_without_changes_nobody_is_asked_about_conflicts(flavour: str):
-    stage = Stage(flavour, {name: {"tx_changes": []} for name in NAMES})
+def test_without_changes_nobody_is_asked_about_conflicts():
+    stage = Stage({name: {"tx_changes": []} for name in NAMES})
     stage.started()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert "service.prepare" not in stage.events
 
 
-def test_a_course_is_used_again_for_the_next_transaction(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_course_is_used_again_for_the_next_transaction():
+    stage = Stage({})
     first = stage.started()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     second = stage.started()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert second.id > first.id
 
 
@@ -211,53 +188,53 @@ def test_a_course_is_used_again_for_the_next_transaction(flavour: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_start_that_fails_aborts_without_rolling_back(flavour: str, name: str):
-    stage = Stage(flavour, {name: {"start_tx": Boom("boom")}})
-    error = stage.caught(stage.course.start())
+def test_a_start_that_fails_aborts_without_rolling_back(name: str):
+    stage = Stage({name: {"start_tx": Boom("boom")}})
+    error = stage.caught(stage.context.start)
     assert type(error) is TransactionFailed
     assert isinstance(error.__cause__, Boom)
     assert f"starting {name}" in error.detail
     assert stage.events == ["service.begin", *each("start_tx", upto(name)), "service.abort"]
-    assert stage.course.transaction is None
+    assert stage.context.state != "in_progress"
 
 
-def test_those_who_had_started_are_told_to_let_go_when_a_later_one_could_not(flavour: str):
-    stage = Stage(flavour, {NAMES[-1]: {"start_tx": Boom("boom")}})
+def test_those_who_had_started_are_told_to_let_go_when_a_later_one_could_not():
+    stage = Stage({NAMES[-1]: {"start_tx": Boom("boom")}})
     let_go: list[str] = []
     for participant in stage.participants:
         participant.abandon_tx = lambda name=participant.name: let_go.append(name)
-    assert isinstance(stage.caught(stage.course.start()), TransactionFailed)
+    assert isinstance(stage.caught(stage.context.start), TransactionFailed)
     assert let_go == list(NAMES[:-1])
 
 
-def test_an_abort_that_fails_after_a_failed_start_is_what_is_raised(flavour: str):
-    stage = Stage(flavour, {"b": {"start_tx": Boom("boom")}})
+def test_an_abort_that_fails_after_a_failed_start_is_what_is_raised():
+    stage = Stage({"b": {"start_tx": Boom("boom")}})
     stage.service.instead["abort"] = [NOBODY]
-    error = stage.caught(stage.course.start())
+    error = stage.caught(stage.context.start)
     assert isinstance(error, ConnectFailed)
     assert isinstance(error.__cause__, Boom)
 
 
 @pytest.mark.parametrize(("answer", "cls"), [(NOBODY, ConnectFailed), (problem(503, "overloaded"), PlainsongError)])
-def test_a_service_that_does_not_begin_is_told_as_it_is(flavour: str, answer: Any, cls: type[Exception]):
-    stage = Stage(flavour, {})
+def test_a_service_that_does_not_begin_is_told_as_it_is(answer: Any, cls: type[Exception]):
+    stage = Stage({})
     stage.service.instead["begin"] = [answer]
-    assert isinstance(stage.caught(stage.course.start()), cls)
+    assert isinstance(stage.caught(stage.context.start), cls)
     assert stage.events == ["service.begin"]
 
 
-def test_a_transaction_cannot_be_started_in_another(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_transaction_cannot_be_started_in_another():
+    stage = Stage({})
     stage.started()
-    assert isinstance(stage.caught(stage.course.start()), TransactionInProgress)
+    assert isinstance(stage.caught(stage.context.start), TransactionInProgress)
     assert not stage.events
 
 
 @pytest.mark.parametrize("step", ["finish", "checkpoint"])
-def test_steps_without_a_transaction_are_refused(flavour: str, step: str):
-    stage = Stage(flavour, {})
-    assert isinstance(stage.caught(getattr(stage.course, step)()), NoTransaction)
-    assert stage.run(stage.course.abort()) is None
+def test_steps_without_a_transaction_are_refused(step: str):
+    stage = Stage({})
+    assert isinstance(stage.caught(getattr(stage.context, step)), NoTransaction)
+    assert stage.run(stage.context.abort) is None
     assert not stage.events
 
 
@@ -266,14 +243,14 @@ def test_steps_without_a_transaction_are_refused(flavour: str, step: str):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("changes", [Boom("boom"), b"no collection", ["no bytes"], None])
-def test_changes_that_cannot_be_collected_abort(flavour: str, name: str, changes: Any):
-    stage = Stage(flavour, {name: {"tx_changes": changes}})
+def test_changes_that_cannot_be_collected_abort(name: str, changes: Any):
+    stage = Stage({name: {"tx_changes": changes}})
     stage.started()
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionFailed
     assert error.__cause__ is not None
     assert stage.events == [*each("tx_changes", upto(name)), *each("rollback_tx"), "service.abort"]
-    assert stage.course.state == "aborted"
+    assert stage.context.state == "aborted"
 
 
 @pytest.mark.parametrize(
@@ -287,11 +264,11 @@ def test_changes_that_cannot_be_collected_abort(flavour: str, name: str, changes
         (LOST, TransactionFailed),
     ],
 )
-def test_a_prepare_that_fails_aborts_and_is_told_by_its_class(flavour: str, answer: Any, cls: type[PlainsongError]):
-    stage = Stage(flavour, {})
+def test_a_prepare_that_fails_aborts_and_is_told_by_its_class(answer: Any, cls: type[PlainsongError]):
+    stage = Stage({})
     stage.started()
     stage.service.instead["prepare"] = [answer]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is cls
     assert error.outcome == "not-applied"
     assert stage.events == [*each("tx_changes"), "service.prepare", *each("rollback_tx"), "service.abort"]
@@ -299,10 +276,10 @@ def test_a_prepare_that_fails_aborts_and_is_told_by_its_class(flavour: str, answ
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("failure", FAILURES, ids=WAYS)
-def test_a_participant_that_cannot_persist_aborts_and_later_ones_are_not_asked(flavour: str, name: str, failure: Any):
-    stage = Stage(flavour, {name: {"commit_tx": failure}})
+def test_a_participant_that_cannot_persist_aborts_and_later_ones_are_not_asked(name: str, failure: Any):
+    stage = Stage({name: {"commit_tx": failure}})
     stage.started()
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionFailed
     assert isinstance(error.__cause__, Boom) is isinstance(failure, Boom)
     assert name in error.detail
@@ -318,31 +295,27 @@ def test_a_participant_that_cannot_persist_aborts_and_later_ones_are_not_asked(f
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("failure", FAILURES, ids=WAYS)
-def test_a_participant_that_cannot_roll_back_makes_it_invalid_and_the_others_are_rolled_back(
-    flavour: str, name: str, failure: Any
-):
-    stage = Stage(flavour, {"a": {"commit_tx": Boom("first")}})
+def test_a_participant_that_cannot_roll_back_makes_it_invalid_and_the_others_are_rolled_back(name: str, failure: Any):
+    stage = Stage({"a": {"commit_tx": Boom("first")}})
     stage.participants[NAMES.index(name)]._fails["rollback_tx"] = failure
     stage.started()
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert isinstance(error.__cause__, Boom)
     assert str(error.__cause__) == "first"
     assert stage.events[-4:] == [*each("rollback_tx"), "service.invalidate"]
-    assert stage.course.state == "invalid"
+    assert stage.context.state == "invalid"
     assert any(f"{name}" in note for note in error.__notes__)
     assert list(error.others) == ([failure] if isinstance(failure, Exception) else [])
 
 
-def test_everything_that_fails_while_undoing_is_told_in_order(flavour: str):
-    stage = Stage(
-        flavour, {"a": {"rollback_tx": Boom("one")}, "b": {"commit_tx": False}, "c": {"rollback_tx": Boom("two")}}
-    )
+def test_everything_that_fails_while_undoing_is_told_in_order():
+    stage = Stage({"a": {"rollback_tx": Boom("one")}, "b": {"commit_tx": False}, "c": {"rollback_tx": Boom("two")}})
     stage.started()
     stage.service.instead["invalidate"] = [NOBODY]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert [str(each) for each in error.others][:2] == ["one", "two"]
     assert isinstance(error.others[2], ConnectFailed)
-    assert stage.course.transaction is None
+    assert stage.context.state != "in_progress"
 
 
 @pytest.mark.parametrize(
@@ -354,46 +327,46 @@ def test_everything_that_fails_while_undoing_is_told_in_order(flavour: str):
         (problem(404, "transaction_not_found"), PlainsongError),
     ],
 )
-def test_a_commit_that_is_refused_rolls_back_what_was_persisted(flavour: str, answer: Any, cls: type[Exception]):
-    stage = Stage(flavour, {})
+def test_a_commit_that_is_refused_rolls_back_what_was_persisted(answer: Any, cls: type[Exception]):
+    stage = Stage({})
     stage.started()
     stage.service.instead["commit"] = [answer]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert isinstance(error, cls)
     assert stage.events[-5:] == ["service.commit", *each("rollback_tx"), "service.abort"]
 
 
 @pytest.mark.parametrize("failing", [("a",), ("b",), ("c",), ("a", "c"), NAMES])
-def test_failures_after_the_commit_leave_it_committed_and_everybody_is_told(flavour: str, failing: tuple[str, ...]):
-    stage = Stage(flavour, {name: {"post_tx_commit": Boom(name)} for name in failing})
+def test_failures_after_the_commit_leave_it_committed_and_everybody_is_told(failing: tuple[str, ...]):
+    stage = Stage({name: {"post_tx_commit": Boom(name)} for name in failing})
     transaction = stage.started()
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is CommittedWithErrors
     assert error.outcome == "applied"
     assert str(error.__cause__) == failing[0]
     assert [str(other) for other in error.others] == list(failing[1:])
     assert stage.events[-3:] == each("post_tx_commit")
     assert stage.service.states[transaction.id] == "committed"
-    assert stage.course.state == "committed"
+    assert stage.context.state == "committed"
 
 
 # --- a commit whose answer got lost --------------------------------------------------------------
 
 
-def test_a_lost_answer_to_a_commit_is_asked_for_and_nothing_is_undone(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_lost_answer_to_a_commit_is_asked_for_and_nothing_is_undone():
+    stage = Stage({})
     stage.started()
     stage.service.instead["commit"] = [then_lost]
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.events[-5:] == ["service.commit", "service.get", *each("post_tx_commit")]
-    assert stage.course.state == "committed"
+    assert stage.context.state == "committed"
 
 
-def test_a_commit_that_got_lost_itself_is_fenced_before_it_is_undone(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_commit_that_got_lost_itself_is_fenced_before_it_is_undone():
+    stage = Stage({})
     transaction = stage.started()
     stage.service.instead["commit"] = [LOST]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionFailed
     assert error.outcome == "not-applied"
     assert stage.events[-7:] == [
@@ -406,8 +379,8 @@ def test_a_commit_that_got_lost_itself_is_fenced_before_it_is_undone(flavour: st
     assert stage.service.states[transaction.id] == "aborted"
 
 
-def test_a_commit_that_overtakes_the_fence_is_found(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_commit_that_overtakes_the_fence_is_found():
+    stage = Stage({})
     transaction = stage.started()
 
     def late(happen: Any) -> Any:
@@ -416,26 +389,26 @@ def test_a_commit_that_overtakes_the_fence_is_found(flavour: str):
 
     stage.service.instead["commit"] = [LOST]
     stage.service.instead["invalidate"] = [late]
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.events[-6:] == ["service.get", "service.invalidate", "service.get", *each("post_tx_commit")]
 
 
 @pytest.mark.parametrize("asked", [NOBODY, LOST, problem(503, "transactions_unavailable")])
-def test_only_when_nobody_knows_it_is_in_doubt_and_then_nothing_is_undone(flavour: str, asked: Any):
-    stage = Stage(flavour, {})
+def test_only_when_nobody_knows_it_is_in_doubt_and_then_nothing_is_undone(asked: Any):
+    stage = Stage({})
     transaction = stage.started()
     stage.service.instead["commit"] = [then_lost]
     stage.service.instead["get"] = [asked]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionInDoubt
     assert error.outcome == "unknown"
     assert error.transaction_id == transaction.id
     assert stage.events[-2:] == ["service.commit", "service.get"]
-    assert stage.course.state == "unknown"
+    assert stage.context.state == "unknown"
 
 
-def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt():
+    stage = Stage({})
     transaction = stage.started()
 
     def forgotten(_: Any) -> Any:
@@ -443,62 +416,62 @@ def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt(flavour: str):
         return LOST
 
     stage.service.instead["commit"] = [forgotten]
-    assert type(stage.caught(stage.course.finish())) is TransactionInDoubt
+    assert type(stage.caught(stage.context.finish)) is TransactionInDoubt
 
 
 @pytest.mark.parametrize("verb", ["prepare", "publish", "commit", "checkpoint", "abort"])
-def test_a_service_that_is_loaded_again_meanwhile_is_waited_for(flavour: str, verb: str):
-    stage = Stage(flavour, {}, retry=True)
+def test_a_service_that_is_loaded_again_meanwhile_is_waited_for(verb: str):
+    stage = Stage({}, retry=True)
     transaction = stage.started()
-    stage.course.take("t", PublishRequest([b"m"]))
+    stage.run(stage.context.publish, "t", b"m")
     stage.service.instead[verb] = [problem(503, "transactions_unavailable")] * 3
     if verb == "abort":
-        assert stage.run(stage.course.abort()) == "aborted"
+        assert stage.run(stage.context.abort) == "aborted"
         return
-    stage.run(stage.course.checkpoint())
-    stage.run(stage.course.finish())
+    stage.run(stage.context.checkpoint)
+    stage.run(stage.context.finish)
     assert stage.service.states[transaction.id] == "committed"
 
 
 # --- abort ---------------------------------------------------------------------------------------
 
 
-def test_an_abort_rolls_back_everybody(flavour: str):
-    stage = Stage(flavour, {})
+def test_an_abort_rolls_back_everybody():
+    stage = Stage({})
     stage.started()
-    assert stage.run(stage.course.abort()) == "aborted"
+    assert stage.run(stage.context.abort) == "aborted"
     assert stage.events == [*each("rollback_tx"), "service.abort"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_abort_that_cannot_undo_everything_says_invalid(flavour: str, name: str):
-    stage = Stage(flavour, {name: {"rollback_tx": False}})
+def test_an_abort_that_cannot_undo_everything_says_invalid(name: str):
+    stage = Stage({name: {"rollback_tx": False}})
     stage.started()
-    assert stage.run(stage.course.abort()) == "invalid"
+    assert stage.run(stage.context.abort) == "invalid"
     assert stage.events == [*each("rollback_tx"), "service.invalidate"]
 
 
-def test_an_abort_with_a_cause_tells_it_what_failed_and_raises_nothing(flavour: str):
-    stage = Stage(flavour, {"b": {"rollback_tx": Boom("late")}})
+def test_an_abort_with_a_cause_tells_it_what_failed_and_raises_nothing():
+    stage = Stage({"b": {"rollback_tx": Boom("late")}})
     stage.started()
     cause = ValueError("mine")
-    assert stage.run(stage.course.abort(cause)) == "invalid"
+    assert stage.run(stage.context.abort, cause) == "invalid"
     assert any("late" in note for note in cause.__notes__)
 
 
-def test_an_abort_without_a_cause_raises_what_failed_first(flavour: str):
-    stage = Stage(flavour, {"a": {"rollback_tx": Boom("one")}, "c": {"rollback_tx": Boom("two")}})
+def test_an_abort_without_a_cause_raises_what_failed_first():
+    stage = Stage({"a": {"rollback_tx": Boom("one")}, "c": {"rollback_tx": Boom("two")}})
     stage.started()
-    error = stage.caught(stage.course.abort())
+    error = stage.caught(stage.context.abort)
     assert type(error) is TransactionFailed
     assert str(error.__cause__) == "one"
     assert [str(other) for other in error.others] == ["two"]
 
 
-def test_what_did_not_roll_back_without_raising_is_told_too(flavour: str):
-    stage = Stage(flavour, {"a": {"rollback_tx": False}, "b": {"rollback_tx": Boom("one")}})
+def test_what_did_not_roll_back_without_raising_is_told_too():
+    stage = Stage({"a": {"rollback_tx": False}, "b": {"rollback_tx": Boom("one")}})
     stage.started()
-    error = stage.caught(stage.course.abort())
+    error = stage.caught(stage.context.abort)
     assert str(error.__cause__) == "one"
     assert len(error.__notes__) == 2
     assert "a did not roll back" in error.__notes__[1]
@@ -507,41 +480,41 @@ def test_what_did_not_roll_back_without_raising_is_told_too(flavour: str):
 # --- checkpoint ----------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_persists_and_goes_on_under_another_pointer(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_checkpoint_persists_and_goes_on_under_another_pointer():
+    stage = Stage({})
     first = stage.started()
-    second = stage.run(stage.course.checkpoint())
+    second = stage.run(stage.context.checkpoint)
     assert stage.events == [*each("commit_tx"), "service.checkpoint", *each("update_tx")]
     assert (second.id, second.pointers) == (first.id, (first.id, second.write_pointer))
     assert [participant.seen for participant in stage.participants] == [[first, second]] * 3
-    stage.run(stage.course.finish())
-    assert stage.course.state == "committed"
+    stage.run(stage.context.finish)
+    assert stage.context.state == "committed"
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("failure", FAILURES, ids=WAYS)
-def test_a_checkpoint_that_cannot_persist_aborts(flavour: str, name: str, failure: Any):
-    stage = Stage(flavour, {name: {"commit_tx": failure}})
+def test_a_checkpoint_that_cannot_persist_aborts(name: str, failure: Any):
+    stage = Stage({name: {"commit_tx": failure}})
     stage.started()
-    assert type(stage.caught(stage.course.checkpoint())) is TransactionFailed
+    assert type(stage.caught(stage.context.checkpoint)) is TransactionFailed
     assert stage.events == [*each("commit_tx", upto(name)), *each("rollback_tx"), "service.abort"]
-    assert stage.course.transaction is None
+    assert stage.context.state != "in_progress"
 
 
 @pytest.mark.parametrize("answer", [NOBODY, LOST, problem(409, "transaction_not_in_progress")])
-def test_a_checkpoint_that_the_service_does_not_make_aborts(flavour: str, answer: Any):
-    stage = Stage(flavour, {})
+def test_a_checkpoint_that_the_service_does_not_make_aborts(answer: Any):
+    stage = Stage({})
     stage.started()
     stage.service.instead["checkpoint"] = [answer]
-    assert stage.caught(stage.course.checkpoint()) is not None
+    assert stage.caught(stage.context.checkpoint) is not None
     assert stage.events == [*each("commit_tx"), "service.checkpoint", *each("rollback_tx"), "service.abort"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_that_fails_aborts(flavour: str, name: str):
-    stage = Stage(flavour, {name: {"update_tx": Boom("boom")}})
+def test_an_update_that_fails_aborts(name: str):
+    stage = Stage({name: {"update_tx": Boom("boom")}})
     stage.started()
-    assert type(stage.caught(stage.course.checkpoint())) is TransactionFailed
+    assert type(stage.caught(stage.context.checkpoint)) is TransactionFailed
     assert stage.events[3:] == [
         "service.checkpoint",
         *each("update_tx", upto(name)),
@@ -553,94 +526,94 @@ def test_an_update_that_fails_aborts(flavour: str, name: str):
 # --- who takes part ------------------------------------------------------------------------------
 
 
-def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and_before_the_messages(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and_before_the_messages():
+    stage = Stage({})
     stage.started()
     late = type(stage.participants[0])("late", stage.events)
-    stage.run(stage.course.add(late))
-    stage.run(stage.course.add(late))
+    stage.run(stage.context.add, late)
+    stage.run(stage.context.add, late)
     assert stage.events == ["late.start_tx"]
-    stage.course.take("t", PublishRequest([b"m"]))
+    stage.run(stage.context.publish, "t", b"m")
     stage.events.clear()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     persisted = [event for event in stage.events if event.endswith(("commit_tx", "publish")) and "post" not in event]
     assert persisted == [*each("commit_tx"), "late.commit_tx", "service.publish"]
 
 
-def test_a_participant_that_fails_to_start_under_way_is_rolled_back_with_the_others(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_participant_that_fails_to_start_under_way_is_rolled_back_with_the_others():
+    stage = Stage({})
     stage.started()
     late = type(stage.participants[0])("late", stage.events, {"start_tx": Boom("boom")})
     with pytest.raises(Boom):
-        stage.run(stage.course.add(late))
-    stage.run(stage.course.abort())
+        stage.run(stage.context.add, late)
+    stage.run(stage.context.abort)
     assert "late.rollback_tx" in stage.events
 
 
-def test_nobody_leaves_under_way(flavour: str):
-    stage = Stage(flavour, {})
+def test_nobody_leaves_under_way():
+    stage = Stage({})
     stage.started()
     with pytest.raises(TransactionInProgress):
-        stage.course.remove(stage.participants[0])
-    stage.run(stage.course.abort())
-    assert stage.course.remove(stage.participants[0])
-    assert not stage.course.remove(stage.participants[0])
+        stage.context.remove(stage.participants[0])
+    stage.run(stage.context.abort)
+    assert stage.context.remove(stage.participants[0])
+    assert not stage.context.remove(stage.participants[0])
     stage.started()
-    stage.run(stage.course.abort())
+    stage.run(stage.context.abort)
     assert not [event for event in stage.events if event.startswith("a.")]
 
 
-def test_what_is_no_participant_is_refused_by_name(flavour: str):
-    stage = Stage(flavour, {})
+def test_what_is_no_participant_is_refused_by_name():
+    stage = Stage({})
     with pytest.raises(PlainsongError, match="object cannot take part in a transaction: it has no start_tx"):
-        stage.run(stage.course.add(object()))
+        stage.run(stage.context.add, object())
 
 
-def test_a_participant_takes_part_once_however_often_it_is_given(flavour: str):
-    stage = Stage(flavour, {})
-    stage.course = Course(
-        operations(), [*stage.participants, *stage.participants], Bounds(), kind="short", timeout_s=None, client_id=None
-    )
-    stage.run(stage.course.start())
+def test_a_participant_takes_part_once_however_often_it_is_given():
+    stage = Stage({})
+    stage.context = stage.made([*stage.participants, *stage.participants])
+    stage.run(stage.context.start)
     assert stage.events == ["service.begin", *each("start_tx")]
 
 
-def test_an_asynchronous_participant_is_refused_where_nobody_could_await_it():
-    stage = Stage("sync", {})
-    stage.run(stage.course.add(AsyncParticipant("late", stage.events)))
-    error = stage.caught(stage.course.start())
+def test_an_asynchronous_participant_is_refused_where_nobody_could_await_it(both_clients: str):
+    if both_clients == "async":
+        pytest.skip("it can be awaited there")
+    stage = Stage({})
+    stage.run(stage.context.add, AsyncParticipant("late", stage.events))
+    error = stage.caught(stage.context.start)
     assert type(error) is TransactionFailed
     assert "AsyncClient" in error.detail
     assert stage.service.states[stage.service._last] == "aborted"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_raises_disturbs_nothing(flavour: str, name: str):
-    stage = Stage(flavour, {name: {"name": True, "commit_tx": False}})
+def test_a_name_that_raises_disturbs_nothing(name: str):
+    stage = Stage({name: {"name": True, "commit_tx": False}})
     stage.started()
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert "Participant" in error.detail
 
 
 # --- messages ------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class():
+    stage = Stage({})
     stage.started()
-    stage.course.take("there", PublishRequest([b"m"]))
-    stage.course.take("missing", PublishRequest([b"m"]))
-    assert type(stage.caught(stage.course.finish())) is TopicNotFound
+    stage.run(stage.context.publish, "there", b"m")
+    stage.run(stage.context.publish, "missing", b"m")
+    assert type(stage.caught(stage.context.finish)) is TopicNotFound
     assert stage.events[-6:] == [*each("rollback_tx"), "service.rollback", "service.rollback", "service.abort"]
     assert not stage.service.published
 
 
-def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_made_invalid(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_made_invalid():
+    stage = Stage({})
     transaction = stage.started()
-    stage.course.take("t", PublishRequest([b"m"]))
+    stage.run(stage.context.publish, "t", b"m")
     stage.service.instead["publish"] = [then_lost]
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionFailed
     assert error.outcome == "not-applied"
     assert stage.service.rolled_back == [("t", transaction.id)]
@@ -650,13 +623,13 @@ def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_m
 # --- time ----------------------------------------------------------------------------------------
 
 
-def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_settings(flavour: str):
-    stage = Stage(flavour, {})
+def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_settings():
+    stage = Stage({})
     transaction = stage.started()
     assert transaction.timeout_s == pytest.approx(30, abs=0.001)
-    stage.now_s = 31.25
+    stage.world.now_s = 31.25
     stage.service.states[transaction.id] = "invalid"
-    error = stage.caught(stage.course.finish())
+    error = stage.caught(stage.context.finish)
     assert type(error) is TransactionTimedOut
     assert isinstance(error, TransactionNotInProgress)
     assert "31.2 s old" in error.detail
@@ -665,51 +638,48 @@ def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_setting
     assert "transactions.max_timeout_s" in error.hint
 
 
-def test_the_same_refusal_in_time_is_told_as_what_it_is(flavour: str):
-    stage = Stage(flavour, {})
+def test_the_same_refusal_in_time_is_told_as_what_it_is():
+    stage = Stage({})
     transaction = stage.started()
     stage.service.states[transaction.id] = "invalid"
-    assert type(stage.caught(stage.course.finish())) is TransactionNotInProgress
+    assert type(stage.caught(stage.context.finish)) is TransactionNotInProgress
 
 
 # --- interruptions -------------------------------------------------------------------------------
 
 
-def test_an_interrupted_finish_is_undone_before_the_decision(flavour: str):
-    stage = Stage(flavour, {})
+class Interrupted(BaseException):
+    """As when somebody presses Ctrl-C."""
+
+
+def test_an_interrupted_finish_is_undone_before_the_decision():
+    stage = Stage({})
     stage.started()
-    steps = stage.course.finish()
-    next(steps)
-    steps.close()
-    stage.events.clear()
-    stage.run(stage.course.interrupted())
+
+    def interrupt(happen: Any) -> Any:
+        stage.events.clear()
+        raise Interrupted
+
+    stage.service.instead["prepare"] = [interrupt]
+    with pytest.raises(Interrupted):
+        stage.run(stage.context.finish)
     assert stage.events == [*each("rollback_tx"), "service.abort"]
+    assert stage.context.state == "aborted"
 
 
-@pytest.mark.parametrize("lost", [then_lost, LOST], ids=["it took", "it did not"])
-def test_an_interrupted_commit_is_brought_to_its_end(flavour: str, lost: Any):
-    stage = Stage(flavour, {})
+@pytest.mark.parametrize("took", [True, False], ids=["it took", "it did not"])
+def test_an_interrupted_commit_is_brought_to_its_end(took: bool):
+    stage = Stage({})
     transaction = stage.started()
-    steps = stage.course.finish()
-    effect = steps.send(None)
-    while type(effect).__name__ != "Send" or not effect.request.path.endswith("/commit"):
-        result = effect.work() if hasattr(effect, "work") else 0.0
-        if inspect.isawaitable(result):
-            result = run_to_its_end(result)
-        if type(effect).__name__ == "Send":
-            result = stage.service.carry(effect)
-        effect = steps.send(result)
-    if lost is then_lost:
-        stage.service.carry(effect)
-    steps.close()
-    stage.events.clear()
-    stage.run(stage.course.interrupted())
+
+    def interrupt(happen: Any) -> Any:
+        if took:
+            happen()
+        stage.events.clear()
+        raise Interrupted
+
+    stage.service.instead["commit"] = [interrupt]
+    with pytest.raises(Interrupted):
+        stage.run(stage.context.finish)
     assert stage.service.states[transaction.id] == "committed"
     assert stage.events == ["service.commit", *each("post_tx_commit")]
-
-
-def run_to_its_end(coroutine: Any) -> Any:
-    async def awaited() -> Any:
-        return await coroutine
-
-    return trio.run(awaited)

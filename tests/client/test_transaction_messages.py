@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from service import Service, then_lost
-from world import LOST, operations, problem
 
+from plainsong._sync.transaction_messages import ITEM_BYTES
 from plainsong.errors import NoTransaction, TransactionFailed, TransactionTimedOut
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.requests import PublishRequest
-from plainsong.sync.shell import Shell
-from plainsong.transactions import messages as module
-from plainsong.transactions.course import Course
-from plainsong.transactions.messages import ITEM_BYTES, Bounds
+from plainsong.transactions import BufferBounds
+from tests.client.world import LOST, World, kind, problem
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 class Stage:
-    """A course without participants."""
+    """A transaction without participants."""
 
-    def __init__(self, bounds: Bounds | None = None, *, retry: bool = False) -> None:
-        self.now_s = 0.0
+    def __init__(self, *, retry: bool = False, **bounds: int) -> None:
         self.service = Service()
-        working = operations(retry=retry)
-        working.clock = lambda: self.now_s
-        self.course = Course(working, (), bounds or Bounds(), kind="short", timeout_s=None, client_id=None)
-        self.shell = Shell(self.service.carry, self.sleep, lambda: self.now_s)
-        self.run = self.shell.run
-        self.transaction = self.run(self.course.start())
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+        self.world = World(self.service.carry)
+        self.run = self.world.run
+        client = SimpleNamespace(_channel=self.world.channel(retry=retry))
+        self.context = kind().TransactionContext(client, **bounds)
+        self.transaction = self.run(self.context.start)
 
     def put(self, topic: str, *payloads: bytes, **options: Any) -> None:
-        if self.course.take(topic, PublishRequest(list(payloads), **options)):
-            self.run(self.course.spill())
+        under_way = self.context._needed("publish")
+        if self.context._messages.take(topic, PublishRequest(list(payloads), **options)):
+            self.run(self.context._spill, under_way)
 
     def verbs(self) -> list[str]:
         return [event.removeprefix("service.") for event in self.service.events]
@@ -52,7 +49,7 @@ def test_nothing_is_sent_before_the_commit_and_then_one_publish_for_each_topic()
     stage.put("two", b"2", b"3")
     stage.put("one", b"4")
     assert stage.verbs() == ["begin"]
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.verbs() == ["begin", "publish", "publish", "commit"]
     assert stage.published("one") == [b"1", b"4"]
     assert stage.published("two") == [b"2", b"3"]
@@ -60,19 +57,19 @@ def test_nothing_is_sent_before_the_commit_and_then_one_publish_for_each_topic()
 
 def test_a_transaction_without_messages_asks_no_topic():
     stage = Stage()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.verbs() == ["begin", "commit"]
 
 
 def test_what_does_not_fit_is_stored_and_the_order_is_that_of_the_calls():
-    stage = Stage(Bounds(buffer_messages=10))
+    stage = Stage(buffer_messages=10)
     for n in range(100):
         stage.put("t", b"%d" % n)
     assert stage.verbs().count("store") > 5
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.verbs().count("publish") == 1
     assert stage.published("t") == [b"%d" % n for n in range(100)]
-    (receipt,) = stage.course.messages.receipts["t"]
+    (receipt,) = stage.context._messages.receipts["t"]
     assert (receipt.count, receipt.first_id, receipt.last_id) == (100, None, None)
 
 
@@ -85,16 +82,16 @@ def test_what_does_not_fit_is_stored_and_the_order_is_that_of_the_calls():
 def test_memory_is_bounded_and_nothing_lost_or_reordered(
     sizes: list[tuple[str, int]], buffer_bytes: int, buffer_messages: int, checkpoints: set[int]
 ):
-    stage = Stage(Bounds(buffer_bytes, buffer_messages))
+    stage = Stage(buffer_bytes=buffer_bytes, buffer_messages=buffer_messages)
     expected: dict[str, list[bytes]] = {}
     for n, (topic, size) in enumerate(sizes):
         payload = b"%d:" % n + bytes(size)
         stage.put(topic, payload)
         expected.setdefault(topic, []).append(payload)
-        assert stage.course.messages.waiting_bytes <= buffer_bytes
+        assert stage.context._messages.waiting_bytes <= buffer_bytes
         if n in checkpoints:
-            stage.run(stage.course.checkpoint())
-    stage.run(stage.course.finish())
+            stage.run(stage.context.checkpoint)
+    stage.run(stage.context.finish)
     found: dict[str, list[bytes]] = {}
     for (topic, _), payloads in sorted(stage.service.published.items(), key=lambda each: each[0][1]):
         found.setdefault(topic, []).extend(payloads)
@@ -102,12 +99,12 @@ def test_memory_is_bounded_and_nothing_lost_or_reordered(
 
 
 def test_no_request_is_larger_than_one_may_be(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "REQUEST_BYTES", 1_000)
-    monkeypatch.setattr(module, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(kind().transaction_messages, "REQUEST_BYTES", 1_000)
+    monkeypatch.setattr(kind().transaction_messages, "REQUEST_MESSAGES", 5)
     stage = Stage()
     stage.put("t", *[bytes(100) for _ in range(50)])
     stage.put("t", bytes(5_000))
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     sent = [request.messages for verb, request in stage.service.requests if verb in ("store", "publish")]
     assert all(len(each) <= 5 and (len(each) == 1 or sum(len(m) + ITEM_BYTES for m in each) <= 1_000) for each in sent)
     assert len(stage.published("t")) == 51
@@ -118,7 +115,7 @@ def test_times_to_live_go_along_each_the_shorter_of_its_own_and_the_calls():
     stage.put("t", b"a", b"b", ttl_s=60, message_ttls_s=[30, None])
     stage.put("t", b"c", message_ttls_s=[90])
     stage.put("t", b"d")
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     (request,) = [request for verb, request in stage.service.requests if verb == "publish"]
     assert request.message_ttls_s == [30, 60, 90, None]
 
@@ -126,86 +123,86 @@ def test_times_to_live_go_along_each_the_shorter_of_its_own_and_the_calls():
 def test_receipts_say_where_the_messages_went():
     stage = Stage()
     stage.put("t", b"a", b"b")
-    stage.run(stage.course.checkpoint())
+    stage.run(stage.context.checkpoint)
     stage.put("t", b"c")
-    stage.run(stage.course.finish())
-    first, second = stage.course.messages.receipts["t"]
+    stage.run(stage.context.finish)
+    first, second = stage.context._messages.receipts["t"]
     assert (first.count, second.count) == (2, 1)
     assert first.first_id < first.last_id < second.first_id == second.last_id
 
 
 def test_every_pointer_is_rolled_back_in_every_topic_it_touched():
-    stage = Stage(Bounds(buffer_messages=2))
+    stage = Stage(buffer_messages=2)
     stage.put("one", b"1")
-    stage.run(stage.course.checkpoint())
-    second = stage.course.transaction.write_pointer
+    stage.run(stage.context.checkpoint)
+    second = stage.context.transaction.write_pointer
     stage.put("two", b"2", b"3", b"4")
     stage.put("three", b"5")
-    assert stage.run(stage.course.abort()) == "aborted"
+    assert stage.run(stage.context.abort) == "aborted"
     assert stage.service.rolled_back == [("one", stage.transaction.id), ("two", second)]
 
 
 def test_a_topic_that_cannot_be_rolled_back_makes_it_invalid_and_the_others_are_rolled_back():
-    stage = Stage(Bounds(buffer_messages=1))
+    stage = Stage(buffer_messages=1)
     for topic in ("one", "two", "three"):
         stage.put(topic, b"1", b"2")
     stage.service.instead["rollback"] = [problem(503, "recovering")]
     with pytest.raises(PlainsongError):
-        stage.run(stage.course.abort())
+        stage.run(stage.context.abort)
     assert [topic for topic, _ in stage.service.rolled_back] == ["two", "three"]
     assert stage.service.states[stage.transaction.id] == "invalid"
 
 
 def test_a_daemon_that_is_gone_is_not_asked_once_for_each_topic():
-    stage = Stage(Bounds(buffer_messages=1))
+    stage = Stage(buffer_messages=1)
     for n in range(50):
         stage.put(f"topic-{n}", b"1", b"2")
     stage.service.events.clear()
     stage.service.instead["rollback"] = [LOST] * 50
     with pytest.raises(PlainsongError):
-        stage.run(stage.course.abort())
+        stage.run(stage.context.abort)
     assert stage.verbs() == ["rollback", "invalidate"]
 
 
 @pytest.mark.parametrize("lost", [LOST, then_lost, problem(503, "outcome_unknown", "unknown")])
 def test_a_store_that_nobody_answered_for_is_sent_again_as_another_segment(lost: Any):
-    stage = Stage(Bounds(buffer_messages=10), retry=True)
+    stage = Stage(buffer_messages=10, retry=True)
     stage.service.instead["store"] = [lost, lost]
     stage.service.instead["publish"] = [then_lost, lost]
     for n in range(100):
         stage.put("t", b"%d" % n)
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     assert stage.published("t") == [b"%d" % n for n in range(100)]
     (segments,) = {tuple(request.segments) for verb, request in stage.service.requests if verb == "publish"}
     assert "1" not in segments
     assert "2" not in segments
-    assert stage.course.state == "committed"
+    assert stage.context.state == "committed"
 
 
 def test_but_not_longer_than_there_is_any_use_in_it():
-    stage = Stage(Bounds(buffer_messages=1), retry=True)
+    stage = Stage(buffer_messages=1, retry=True)
     stage.service.instead["store"] = [then_lost] * 1000
     with pytest.raises(PlainsongError):
         stage.put("t", b"1", b"2")
-    assert 25 < stage.now_s <= 31
+    assert 25 < stage.world.now_s <= 31
 
 
 @pytest.mark.parametrize("answer", [LOST, then_lost, problem(503, "low_space"), problem(404, "topic_not_found")])
 def test_after_a_store_that_failed_the_transaction_can_only_be_undone(answer: Any):
-    stage = Stage(Bounds(buffer_messages=1))
+    stage = Stage(buffer_messages=1)
     stage.service.instead["store"] = [answer]
     with pytest.raises(PlainsongError):
         stage.put("t", b"1", b"2")
     stage.put("t", b"3")
     with pytest.raises(TransactionFailed, match="stored earlier"):
-        stage.run(stage.course.finish())
+        stage.run(stage.context.finish)
     assert stage.service.states[stage.transaction.id] == "aborted"
     assert not stage.published("t")
 
 
 def test_a_store_that_came_too_late_says_so():
-    stage = Stage(Bounds(buffer_messages=1))
-    stage.now_s = 40
+    stage = Stage(buffer_messages=1)
+    stage.world.now_s = 40
     stage.service.states[stage.transaction.id] = "invalid"
     with pytest.raises(TransactionTimedOut, match=r"40\.0 s old"):
         stage.put("t", b"1", b"2")
@@ -213,7 +210,7 @@ def test_a_store_that_came_too_late_says_so():
 
 def test_publishing_without_a_transaction_or_after_its_end_is_refused():
     stage = Stage()
-    stage.run(stage.course.finish())
+    stage.run(stage.context.finish)
     with pytest.raises(NoTransaction, match="the last one is committed"):
         stage.put("t", b"1")
 
@@ -221,6 +218,6 @@ def test_publishing_without_a_transaction_or_after_its_end_is_refused():
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "8"])
 def test_bounds_that_make_no_sense_are_refused(wrong: Any):
     with pytest.raises(InvalidParameter, match="buffer_bytes"):
-        Bounds(buffer_bytes=wrong)
+        BufferBounds(buffer_bytes=wrong)
     with pytest.raises(InvalidParameter, match="buffer_messages"):
-        Bounds(buffer_messages=wrong)
+        BufferBounds(buffer_messages=wrong)

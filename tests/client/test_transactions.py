@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plainsong import Client, Transaction
+from plainsong import Transaction
 from plainsong.errors import (
     CommittedWithErrors,
     NotEncodable,
@@ -32,8 +32,11 @@ from plainsong.protocol.errors import (
     TransactionRefused,
     TransactionRequired,
 )
+from tests.client.both import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 class Rows:
@@ -177,6 +180,7 @@ def test_a_transaction_can_be_ended_inside_its_block(client: Client, topic: str)
 
 
 def test_other_threads_are_outside_unless_they_run_in_a_copy_of_the_context(client: Client, topic: str):
+    only_threads("tasks are inside")
     with client.transaction():
         for run in (client.publish, contextvars.copy_context().run):
             arguments = (topic, b"outside") if run == client.publish else (client.publish, topic, b"inside")
@@ -223,7 +227,7 @@ def test_more_than_fits_is_stored_and_appears_at_once(client: Client, topic: str
         for n in range(20_000):
             tx.publish(topic, b"%d" % n)
         assert not client.poll(topic, direct=True)
-        assert tx.course.messages.waiting_bytes <= 100_000
+        assert tx._messages.waiting_bytes <= 100_000
     assert committed(client, topic) == [b"%d" % n for n in range(20_000)]
     (receipt,) = tx.receipts[topic]
     assert (receipt.count, receipt.first_id, receipt.last_id) == (20_000, None, None)
@@ -529,6 +533,8 @@ def test_failures_after_the_commit_leave_it_committed(client: Client, topic: str
 
 @pytest.mark.parametrize("when", ["commit", "post"])
 def test_a_keyboard_interrupt_in_a_participant_leaves_nothing_open(client: Client, topic: str, when: str):
+    only_threads("an event loop does not survive it")
+
     class Interrupted(Rows):
         def commit_tx(self) -> bool:
             if when == "commit":
@@ -546,6 +552,7 @@ def test_a_keyboard_interrupt_in_a_participant_leaves_nothing_open(client: Clien
 
 
 def test_a_keyboard_interrupt_in_the_block_undoes_it(client: Client, topic: str):
+    only_threads("an event loop does not survive it")
     with pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(topic, b"m")
         raise KeyboardInterrupt

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 
 import plainsong
 from plainsong import BYTES, JSON, TEXT, Client, Message, MessageId, Undecodable
-from plainsong.core.operations import is_inclusive
 from plainsong.errors import NotEncodable
-from plainsong.ids import nth_id
-from plainsong.messages import Origin
+from plainsong.messages import Origin, nth_id
+from plainsong.positions import is_inclusive, parse_start
 from plainsong.protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
 from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_id
 from plainsong.protocol.topic.state import PositionSequence
 from plainsong.serializers import encoded, serializer_for
-from plainsong.starts import parse_start
 
 NOW_MS = 1_700_000_000_000
 HEX = "0000018bcfe56800000200000000000000000000"

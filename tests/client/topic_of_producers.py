@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from world import LOST, problem, said
-
-from plainsong.core.effects import Answer, Failure, Send
+from plainsong.calls import Answer, Failure, Send
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
+from tests.client.world import LOST, problem, said
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]
@@ -72,9 +71,6 @@ class Topic:
         if instead is None:
             return happen()
         return instead(happen) if callable(instead) else instead
-
-    async def carry_async(self, send: Send) -> Answer | Failure:
-        return self.carry(send)
 
     # --- what it does ----------------------------------------------------------------------------
 

@@ -1,14 +1,78 @@
-"""A world in which steps run without waiting: answers come from a script, and time passes only in pauses."""
+"""A world in which clients run without waiting: answers come from a script, and time passes only in pauses.
+
+Each test of it runs twice (``both_clients``): with the client for event loops, and with the one for threads that is
+generated from it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from plainsong.core.effects import Answer, Blocking, Failure, Now, Pause, Send, Tell
-from plainsong.core.operations import Operations
+import trio
+
+from plainsong._async import delivery as async_delivery
+from plainsong._async import read as async_read
+from plainsong._async import retry as async_retry
+from plainsong._async import transaction as async_transaction
+from plainsong._async import transaction_messages as async_messages
+from plainsong._sync import delivery, read, retry, transaction, transaction_messages
+from plainsong.calls import Answer, Failure, Send
 from plainsong.settings import Settings
+
+
+class Kind(NamedTuple):
+    """What the tests of both clients use of one."""
+
+    name: str
+    Channel: Any
+    Delivery: Any
+    begin: Any
+    Reading: Any
+    TransactionContext: Any
+    transaction_messages: Any
+    """The module."""
+
+
+KINDS = {
+    "async": Kind(
+        "async",
+        async_retry.AsyncChannel,
+        async_delivery.AsyncDelivery,
+        async_delivery.begin,
+        async_read.AsyncReading,
+        async_transaction.AsyncTransactionContext,
+        async_messages,
+    ),
+    "sync": Kind(
+        "sync",
+        retry.Channel,
+        delivery.Delivery,
+        delivery.begin,
+        read.Reading,
+        transaction.TransactionContext,
+        transaction_messages,
+    ),
+}
+#: The last is the one that the running test is about.
+kinds: list[Kind] = [KINDS["sync"]]
+
+
+def kind() -> Kind:
+    """The client that the running test is about."""
+    return kinds[-1]
+
+
+def run(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What it returns, or comes to."""
+    if kind().name == "sync":
+        return work(*arguments)
+
+    async def main() -> Any:
+        return await work(*arguments)
+
+    return trio.run(main)
 
 
 def settings(url: str | list[str] = "http://one", **changed: Any) -> Settings:
@@ -22,10 +86,6 @@ def settings(url: str | list[str] = "http://one", **changed: Any) -> Settings:
         "max_connections": 10,
     }
     return Settings.checked(url, **{**given, **changed})
-
-
-def operations(url: str | list[str] = "http://one", **changed: Any) -> Operations:
-    return Operations(settings(url, **changed), lambda: 0.0, lambda: 1_000_000)
 
 
 def problem(status: int, code: str, outcome: str = "not-applied", **headers: str) -> Answer:
@@ -44,7 +104,7 @@ SILENT = Failure("timeout", "no answer within 30 s")
 
 
 class World:
-    """Runs steps; ``answers`` are given in turn, or by a function of what was sent.
+    """Where a client sends its requests, and how its time passes. ``answers``: in turn, or by a function of what was sent.
 
     ``took_s`` is a request's time, ``overslept_s`` what each pause takes longer than was asked for.
     """
@@ -62,32 +122,38 @@ class World:
         self._overslept_s = overslept_s
         script = answers if callable(answers) else iter(answers)
         self._answer = script if callable(script) else lambda _: next(script)
+        self.carry = self._carried_async if kind().name == "async" else self._carried
+        self.sleep = self._slept_async if kind().name == "async" else self._slept
 
-    def run(self, steps: Any) -> Any:
-        try:
-            effect = steps.send(None)
-            while True:
-                try:
-                    result = self._done(effect)
-                except Exception as error:  # noqa: BLE001 - as the shells do
-                    effect = steps.throw(error)
-                else:
-                    effect = steps.send(result)
-        except StopIteration as done:
-            return done.value
+    def channel(
+        self, url: str | list[str] = "http://one", *, clock: Callable[[], float] | None = None, **changed: Any
+    ) -> Any:
+        """What sends the calls of a client that lives here."""
+        channel = kind().Channel(
+            settings(url, **changed),
+            self,
+            random=lambda: 0.0,
+            wall_ms=lambda: 1_000_000,
+            clock=clock or (lambda: self.now_s),
+        )
+        channel.now, channel.sleep = lambda: self.now_s, self.sleep
+        return channel
 
-    def _done(self, effect: Any) -> Any:
-        match effect:
-            case Send():
-                self.sent.append(effect)
-                self.now_s += self._took_s
-                return self._answer(effect)
-            case Now():
-                return self.now_s
-            case Pause():
-                self.pauses.append(effect.seconds)
-                self.now_s += effect.seconds + self._overslept_s
-                return None
-            case Blocking() | Tell():
-                return effect.work()
-        raise AssertionError(effect)
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What it returns, or comes to."""
+        return run(work, *arguments)
+
+    def _carried(self, send: Send) -> Answer | Failure:
+        self.sent.append(send)
+        self.now_s += self._took_s
+        return self._answer(send)
+
+    async def _carried_async(self, send: Send) -> Answer | Failure:
+        return self._carried(send)
+
+    def _slept(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds + self._overslept_s
+
+    async def _slept_async(self, seconds: float) -> None:
+        self._slept(seconds)

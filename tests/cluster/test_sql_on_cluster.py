@@ -19,8 +19,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from plainsong import Client, PlainsongError
+from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant, recover
-from plainsong.transactions import deciding
 from tests.cluster.harness import Cluster, Instance, open_cluster
 from tests.daemon.harness import ROOT, clean_environ, eventually
 from tests.daemon.talk import JSON_HEADERS, ConnectionLost, NotConnected, Talk
@@ -151,7 +151,7 @@ async def rows_and_messages(hbase, tmp_path, engine, monkeypatch, blows: list[tu
     async with open_cluster(hbase, tmp_path, 2) as cluster:
         urls = [f"http://{each.address[0]}:{each.address[1]}" for each in cluster.instances]
         with Client(urls, namespace="sql") as client:
-            decide = deciding.committed
+            decide = TransactionContext._committed
             for topic in ("orders", "copies"):
                 await trio.to_thread.run_sync(client.create_topic, topic)
             for point, blow in blows:
@@ -166,7 +166,7 @@ async def rows_and_messages(hbase, tmp_path, engine, monkeypatch, blows: list[tu
                     strike.reach("published")
                     return decide(*arguments)
 
-                monkeypatch.setattr(deciding, "committed", decided)
+                monkeypatch.setattr(TransactionContext, "_committed", decided)
                 began_s = trio.current_time()
                 told = await trio.to_thread.run_sync(transact, client, engine, next(numbers), point, happen)
                 print(point, blow.__name__, told, f"{trio.current_time() - began_s:.1f} s")

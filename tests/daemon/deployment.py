@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plainsong import Client, Outgoing
 from plainsong.protocol.errors import TopicNotFound
-from plainsong.transactions.values import Transaction
+from plainsong.transactions import Transaction
 
 #: Sent by the producer, so many in each request.
 REQUESTS, EACH = 40, 500

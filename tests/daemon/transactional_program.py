@@ -13,13 +13,13 @@ from contextlib import suppress
 from itertools import count
 
 from plainsong import Client
-from plainsong.transport.blocking import Wire
+from plainsong._sync._backend import Pool
 
 TOPICS = ("one", "two", "three")
 
 
 def main(url: str, name: str, end: str, last: str) -> None:
-    numbers, carry = count(1), Wire.carry
+    numbers, carry = count(1), Pool.carry
 
     def mortal(self, send):
         if next(numbers) == int(last):
@@ -28,7 +28,7 @@ def main(url: str, name: str, end: str, last: str) -> None:
             print("asks", flush=True)
         return carry(self, send)
 
-    Wire.carry = mortal
+    Pool.carry = mortal
     client = Client(url, namespace="ring")
     with client, suppress(ZeroDivisionError), client.transaction(timeout_s=2, buffer_messages=4) as tx:
         print("began", tx.transaction.id, flush=True)

@@ -1,4 +1,4 @@
-"""The job ``maintain`` cleans tables in HBase beside a living daemon: counted in HBase itself, killed and started again."""
+"""``maintain`` cleans tables in HBase beside a living daemon: counted in HBase itself, killed and started again."""
 
 from __future__ import annotations
 
@@ -11,28 +11,19 @@ import threading
 import pytest
 import trio
 
+from broker.command.maintain.hbase import HBaseTables, shares
+from broker.command.maintain.plan import KeyRange
 from plainsong import Client
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
-from pyspark_plainsong.pipeline.maintain.hbase import Place, count_rows, shares
-from pyspark_plainsong.pipeline.maintain.plan import KeyRange
 from storage.base import read_rows
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
-from tests.spark_session import why_not
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PREFIX = "maintained_"
-#: Spark takes half a minute to start where others are at work too.
-PATIENCE_S = 200
+PATIENCE_S = 100
 SHORT, TWICE, KEPT = (TopicName("default", name) for name in ("short", "twice", "kept"))
-
-
-@pytest.fixture(scope="module")
-def place(hbase):
-    return Place((hbase.address,), PREFIX)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +47,7 @@ def client(daemon):
 
 def line(daemon, hbase, *words: str) -> list[str]:
     where = ("--url", "http://{}:{}".format(*daemon.address), "--thrift", "{}:{}".format(*hbase.address))
-    return [str(PLAINSONG), "pipeline", "run", "maintain", *where, "--table-prefix", PREFIX, *words]
+    return [str(PLAINSONG), "maintain", *where, "--table-prefix", PREFIX, *words]
 
 
 def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
@@ -78,16 +69,18 @@ def whole(name: TopicName, generation: int, table: Table) -> KeyRange:
     return KeyRange(table, prefix, stop_after(prefix), "expired")
 
 
-def in_hbase(place: Place, *parts: KeyRange) -> int:
-    return trio.run(count_rows, place, parts)
+def in_hbase(hbase, *parts: KeyRange) -> int:
+    async def count() -> int:
+        async with HBaseTables.open([hbase.address], PREFIX) as tables:
+            return sum([await tables.count_rows(part) for part in parts])
+
+    return trio.run(count)
 
 
-def rows_of(place: Place, part: KeyRange) -> list[tuple[bytes, bytes]]:
+def rows_of(hbase, part: KeyRange) -> list[tuple[bytes, bytes]]:
     async def read():
-        store = await place.store()
-        rows = await read_rows(store, part.table, part.start, part.stop, limit=100_000)
-        await store.aclose()
-        return rows
+        async with HBaseTables.open([hbase.address], PREFIX) as tables:
+            return await read_rows(tables.store, part.table, part.start, part.stop, limit=100_000)
 
     return trio.run(read)
 
@@ -103,9 +96,7 @@ def expire(client: Client, requests: int) -> None:
     eventually("they expire", lambda: not client.stats("short")["messages"])
 
 
-def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_beside_a_publisher(
-    daemon, hbase, client, place
-):
+def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_beside_a_publisher(daemon, hbase, client):
     client.create_topic("twice")
     client.publish("twice", [b"of the first"] * 500)
     client.delete_topic("twice")
@@ -125,7 +116,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
 
     publisher = threading.Thread(target=publish)
     publisher.start()
-    before = in_hbase(place, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE))
+    before = in_hbase(hbase, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE))
     try:
         cleaned = maintained(daemon, hbase, "--parts", "3")["cleaned"]
     finally:
@@ -133,20 +124,20 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
         publisher.join()
     assert cleaned["removedRows"] == 2_500
     assert before >= 200
-    assert in_hbase(place, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE)) == 0
+    assert in_hbase(hbase, whole(SHORT, 1, Table.MESSAGE), whole(TWICE, 1, Table.MESSAGE)) == 0
     assert [message.value for message in client.read("twice")] == [b"of the second"]
-    pointers = {decode_row(value).pointer for _, value in rows_of(place, whole(KEPT, 1, Table.MESSAGE))}
+    pointers = {decode_row(value).pointer for _, value in rows_of(hbase, whole(KEPT, 1, Table.MESSAGE))}
     assert pointers == {None, -invalid.write_pointer}
     assert [bytes(message.id) for message in client.read("kept", isolation="committed")] == ids
     assert maintained(daemon, hbase)["cleaned"]["removedRows"] == 0
     assert client.publish("short", b"it goes on").count == 1
 
 
-def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hbase, client, place):
+def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hbase, client):
     client.delete_topic("short")
     expire(client, 400)
     part = whole(SHORT, 2, Table.MESSAGE)
-    before = in_hbase(place, part)
+    before = in_hbase(hbase, part)
     process = subprocess.Popen(
         line(daemon, hbase, "short"),
         env=clean_environ(),
@@ -156,24 +147,24 @@ def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hba
     )
     try:
         eventually(
-            "some of it is gone", lambda: in_hbase(place, part) < before or process.poll() is not None, PATIENCE_S
+            "some of it is gone", lambda: in_hbase(hbase, part) < before or process.poll() is not None, PATIENCE_S
         )
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     maintained(daemon, hbase, "short")
-    assert in_hbase(place, part) == 0
+    assert in_hbase(hbase, part) == 0
     assert client.publish("short", b"it goes on").count == 1
 
 
-def test_a_dry_run_shows_the_plan_and_removes_nothing(daemon, hbase, client, place):
+def test_a_dry_run_shows_the_plan_and_removes_nothing(daemon, hbase, client):
     client.create_topic("dry", ttl_s=1)
     client.publish("dry", [b"soon gone"])
     eventually("it expires", lambda: not client.stats("dry")["messages"])
     told = maintained(daemon, hbase, "--dry-run", "dry")
     assert [part["why"] for part in told["topic"]["parts"]] == ["expired", "expired"]
     assert told["dry-run"]["done"] is False
-    assert in_hbase(place, whole(TopicName("default", "dry"), 1, Table.MESSAGE)) == 1
+    assert in_hbase(hbase, whole(TopicName("default", "dry"), 1, Table.MESSAGE)) == 1
 
 
 def test_tables_of_another_deployment_are_refused_before_anything_is_removed(daemon, hbase, client, tmp_path):

@@ -15,7 +15,18 @@ from plainsong.cli.verb import Exit
 from pyspark_plainsong.pipeline import locks
 from pyspark_plainsong.pipeline.files import LocalFiles
 from pyspark_plainsong.pipeline.hadoop import HadoopFiles
-from pyspark_plainsong.pipeline.locks import RENEW_S, STALE_S, Busy, Lease, leased, locked, numbers, owner, take, told
+from pyspark_plainsong.pipeline.locks import (
+    RENEW_S,
+    STALE_S,
+    Busy,
+    Lease,
+    encode_lease,
+    leased,
+    locked,
+    numbers,
+    owner,
+    take,
+)
 
 HOLDER = "import sys; from pathlib import Path; from pyspark_plainsong.pipeline.locks import locked\n"
 HOLDER += "with locked(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"
@@ -141,7 +152,7 @@ def test_one_who_looked_long_ago_gives_way_to_those_who_came_since(disk, monkeyp
 
 def test_a_lease_that_could_not_be_renewed_is_not_relied_on(disk):
     now = [0.0]
-    disk.create("l/000000000001.lease", told(owner()))
+    disk.create("l/000000000001.lease", encode_lease(owner()))
     lease = Lease(disk, "l", "it", 1, clock=lambda: now[0])
     now[0] = STALE_S / 2 - RENEW_S
     lease.check()

@@ -86,7 +86,7 @@ def test_a_day_whose_files_went_while_it_was_read_back_gets_no_manifest(spark, a
         return stats
 
     monkeypatch.setattr(reading, "stats_of", counted_then_lost)
-    with pytest.raises(CommandFailed, match="was changed by somebody while it was written"):
+    with pytest.raises(CommandFailed, match="was changed by another process while it was written"):
         compaction.finish(day, folder)
     monkeypatch.undo()
     compaction.sweep(0)
@@ -97,7 +97,7 @@ def test_nothing_is_taken_away_for_an_entry_that_cannot_answer_for_it(spark, arc
     (day,) = plan(compaction.entries())
     folder = Path(archive.root) / compaction.run(day).folder
     next(folder.glob("*.parquet")).unlink()
-    with pytest.raises(CommandFailed, match="is missing; what it replaces was not taken away"):
+    with pytest.raises(CommandFailed, match="is missing; what it replaces was not removed"):
         compaction.sweep(0)
     with pytest.raises(CommandFailed, match=r"is damaged: .* is missing"):
         read(spark, archive.root)

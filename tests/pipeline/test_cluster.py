@@ -61,9 +61,7 @@ def orders(client):
 def bare(tmp_path_factory):
     """For executors: it has pyspark and pyarrow, and nothing else."""
     python = make_interpreter(tmp_path_factory.mktemp("bare") / "env", only=SPARK)
-    script = (
-        "import pyspark, pyarrow, importlib.util as u; print(u.find_spec('pyspark_plainsong'), u.find_spec('protocol'))"
-    )
+    script = "import pyspark, pyarrow, importlib.util as u; print(u.find_spec('pyspark_plainsong'), u.find_spec('plainsong'))"
     assert run([python, "-I", "-c", script], python, python.parent) == "None None\n"
     return python
 

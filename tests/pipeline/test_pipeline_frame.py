@@ -18,15 +18,15 @@ import click
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from plainsong.cli.job import JobProgress
+from plainsong.cli.job_metrics import METRICS, PREFIX, JobMetrics
 from plainsong.cli.main import run as run_program
 from plainsong.cli.verb import CommandFailed, Exit, Verb
 from plainsong.protocol.errors import TopicNotFound, Unavailable
 from pyspark_plainsong.pipeline import command as pipeline_command
 from pyspark_plainsong.pipeline import session
-from pyspark_plainsong.pipeline.command import JOBS, pipeline, write_zip
+from pyspark_plainsong.pipeline.command import JOBS, ListedJob, pipeline, write_zip
 from pyspark_plainsong.pipeline.job import Run, job_options, reason_of
-from pyspark_plainsong.pipeline.metrics import METRICS, PREFIX, Metrics
-from pyspark_plainsong.pipeline.progress import Progress
 from tests.daemon.harness import ROOT
 from tests.documents import DOCUMENTS, shell_lines
 
@@ -65,12 +65,27 @@ def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
     assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
 
 
+def test_maintain_is_the_daemons_own_command_and_no_line_for_a_cluster(monkeypatch, capsys):
+    became = []
+    monkeypatch.setattr(pipeline_command.os, "execve", lambda path, args, environ: became.append(args[1:]))
+    said(capsys, "run", "--master", "local[1]", "maintain", "--dry-run", "orders")
+    assert became == [["-m", "broker.command.maintain", "--dry-run", "orders", "--master", "local[1]"]]
+    assert said(capsys, "run", "--print", "maintain", "or*")[1] == "plainsong maintain 'or*'\n"
+
+
+def test_a_job_of_a_package_that_is_not_installed_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(JOBS, "absent", ListedJob("nowhere.at.all", "A job."))
+    for more in ((), ("--print",)):
+        code, _, err = said(capsys, "run", *more, "absent")
+        assert (code, "the package nowhere.at.all is not installed" in err) == (Exit.FAILED, True)
+
+
 @pytest.mark.parametrize("found", [None, "/opt/spark/bin/spark-submit"])
 def test_the_line_for_a_cluster_can_be_pasted(capsys, monkeypatch, found):
     """Also where the spark-submit that stands beside the interpreter is not on the PATH."""
     monkeypatch.setattr(pipeline_command.shutil, "which", lambda name: found)
     _, out, _ = said(capsys, "run", "--print", "--master", "spark://host:7077", "archive", "compact", "--root", "a b")
-    script = ROOT / "pipeline" / "archive" / "__main__.py"
+    script = ROOT / "pyspark_plainsong" / "pipeline" / "archive" / "__main__.py"
     submit = "spark-submit" if found else Path(sys.executable).with_name("spark-submit")
     words = f"--master spark://host:7077 --py-files plainsong-pipeline.zip {script} compact --root 'a b'"
     assert out == f"PYSPARK_DRIVER_PYTHON={sys.executable} {submit} {words}\n"
@@ -81,17 +96,21 @@ def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):
     write_zip(tmp_path / "other.zip")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
-    assert {"pyspark_plainsong.py", "plainsong/protocol/frames.py", "pyspark_plainsong/pipeline/job.py"} <= set(names)
-    assert {name.split("/")[0] for name in names} == {"pyspark_plainsong", "protocol", "pipeline"}
-    script = "import sys; sys.path = [p for p in sys.path if 'main' not in p or 'site-packages' in p]; import plainsong.protocol.frames"
+    assert {"pyspark_plainsong/source.py", "plainsong/protocol/frames.py", "pyspark_plainsong/pipeline/job.py"} <= set(
+        names
+    )
+    assert {name.split("/")[0] for name in names} == {"pyspark_plainsong", "plainsong"}
+    script = "import plainsong.protocol.frames as frames, pyspark_plainsong; print(frames.__file__, pyspark_plainsong.__file__)"
     environ = {"PYTHONPATH": str(tmp_path / "one.zip"), "PATH": os.environ["PATH"]}
-    subprocess.run([sys.executable, "-S", "-c", script], env=environ, cwd=tmp_path, check=True)
+    command = [sys.executable, "-S", "-c", script]  # without site-packages
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert all(path.startswith(str(tmp_path / "one.zip")) for path in done.stdout.split())
 
 
 def test_help_needs_no_spark():
     for job in ("archive", "replay"):
         script = f"import sys; sys.modules['pyspark'] = None; import runpy; sys.argv = ['{job}', '--help']"
-        script += f"; runpy.run_module('pipeline.{job}', run_name='__main__')"
+        script += f"; runpy.run_module('pyspark_plainsong.pipeline.{job}', run_name='__main__')"
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "Usage: plainsong pipeline run" in done.stdout
@@ -263,7 +282,7 @@ Caused by: java.lang.RuntimeException: wrapped
 
 def test_progress_tells_rates_lag_and_time_left(capsys):
     now = [0.0]
-    progress = Progress("archive", shown=True, clock_s=lambda: now[0])
+    progress = JobProgress("archive", shown=True, clock_s=lambda: now[0])
     now[0] = 2.0
     progress.step(2_000, of=10_000, what="orders", batch=3, lag_s=90)
     progress.step(2_001)  # too soon
@@ -275,7 +294,7 @@ def test_progress_tells_rates_lag_and_time_left(capsys):
 
 def test_progress_for_programs_is_an_event_a_line(capsys):
     now = [0.0]
-    progress = Progress("archive", as_json=True, clock_s=lambda: now[0])
+    progress = JobProgress("archive", as_json=True, clock_s=lambda: now[0])
     now[0] = 2.0
     progress.step(2_000, what="orders", batch=3, offset="x")
     progress.warn("late", "behind", topic="orders")
@@ -287,7 +306,7 @@ def test_progress_for_programs_is_an_event_a_line(capsys):
 
 
 def test_nobody_sees_progress_who_does_not_want_it_but_warnings_are_for_all(capsys):
-    progress = Progress("archive", shown=False)
+    progress = JobProgress("archive", shown=False)
     progress.step(1, last=True)
     progress.note("starting")
     assert capsys.readouterr().err == ""
@@ -302,7 +321,7 @@ def test_the_page_describes_every_metric_with_its_kind_and_no_other():
     told = dict(re.findall(rf"^\| `{PREFIX}(\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
     assert told == {name: known.kind.__name__.lower() for name, known in METRICS.items()}
     for name, known in METRICS.items():
-        metrics = Metrics("archive")
+        metrics = JobMetrics("archive")
         touch = metrics.add if name.endswith("_total") else metrics.set
         touch(name, 1, **dict.fromkeys(known.labels, "x"))
         assert f"{PREFIX}{name}{{" in metrics.text()
@@ -332,8 +351,11 @@ def test_every_line_of_the_page_that_runs_a_job_can_be_parsed():
 
 def test_no_job_imports_pyspark_before_it_runs():
     """At the top of a command's module it would make help and errors wait for it."""
-    for path in (*ROOT.glob("pipeline/*.py"), *ROOT.glob("pipeline/*/command.py")):
+    folder = ROOT / "pyspark_plainsong" / "pipeline"
+    paths = [*folder.glob("*.py"), *folder.glob("*/command.py")]
+    assert len(paths) > 8
+    for path in paths:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in top]
-        assert not [name for name in names if name.startswith(("pyspark", "pyarrow"))], path
+        assert not {name.split(".")[0] for name in names} & {"pyspark", "pyarrow"}, path

@@ -1,4 +1,4 @@
-"""A topic that is asked one thing at a time, on the store of dicts: it can fall and be loaded again."""
+"""A topic with producers on a store of dicts: one request at a time, with falls and reloads."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A topic in which producers stage, asked one thing at a time on the store of dicts."""
+"""A topic in which producers stage, on a store of dicts: one request at a time."""
 
 from __future__ import annotations
 
 import pytest
 from producing_topic import Topic
-from walking import messages_of
+from reading_in_memory import messages_of
 
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Look, PublishStaged, StoreStaged

@@ -1,4 +1,4 @@
-"""Who owns which topic: everybody comes to the same, shares go by weight, and a change moves only its share."""
+"""Owners of topics: all instances agree, shares go by weight, and a change moves only its share."""
 
 from __future__ import annotations
 

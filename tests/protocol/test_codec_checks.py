@@ -1,4 +1,4 @@
-"""What a request must be to make sense, before any topic is asked."""
+"""The checks of a request that need no topic."""
 
 from __future__ import annotations
 

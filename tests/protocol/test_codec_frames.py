@@ -1,4 +1,4 @@
-"""Frames: their bytes, their way back, and that a body cut off anywhere is noticed."""
+"""Frames: their bytes, decoding, and that a body cut off anywhere is refused."""
 
 from __future__ import annotations
 

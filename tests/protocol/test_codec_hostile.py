@@ -1,4 +1,4 @@
-"""Bodies come from anybody: what is no record is refused, at once, with the place, and nothing else happens."""
+"""Hostile bodies: a malformed one is refused at once, with the position, and nothing else happens."""
 
 from __future__ import annotations
 

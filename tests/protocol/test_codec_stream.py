@@ -1,4 +1,4 @@
-"""The stream's messages: golden bytes, both directions, and whatever else may come."""
+"""Messages of publish streams: golden bytes, both directions, and hostile input."""
 
 from __future__ import annotations
 

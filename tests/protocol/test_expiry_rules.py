@@ -1,4 +1,4 @@
-"""What has expired stays expired: across longer times to live, cleaning, and clocks that go back."""
+"""Expired messages stay expired: across longer times to live, cleaning, and clocks that go back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parked polls: woken by position, by deadline, and forgotten when nobody waits."""
+"""Parked polls: woken by position and by deadline, and forgotten when their callers leave."""
 
 from __future__ import annotations
 

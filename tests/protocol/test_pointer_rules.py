@@ -1,4 +1,4 @@
-"""What a topic does with write pointers: what is refused, what is answered, what is kept and when it is forgotten."""
+"""A topic's rules for write pointers: refusals, answers, rows, and when a pointer is forgotten."""
 
 from __future__ import annotations
 

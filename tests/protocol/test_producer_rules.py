@@ -1,4 +1,4 @@
-"""What a topic says to a producer's request: each verdict, what is stored then, and what is answered."""
+"""The verdicts on a producer's request, each with what is stored and what is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many requests of one message, asked at once: the same verdicts, ids and rows as if each had been asked alone."""
+"""Many requests of one message at once: the same verdicts, ids and rows as one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topic refuses to take, and that nothing of it happens then."""
+"""Publishes that a topic refuses, and that nothing of them happens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_a_request_needs_a_message():
 def test_a_message_over_the_bound_is_named_by_its_index():
     topic = Topic(TopicProperties(), max_message_bytes=3)
     assert (
-        "message 1 has 4 bytes; topic.max_message_bytes lets" in topic.refuses(MessageTooLarge, b"abc", b"abcd").detail
+        "message 1 has 4 bytes; topic.max_message_bytes allows"
+        in topic.refuses(MessageTooLarge, b"abc", b"abcd").detail
     )
     assert isinstance(topic.publish(b"abc"), Receipt)
 

@@ -1,4 +1,4 @@
-"""Where ids come from: positions that strictly increase, whatever the clock says."""
+"""Message positions strictly increase, whatever the clock does."""
 
 from __future__ import annotations
 

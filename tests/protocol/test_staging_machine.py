@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from model_store import NAME, ModelStore, loaded_state
-from walking import messages_of
+from reading_in_memory import messages_of
 
 from plainsong.protocol import errors
 from plainsong.protocol.effects import Table

@@ -1,4 +1,4 @@
-"""What a store without a write pointer and a publish of segments are answered, and what is on the disk then."""
+"""The answers to a store without a write pointer and to a publish of segments, and the rows on disk."""
 
 from __future__ import annotations
 

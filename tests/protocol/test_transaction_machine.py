@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deciding_at_work import AtWork
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from transactions_in_memory import TransactionsInMemory
 
 from plainsong.protocol.errors import PlainsongError, TransactionConflict
 from plainsong.protocol.transactions import asks
@@ -43,7 +43,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.at = AtWork(max_outcomes=3, max_lifetime_ms=LIFETIME_MS, outcome_retention_ms=LIFETIME_MS)
+        self.at = TransactionsInMemory(max_outcomes=3, max_lifetime_ms=LIFETIME_MS, outcome_retention_ms=LIFETIME_MS)
         self.known = {}
         self.last = 0
         #: Pointers with rows that have not been rolled back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deciding_at_work import START_MS, AtWork
+from transactions_in_memory import START_MS, TransactionsInMemory
 
 from plainsong.protocol.errors import (
     InvalidParameter,
@@ -31,7 +31,7 @@ def passed(at):
 
 
 def test_ids_are_of_the_millisecond_and_strictly_increase():
-    at = AtWork()
+    at = TransactionsInMemory()
     at.new()
     at.wall_ms += 5
     first, second = at.new(), at.new()
@@ -40,7 +40,7 @@ def test_ids_are_of_the_millisecond_and_strictly_increase():
 
 
 def test_ids_are_above_all_ever_issued_after_the_clock_went_back():
-    at = AtWork()
+    at = TransactionsInMemory()
     last = at.new()
     at.wall_ms -= 10 * HOUR_S * 1000
     assert at.new() > last
@@ -49,7 +49,7 @@ def test_ids_are_above_all_ever_issued_after_the_clock_went_back():
 
 
 def test_ids_are_above_all_ever_issued_also_when_the_last_one_was_decided_and_forgotten():
-    at = AtWork(max_outcomes=0)
+    at = TransactionsInMemory(max_outcomes=0)
     last = at.checkpoint(at.new()).write_pointer
     at.commit(last - 1)
     at.wall_ms -= 1_000
@@ -59,7 +59,7 @@ def test_ids_are_above_all_ever_issued_also_when_the_last_one_was_decided_and_fo
 
 
 def test_a_snapshot_is_of_the_moment_before_its_transaction():
-    at = AtWork()
+    at = TransactionsInMemory()
     open_, long, gone, done = at.new(), at.new(long=True), at.new(), at.new()
     at.invalidate(gone)
     at.commit(done)
@@ -72,13 +72,13 @@ def test_a_snapshot_is_of_the_moment_before_its_transaction():
 
 
 def test_first_short_is_none_where_only_long_ones_are_open():
-    at = AtWork()
+    at = TransactionsInMemory()
     at.new(long=True)
     assert at.begin().first_short_in_progress == NO_TRANSACTION
 
 
 def test_a_checkpoint_of_a_long_transaction_is_not_taken_for_a_short_one():
-    at = AtWork()
+    at = TransactionsInMemory()
     long = at.new(long=True)
     at.checkpoint(long)
     tx = at.begin()
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_a_long_transaction_is_not_taken_for_a_short_one():
 
 
 def test_a_checkpoint_keeps_the_snapshot_of_the_begin():
-    at = AtWork()
+    at = TransactionsInMemory()
     other, late = at.new(), at.new()
     tx = at.begin()
     at.commit(other)
@@ -105,7 +105,7 @@ def test_a_checkpoint_keeps_the_snapshot_of_the_begin():
 
 
 def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_servers_own_list():
-    at = AtWork()
+    at = TransactionsInMemory()
     tx = at.begin()
     at.checkpoint(tx.transaction_id)
     after = at.checkpoint(tx.transaction_id, tx)  # the client's knows nothing of the first one
@@ -113,7 +113,7 @@ def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_serve
 
 
 def test_a_checkpoint_whose_snapshot_nobody_remembers_asks_for_it():
-    at = AtWork(max_outcomes=0)
+    at = TransactionsInMemory(max_outcomes=0)
     tx = at.begin()
     at.commit(at.new())
     at.new()
@@ -125,24 +125,24 @@ def test_a_checkpoint_whose_snapshot_nobody_remembers_asks_for_it():
 @pytest.mark.parametrize("timeout_s", [0, -1, 3601])
 def test_a_time_out_that_is_not_allowed_is_refused(timeout_s):
     with pytest.raises(InvalidParameter):
-        AtWork().begin(timeout_s=timeout_s)
+        TransactionsInMemory().begin(timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("client_id", ["", "x" * 257, "é" * 129])
 def test_a_client_id_is_bounded(client_id):
     with pytest.raises(InvalidParameter):
-        AtWork().begin(client_id=client_id)
+        TransactionsInMemory().begin(client_id=client_id)
 
 
 def test_a_long_transaction_takes_no_time_out_and_gets_the_long_one():
-    at = AtWork()
+    at = TransactionsInMemory()
     with pytest.raises(InvalidParameter):
         at.begin(long=True, timeout_s=5)
     assert at.ask(asks.Begin(TransactionType.LONG)).expires_ms == START_MS + 86_400_000
 
 
 def test_open_pointers_are_bounded_checkpoints_included():
-    at = AtWork(max_open=2)
+    at = TransactionsInMemory(max_open=2)
     first = at.new()
     at.checkpoint(first)
     with pytest.raises(Overloaded):
@@ -154,7 +154,7 @@ def test_open_pointers_are_bounded_checkpoints_included():
 
 
 def test_nothing_begins_while_too_much_is_invalid():
-    at = AtWork(max_invalid=1)
+    at = TransactionsInMemory(max_invalid=1)
     gone = at.new()
     at.invalidate(gone)
     with pytest.raises(Overloaded):
@@ -167,14 +167,14 @@ def test_nothing_begins_while_too_much_is_invalid():
 
 
 def test_what_is_committed_is_delivered_and_what_is_open_holds():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.commit(two)
     assert (at.verdict(one), at.verdict(two)) == ("hold", "deliver")
 
 
 def test_a_commit_is_idempotent_while_its_outcome_is_kept_also_after_a_restart():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     assert at.ask(asks.Commit(one)).changed
     at.load()
@@ -186,7 +186,7 @@ def test_a_commit_is_idempotent_while_its_outcome_is_kept_also_after_a_restart()
 
 
 def test_a_commit_makes_all_its_checkpoints_visible_and_ignores_what_the_client_says_its_pointer_is():
-    at = AtWork()
+    at = TransactionsInMemory()
     tx = at.begin()
     other = at.new()
     at.checkpoint(tx.transaction_id)
@@ -197,7 +197,7 @@ def test_a_commit_makes_all_its_checkpoints_visible_and_ignores_what_the_client_
 
 
 def test_a_checkpoints_pointer_is_refused_as_an_id():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.checkpoint(at.new()).write_pointer
     for ask in (asks.Commit, asks.Abort, asks.Invalidate, asks.Checkpoint, lambda each: asks.Prepare(each, ())):
         with pytest.raises(TransactionNotFound):
@@ -207,7 +207,7 @@ def test_a_checkpoints_pointer_is_refused_as_an_id():
 
 
 def test_an_id_never_issued_is_not_found_and_moves_nothing():
-    at = AtWork()
+    at = TransactionsInMemory()
     before = at.begin().read_pointer
     for ask in (asks.Commit, asks.Abort, asks.Invalidate):
         with pytest.raises(TransactionNotFound):
@@ -217,7 +217,7 @@ def test_an_id_never_issued_is_not_found_and_moves_nothing():
 
 
 def test_a_commit_under_way_is_not_visible_before_it_is_durable():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     view = at.core.view()
     step = at.core.step([(0, asks.Commit(one))], at.now)
@@ -229,7 +229,7 @@ def test_a_commit_under_way_is_not_visible_before_it_is_durable():
 
 
 def test_a_frozen_transaction_takes_nothing_more_and_does_not_time_out():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     assert at.core.freeze(one)
     assert at.standing(one) == "deciding"
@@ -242,7 +242,7 @@ def test_a_frozen_transaction_takes_nothing_more_and_does_not_time_out():
 
 
 def test_a_frozen_transaction_that_conflicts_goes_on_and_its_time_is_over_then():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.prepare(one, b"k")
     at.prepare(two, b"k")
@@ -259,7 +259,7 @@ def test_a_frozen_transaction_that_conflicts_goes_on_and_its_time_is_over_then()
 
 
 def test_a_time_out_is_a_deadline_and_a_later_commit_is_refused_though_no_timer_has_run():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(timeout_s=5), at.new(timeout_s=6)
     at.pass_s(5)
     with pytest.raises(TransactionNotInProgress):
@@ -269,7 +269,7 @@ def test_a_time_out_is_a_deadline_and_a_later_commit_is_refused_though_no_timer_
 
 
 def test_a_time_out_invalidates_checkpoints_too_and_the_next_deadline_is_known():
-    at = AtWork()
+    at = TransactionsInMemory()
     pointer = at.checkpoint(at.new(timeout_s=5)).write_pointer
     at.new(timeout_s=9)
     assert at.core.next_deadline_s() == 5
@@ -282,7 +282,7 @@ def test_a_time_out_invalidates_checkpoints_too_and_the_next_deadline_is_known()
 
 @pytest.mark.parametrize("jump_s", [-5 * HOUR_S, 5 * HOUR_S])
 def test_a_jump_of_the_clock_neither_ends_nor_prolongs_a_transaction(jump_s):
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new(timeout_s=10)
     at.wall_ms += jump_s * 1000
     at.pass_s(9)
@@ -292,7 +292,7 @@ def test_a_jump_of_the_clock_neither_ends_nor_prolongs_a_transaction(jump_s):
 
 
 def test_a_deadline_goes_on_after_a_restart_and_never_grows():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new(timeout_s=10)
     at.pass_s(4)
     at.mono_s = 1000.0
@@ -307,7 +307,7 @@ def test_a_deadline_goes_on_after_a_restart_and_never_grows():
 
 
 def test_no_transaction_lives_longer_than_the_maximum_lifetime():
-    at = AtWork(max_lifetime_ms=20_000)
+    at = TransactionsInMemory(max_lifetime_ms=20_000)
     one, long = at.new(timeout_s=30), at.new(long=True)
     at.pass_s(20)
     for each in (one, long):
@@ -320,7 +320,7 @@ def test_no_transaction_lives_longer_than_the_maximum_lifetime():
 
 def conflicting(**settings):
     """Two transactions, of which the second committed what the first has changed too."""
-    at = AtWork(**settings)
+    at = TransactionsInMemory(**settings)
     one, two = at.new(), at.new(client_id="writer")
     at.prepare(two, b"k", b"z\x00")
     at.commit(two)
@@ -353,7 +353,7 @@ def test_conflicts_survive_a_restart_with_the_clients_name():
 
 
 def test_a_prepared_set_survives_a_restart():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.prepare(one, b"k")
     at.prepare(two, b"k")
@@ -364,7 +364,7 @@ def test_a_prepared_set_survives_a_restart():
 
 
 def test_a_commit_after_a_conflict_is_refused_until_a_new_prepare():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.prepare(one, b"k")
     at.prepare(two, b"k")
@@ -391,7 +391,7 @@ def test_a_commit_after_a_refused_prepare_is_refused_too():
 
 
 def test_a_prepare_replaces_the_one_before():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.prepare(one, b"k")
     at.prepare(one, b"other")
@@ -402,7 +402,7 @@ def test_a_prepare_replaces_the_one_before():
 
 
 def test_change_sets_are_bounded_in_keys_and_bytes():
-    at = AtWork(max_changes=2, max_change_set_bytes=10)
+    at = TransactionsInMemory(max_changes=2, max_change_set_bytes=10)
     one = at.new()
     at.prepare(one, b"12345", b"12346", b"12345")
     for keys in ((b"1", b"2", b"3"), (b"123456", b"12345")):
@@ -411,7 +411,7 @@ def test_change_sets_are_bounded_in_keys_and_bytes():
 
 
 def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
-    at = AtWork(max_prepared_bytes=2 * 200)
+    at = TransactionsInMemory(max_prepared_bytes=2 * 200)
     one, two, three = at.new(), at.new(), at.new()
     for each in (one, two):
         at.prepare(each, b"k")
@@ -426,7 +426,7 @@ def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
 
 
 def test_committed_sets_are_dropped_with_the_last_short_one_that_began_before():
-    at = AtWork()
+    at = TransactionsInMemory()
     at.new(long=True)  # holds nothing back
     one = at.new()
     for _ in range(3):
@@ -440,7 +440,7 @@ def test_committed_sets_are_dropped_with_the_last_short_one_that_began_before():
 
 
 def test_a_checkpoint_of_a_long_transaction_does_not_hold_change_sets_back():
-    at = AtWork()
+    at = TransactionsInMemory()
     at.checkpoint(at.new(long=True))
     two = at.new()
     at.prepare(two, b"k")
@@ -449,7 +449,7 @@ def test_a_checkpoint_of_a_long_transaction_does_not_hold_change_sets_back():
 
 
 def test_a_long_transaction_is_checked_too_against_what_is_kept():
-    at = AtWork()
+    at = TransactionsInMemory()
     long, short = at.new(long=True), at.new()
     two = at.new()
     at.prepare(two, b"k")
@@ -461,7 +461,7 @@ def test_a_long_transaction_is_checked_too_against_what_is_kept():
 
 
 def test_committed_sets_are_bounded_and_who_cannot_be_checked_any_more_conflicts():
-    at = AtWork(max_committed_bytes=1_000)
+    at = TransactionsInMemory(max_committed_bytes=1_000)
     old = at.new()
     for number in range(20):
         one = at.new()
@@ -481,7 +481,7 @@ def test_committed_sets_are_bounded_and_who_cannot_be_checked_any_more_conflicts
 
 
 def test_an_abort_without_rows_is_over_at_once_and_idempotent():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     assert at.abort(one) == "aborted"
     at.load()
@@ -491,7 +491,7 @@ def test_an_abort_without_rows_is_over_at_once_and_idempotent():
 
 
 def test_an_abort_with_rows_is_over_only_when_they_are_rolled_back():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.checkpoint(one)
     first = at.ask(asks.Abort(one, has_rows=True))
@@ -505,7 +505,7 @@ def test_an_abort_with_rows_is_over_only_when_they_are_rolled_back():
 
 
 def test_an_abort_begun_before_a_crash_can_only_be_finished():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.ask(asks.Abort(one, has_rows=True))
     at.load()
@@ -515,7 +515,7 @@ def test_an_abort_begun_before_a_crash_can_only_be_finished():
 
 
 def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.ask(asks.Abort(one, has_rows=True))
     assert at.ask(asks.FinishAbort(one, complete=False)).state == "invalid"
@@ -524,7 +524,7 @@ def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so
 
 
 def test_an_abort_uses_the_servers_own_list_of_checkpoints():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     pointer = at.checkpoint(one).write_pointer
     at.abort(one)
@@ -533,7 +533,7 @@ def test_an_abort_uses_the_servers_own_list_of_checkpoints():
 
 
 def test_a_late_abort_heals_only_when_the_rows_are_rolled_back():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new(timeout_s=1)
     at.checkpoint(one)
     at.pass_s(1)
@@ -549,7 +549,7 @@ def test_a_late_abort_heals_only_when_the_rows_are_rolled_back():
 
 
 def test_a_long_abort_stays_invalid_as_in_tephra():
-    at = AtWork()
+    at = TransactionsInMemory()
     long = at.new(long=True)
     assert at.abort(long) == "invalid"
     assert at.abort(long) == "invalid"
@@ -557,7 +557,7 @@ def test_a_long_abort_stays_invalid_as_in_tephra():
 
 
 def test_a_committed_transaction_can_neither_be_aborted_nor_invalidated():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.commit(one)
     for ask in (asks.Abort(one), asks.Abort(one, has_rows=True), asks.Invalidate(one), asks.FinishAbort(one, True)):
@@ -566,7 +566,7 @@ def test_a_committed_transaction_can_neither_be_aborted_nor_invalidated():
 
 
 def test_an_invalidation_is_idempotent_and_hides_for_ever():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     assert at.ask(asks.Invalidate(one)).changed
     assert at.ask(asks.Invalidate(one)).changed is False
@@ -579,7 +579,7 @@ def test_an_invalidation_is_idempotent_and_hides_for_ever():
 
 
 def test_truncation_by_ids_takes_only_what_is_on_the_list():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two, open_ = at.new(), at.new(), at.new()
     at.invalidate(one)
     at.invalidate(two)
@@ -593,7 +593,7 @@ def test_truncation_by_ids_takes_only_what_is_on_the_list():
 
 
 def test_truncation_may_take_a_checkpoint_alone():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.checkpoint(one)
     at.invalidate(one)
@@ -603,7 +603,7 @@ def test_truncation_may_take_a_checkpoint_alone():
 
 
 def test_truncation_before_a_time_is_refused_when_something_in_progress_is_older():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new()
     at.wall_ms += 10
     two, open_ = at.new(), at.new()
@@ -617,7 +617,7 @@ def test_truncation_before_a_time_is_refused_when_something_in_progress_is_older
 
 
 def test_a_complete_pass_prunes_only_what_is_past_its_lifetime():
-    at = AtWork(max_lifetime_ms=100_000, outcome_retention_ms=10**9)
+    at = TransactionsInMemory(max_lifetime_ms=100_000, outcome_retention_ms=10**9)
     old = at.new()
     at.invalidate(old)
     at.pass_s(60)
@@ -636,7 +636,7 @@ def test_a_complete_pass_prunes_only_what_is_past_its_lifetime():
 
 @pytest.mark.parametrize("settings", [{"max_lifetime_ms": 0}, {"prune": False}])
 def test_nothing_is_pruned_by_itself_where_that_is_not_safe_and_it_says_why(settings):
-    at = AtWork(**settings)
+    at = TransactionsInMemory(**settings)
     one = at.new()
     at.invalidate(one)
     at.pass_s(10**6)
@@ -646,7 +646,7 @@ def test_nothing_is_pruned_by_itself_where_that_is_not_safe_and_it_says_why(sett
 
 
 def test_the_safe_bound_is_tephras():
-    at = AtWork()
+    at = TransactionsInMemory()
     assert at.core.visible.upper_bound() == at.core.visible.read_pointer - 1
     one, two = at.new(), at.new()
     assert at.core.visible.upper_bound() == one - 1
@@ -660,7 +660,7 @@ def test_the_safe_bound_is_tephras():
 
 
 def test_outcomes_are_bounded_in_number_and_time_oldest_first():
-    at = AtWork(max_outcomes=3, outcome_retention_ms=10_000)
+    at = TransactionsInMemory(max_outcomes=3, outcome_retention_ms=10_000)
     ids = [at.new() for _ in range(5)]
     for each in ids:
         at.commit(each)
@@ -673,7 +673,7 @@ def test_outcomes_are_bounded_in_number_and_time_oldest_first():
 
 
 def test_a_forgotten_outcome_is_no_unknown_pointer_and_nothing_can_be_written_under_it():
-    at = AtWork(max_outcomes=0)
+    at = TransactionsInMemory(max_outcomes=0)
     one = at.new()
     pointer = at.checkpoint(one).write_pointer
     at.abort(one)
@@ -687,7 +687,7 @@ def test_a_forgotten_outcome_is_no_unknown_pointer_and_nothing_can_be_written_un
 
 
 def test_the_outcome_says_how_long_it_is_kept():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new(client_id="me")
     assert at.ask(asks.LookAt(one)).kept_until_ms is None
     at.pass_s(3)
@@ -701,7 +701,7 @@ def test_the_outcome_says_how_long_it_is_kept():
 
 
 def test_transactions_are_listed_by_state_oldest_first():
-    at = AtWork()
+    at = TransactionsInMemory()
     one, two, three, four = (at.new() for _ in range(4))
     at.invalidate(one)
     at.commit(two)
@@ -732,7 +732,7 @@ def test_forgetting_the_change_sets_makes_those_conflict_that_began_before():
 
 
 def test_the_snapshot_is_tephras_and_says_only_what_is_durable():
-    at = AtWork()
+    at = TransactionsInMemory()
     gone, long, short, done = at.new(), at.new(long=True), at.new(), at.new()
     at.invalidate(gone)
     at.checkpoint(long)
@@ -749,7 +749,7 @@ def test_the_snapshot_is_tephras_and_says_only_what_is_durable():
 
 
 def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went_back_over_a_restart():
-    at = AtWork()
+    at = TransactionsInMemory()
     one = at.new(timeout_s=600)
     at.wall_ms -= 3 * 86_400_000
     at.load()
@@ -760,7 +760,7 @@ def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went
 
 
 def test_the_checkpoints_of_one_transaction_are_bounded():
-    at = AtWork(max_checkpoints=2)
+    at = TransactionsInMemory(max_checkpoints=2)
     one = at.new()
     for _ in range(2):
         at.checkpoint(one)

@@ -1,4 +1,4 @@
-"""How much a topic holds: counted in slices, never too low, too high by one slice at most."""
+"""Usage of a topic: counted in slices, never too low, too high by one slice at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view says of a pointer: Tephra's rule of visibility, and the short cut for many pointers at once."""
+"""Verdicts of a view: Tephra's rule of visibility, and the short cut for many pointers at once."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.daemon.harness import ROOT, clean_environ
 
 #: Folders of the source tree that are packages to install.
-PACKAGES = ("actors", "broker", "pipeline", "plainsong", "protocol", "pyspark_plainsong", "storage")
+PACKAGES = ("actors", "broker", "plainsong", "pyspark_plainsong", "storage")
 #: What Spark's Python workers import, and what the extra brings beside it.
 SPARK = ("pyspark", "py4j", "pyarrow")
 EXTRA = (*SPARK, "matplotlib")

@@ -21,7 +21,7 @@ import sys
 class Nothing:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top in {"msgpack", "fastavro", "plainsong", "broker", "storage", "actors", "pandas", "numpy", "httpcore2"}:
+        if top in {"msgpack", "fastavro", "click", "broker", "storage", "actors", "pandas", "numpy", "httpcore2"}:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Nothing())
@@ -37,8 +37,9 @@ for part in reader.partitions():
     for batch in reader.read(part):
         for row in batch.to_pylist():
             print(row["payload"].decode(), row["routing_key"], row["headers"])
-own = {name for name in sys.modules if name.partition(".")[0] == "protocol"}
-assert own == {"protocol", "plainsong.protocol.frames"}, own
+own = {name for name in sys.modules if name.partition(".")[0] == "plainsong"}
+assert own == {"plainsong", "plainsong.protocol", "plainsong.protocol.frames"}, own
+assert not [name for name in sys.modules if name.startswith("pyspark_plainsong.pipeline")]
 """
 
 
@@ -48,13 +49,13 @@ def packed(folder: Path) -> Path:
     with zipfile.ZipFile(archive, "w") as file:
         for path in [
             *sorted((ROOT / "pyspark_plainsong").glob("*.py")),
-            *(ROOT / "protocol" / name for name in FRAMES),
+            *(ROOT / "plainsong" / name for name in FRAMES),
         ]:
             file.write(path, path.relative_to(ROOT))
     return archive
 
 
-FRAMES = ("__init__.py", "frames.py")
+FRAMES = ("__init__.py", "protocol/__init__.py", "protocol/frames.py")
 
 
 def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path):

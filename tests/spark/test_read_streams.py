@@ -205,7 +205,7 @@ def test_what_nobody_sees_is_looked_at_once(tables, follow):
     tables.publish(topic, "x", transactionWritePointer=pointer)
     tables.decide(pointer, "abort")
     assert reader.latestOffset(start, ALL) is start
-    position, looked = reader._following._looked[topic]
+    position, looked = reader._following._empty_to[topic]
     assert looked > position.next
     tables.publish(topic, "y")
     assert batches(reader, start)[0] == [[b"y"]]

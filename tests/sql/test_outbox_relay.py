@@ -382,7 +382,7 @@ def test_a_database_from_a_backup_publishes_nothing_until_a_person_decides(clien
 
 def forget(client: Client, topic: str, producer: str) -> None:
     """As the daemon does by itself after a while."""
-    url = f"{client._operations.places.current}/v1/namespaces/{client.namespace}/topics/{topic}/producers/{producer}"
+    url = f"{client._channel.places.current}/v1/namespaces/{client.namespace}/topics/{topic}/producers/{producer}"
     import httpx
 
     assert httpx.delete(url).is_success

@@ -11,7 +11,6 @@ from sqlalchemy import MetaData, create_engine, func, inspect, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from plainsong.core.effects import Blocking
 from plainsong.errors import PositionNotSaved
 from plainsong.protocol.errors import InvalidName, PositionChanged
 from plainsong.protocol.ids import FIRST_BOUND, pack_id
@@ -21,36 +20,23 @@ AT_1, AT_2, AT_3 = (pack_id(1_700_000_000_000 + number, 0) for number in (1, 2, 
 
 
 class Topics:
-    """Operations that know the generations of topics, and nothing else."""
+    """A daemon that knows the generations of topics, and nothing else."""
 
     namespace = "shop"
 
     def __init__(self, **generations: int) -> None:
         self.generations = generations
 
-    def call(self, call: Any) -> Iterator[Any]:
-        yield from ()
+    def call(self, call: Any) -> Any:
         return {"generation": str(self.generations[call.request.path.rpartition("/")[2]])}
 
 
-def done(steps: Any) -> Any:
-    """The result of steps that do nothing but call functions."""
-    given = None
-    while True:
-        try:
-            effect = steps.send(given)
-        except StopIteration as ended:
-            return ended.value
-        assert isinstance(effect, Blocking)
-        given = effect.work()
-
-
 def load(position: SqlPosition, topics: Topics) -> dict[str, bytes]:
-    return done(position.load(topics, list(topics.generations)))  # type: ignore[arg-type]
+    return position.load(topics, list(topics.generations))
 
 
 def save(position: SqlPosition, **positions: bytes) -> None:
-    done(position.save(Topics(), positions))  # type: ignore[arg-type]
+    position.save(Topics(), positions)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -22,8 +22,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from plainsong import Client, PlainsongError
+from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant
-from plainsong.transactions import deciding
 
 #: Between these the world is another one.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
@@ -101,7 +101,7 @@ def work_through(client: Client, engine: Engine, numbers: Iterable[int]) -> None
 
 
 def main(daemon: str, database: str) -> None:
-    deciding.committed = striking_before_the_decision(deciding.committed)
+    TransactionContext._committed = striking_before_the_decision(TransactionContext._committed)
     engine = create_engine(database, connect_args={"connect_timeout": 2}, pool_pre_ping=True)
     with Client(daemon, namespace="sql", deadline_s=DEADLINE_S) as client:
         for line in sys.stdin:

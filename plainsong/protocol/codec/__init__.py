@@ -1,4 +1,4 @@
-"""The seam: from the headers of a request to the codec that reads it and writes its answer."""
+"""Codecs, and how a request's headers select the one that reads it and writes its answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CODECS: dict[tuple[str, str], Codec] = {
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _READ_HERE = "avro/binary and application/json are read here"
 _ADD_HEADER = "add the header Content-Type: application/json (or avro/binary)"
-#: curl's own choice for ``--data``.
+#: curl's default for ``--data``.
 _CURL = "application/x-www-form-urlencoded"
 
 
@@ -52,7 +52,7 @@ def codec_for(content_type: str | None) -> Codec:
     """The codec for a request's ``Content-Type``; the answer is written by the same one.
 
     Raises:
-      UnsupportedMediaType: none is given, or one we do not read; the hint says which header to add.
+      UnsupportedMediaType: it is missing or not supported; the hint names the header to add.
     """
     if not content_type or not content_type.strip():
         raise UnsupportedMediaType(f"there is no Content-Type; {_READ_HERE}", hint=_ADD_HEADER)

@@ -1,9 +1,7 @@
-"""Avro binary: version 1 as the genuine clients speak it, byte for byte, and version 2, which appends fields to it.
+"""The Avro codecs: version 1, byte for byte that of existing clients, and version 2, which appends fields to it.
 
-The Avro schemas of both versions, in exactly the field and union order of the HTTP contract, section 2.
-
-Version 2 is version 1 with fields appended. Unions of version 1 keep the seeds' order, null last; those of
-version 2 are written null first.
+Source: the HTTP contract, section 2; fields and unions are in exactly its order. Unions of version 1 have null last,
+those of version 2 have it first.
 """
 
 from __future__ import annotations
@@ -98,35 +96,31 @@ RECEIPT: Schema = parse_schema(
 )
 
 
-# --- avro ------------------------------------------------------------------------------------------
-#
-# Avro binary, version 1: what the genuine clients speak, byte for byte.
+# --- version 1 -------------------------------------------------------------------------------------
 
 
-#: What ends an array, and so a streamed answer.
+#: The end of an array, and so of a streamed answer.
 AVRO_END = b"\x00"
 
 
 def avro_block(page: Page) -> bytes:
-    """A page as one array block of a streamed answer; nothing for an empty page, since 0 items are the end."""
+    """A page as one array block of a streamed answer; empty for an empty page, since a block of 0 items is the end."""
     return b"".join((varint(page.count), *page.parts)) if page.count else b""
 
 
 def written(schema: Schema, record: Any) -> bytes:
-    """A record as raw Avro."""
     out = BytesIO()
     schemaless_writer(out, schema, record)
     return out.getvalue()
 
 
 class AvroCodec:
-    """Version 1. Polls are streamed: this client cannot be told that there is more."""
+    """Version 1. Polls are streamed to the end of the topic, since an answer cannot say that there is more."""
 
     content_type = "avro/binary"
     bounded = False
 
     def decode_publish(self, body: bytes) -> PublishRequest:
-        """The body of publish and store."""
         cursor = Cursor(body)
         pointer = cursor.or_null(cursor.long)
         messages = cursor.payloads()
@@ -134,14 +128,12 @@ class AvroCodec:
         return PublishRequest(messages, pointer)
 
     def decode_poll(self, body: bytes) -> PollRequest:
-        """The body of poll."""
         cursor = Cursor(body)
         request = read_poll(cursor)
         cursor.finish()
         return request
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: what a publish answered."""
         cursor = Cursor(body)
         response = read_publish_response(cursor)
         cursor.finish()
@@ -150,7 +142,6 @@ class AvroCodec:
     decode_publish_response = decode_rollback
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         return read_receipt(body)
 
     def decode_page(self, body: bytes) -> list[Message]:
@@ -161,28 +152,26 @@ class AvroCodec:
         return found
 
     def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store; fields of version 2 have no place in it."""
+        """The body of publish and store, without the fields of version 2."""
         return written(PUBLISH_REQUEST, publish_fields(request))
 
     def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll; fields of version 2 have no place in it."""
+        """The body of poll, without the fields of version 2."""
         return written(CONSUME_REQUEST, poll_fields(request))
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         return written(PUBLISH_RESPONSE, response_fields(response))
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without one: the same record under both versions."""
+        """The answer to a publish without a write pointer: the same record in both versions."""
         return write_receipt(receipt)
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """A whole answer: one block and the end. Pages are in this form already."""
+        """A whole answer: one block and the end. Pages have this form already."""
         return b"".join((varint(page.count), *page.parts, AVRO_END)) if page.count else AVRO_END
 
 
 def read_poll(cursor: Cursor) -> PollRequest:
-    """The fields of version 1."""
     start_from: bytes | int | None = None
     branch = cursor.branch(3)
     if branch == 0:
@@ -193,13 +182,11 @@ def read_poll(cursor: Cursor) -> PollRequest:
 
 
 def read_publish_response(cursor: Cursor) -> PublishResponse:
-    """The fields of version 1."""
     pointer = cursor.or_null(cursor.long)
     return PublishResponse(pointer, cursor.long(), cursor.int32(), cursor.long(), cursor.int32())
 
 
 def read_receipt(body: bytes) -> Receipt:
-    """A whole receipt."""
     cursor = Cursor(body)
     first_id, last_id = cursor.null_or(cursor.octets), cursor.null_or(cursor.octets)
     duplicate, deduplicated = cursor.boolean(), cursor.boolean()
@@ -212,12 +199,11 @@ def read_receipt(body: bytes) -> Receipt:
 
 
 def write_receipt(receipt: Receipt) -> bytes:
-    """A whole receipt."""
     first, last, sequence_id = receipt.first_id, receipt.last_id, receipt.last_sequence_id
     straddled = receipt.stored is not None or receipt.dropped is not None
     natural = receipt.generation >= 0 and (sequence_id is None or sequence_id >= 0)
     if natural and not straddled and first is not None and last is not None:
-        # Nearly every answer to a producer: by hand it takes a quarter of the time.
+        # Nearly every answer to a producer: encoded by hand it takes a quarter of the time.
         known = b"\x00" if sequence_id is None else b"\x02" + varint(sequence_id)
         ids = b"\x02%b%b\x02%b%b" % (length_prefix(len(first)), first, length_prefix(len(last)), last)
         flags = b"%c%c" % (receipt.duplicate, receipt.deduplicated)
@@ -236,12 +222,10 @@ def write_receipt(receipt: Receipt) -> bytes:
 
 
 def publish_fields(request: PublishRequest) -> dict[str, Any]:
-    """The record of version 1."""
     return {"transactionWritePointer": request.write_pointer, "messages": request.messages}
 
 
 def poll_fields(request: PollRequest) -> dict[str, Any]:
-    """The record of version 1."""
     return {
         "startFrom": request.start_from,
         "inclusive": request.inclusive,
@@ -251,7 +235,6 @@ def poll_fields(request: PollRequest) -> dict[str, Any]:
 
 
 def response_fields(response: PublishResponse) -> dict[str, Any]:
-    """The record of version 1."""
     return {
         "transactionWritePointer": response.write_pointer,
         "startTimestamp": response.start_timestamp_ms,
@@ -261,9 +244,7 @@ def response_fields(response: PublishResponse) -> dict[str, Any]:
     }
 
 
-# --- avro2 -----------------------------------------------------------------------------------------
-#
-# Avro binary, version 2: version 1 with fields appended, for producers, attributes and bounded polls.
+# --- version 2 -------------------------------------------------------------------------------------
 
 
 #: The symbols of the enum, in its order.
@@ -271,7 +252,7 @@ _ISOLATIONS: tuple[Isolation, ...] = ("uncommitted", "committed")
 
 
 class Avro2Codec:
-    """Version 2. Polls are pages, and say in their headers why they end."""
+    """Version 2, with producers and attributes. Polls are pages, whose headers tell why they end."""
 
     content_type = "avro/binary; version=2"
     bounded = True
@@ -297,7 +278,6 @@ class Avro2Codec:
         return request
 
     def decode_poll(self, body: bytes) -> PollRequest:
-        """The body of poll."""
         cursor = Cursor(body)
         request = read_poll(cursor)
         request.end_before = cursor.null_or(cursor.octets)
@@ -308,7 +288,7 @@ class Avro2Codec:
         return request
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: what a publish answered in version 2."""
+        """The body of rollback: the answer to a publish in version 2."""
         cursor = Cursor(body)
         response = read_publish_response(cursor)
         response.duplicate = cursor.boolean()
@@ -318,11 +298,9 @@ class Avro2Codec:
     decode_publish_response = decode_rollback
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         return read_receipt(body)
 
     def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll."""
         cursor = Cursor(body, room=NO_BOUND)
         octets, strings = cursor.octets, cursor.strings
         found = cursor.array(lambda: Message(octets(), octets(), strings()))
@@ -330,7 +308,6 @@ class Avro2Codec:
         return found
 
     def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store."""
         record = publish_fields(request)
         record |= {
             "ttlSeconds": request.ttl_s,
@@ -348,7 +325,6 @@ class Avro2Codec:
         return written(PUBLISH_REQUEST_2, record)
 
     def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll."""
         record = poll_fields(request)
         record |= {
             "endBefore": request.end_before,
@@ -359,15 +335,13 @@ class Avro2Codec:
         return written(CONSUME_REQUEST_2, record)
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         return written(PUBLISH_RESPONSE_2, response_fields(response) | {"duplicate": response.duplicate})
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without one."""
         return write_receipt(receipt)
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """A whole answer: every item as it is, and its attributes behind it."""
+        """A whole answer: every item unchanged, followed by its attributes."""
         if not page.count:
             return AVRO_END
         out = [varint(page.count)]

@@ -1,11 +1,9 @@
-"""Reads raw Avro strictly: a cursor over a body, and fast paths for arrays of payloads and runs of numbers.
+"""A strict reader of raw Avro: a cursor over a body, with fast paths for arrays of payloads and runs of numbers.
 
-Reading raw Avro strictly: a cursor over a body, and the fast walk over an array of payloads.
-
-fastavro reads this format too, but trusts its input: it takes union branch -1 for the last one, lets numbers
-of twelve bytes overflow in silence and ignores what follows a record. A body comes from anybody, so these
-functions take exactly what the format allows, say where it ends being that, and allocate nothing before
-the bytes for it are known to be there.
+fastavro reads this format too, but trusts its input: it takes union branch -1 for the last one, silently overflows
+numbers of twelve bytes, and ignores bytes behind a record. Bodies come from untrusted clients, so these functions
+accept exactly what the format allows, report the position of a violation, and allocate nothing before the bytes for
+it are known to exist.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-#: For answers, which are read by whoever asked for them.
+#: For answers, which a client reads from a server it trusts.
 NO_BOUND = 1 << 62
-#: Shorter blocks are walked at once: looking for equal lengths would cost more.
+#: Shorter blocks are walked: looking for equal lengths would cost more.
 _MIN_EQUAL = 8
 
 
@@ -34,14 +32,14 @@ def malformed(what: str, at: int) -> MalformedBody:
 
 
 class Cursor:
-    """A place in a body; every method reads one value and moves behind it, or raises ``MalformedBody``."""
+    """A position in a body; every method reads one value and moves behind it, or raises ``MalformedBody``."""
 
     __slots__ = ("at", "data", "room")
 
     def __init__(self, data: bytes, at: int = 0, *, room: int = MAX_VALUES) -> None:
         self.data = data
         self.at = at
-        #: Items that all arrays and maps together may still hold.
+        #: The items that arrays and maps may still have, all together.
         self.room = room
 
     def long(self) -> int:
@@ -74,7 +72,6 @@ class Cursor:
         return number
 
     def boolean(self) -> bool:
-        """One byte, 0 or 1."""
         byte = self.data[self.at : self.at + 1]
         if byte not in (b"\x00", b"\x01"):
             raise malformed("no boolean" if byte else "the body ends before a boolean", self.at)
@@ -82,7 +79,7 @@ class Cursor:
         return byte == b"\x01"
 
     def octets(self) -> bytes:
-        """A length and so many bytes."""
+        """A length and as many bytes."""
         at = self.at
         size = self.long()
         start = self.at
@@ -92,7 +89,7 @@ class Cursor:
         return self.data[start : self.at]
 
     def string(self) -> str:
-        """A length and so many bytes of UTF-8."""
+        """A length and as many bytes of UTF-8."""
         raw = self.octets()
         try:
             return raw.decode()
@@ -108,15 +105,15 @@ class Cursor:
         return index
 
     def or_null(self, read: Callable[[], T]) -> T | None:
-        """A union ``[X, null]``, as version 1 writes them."""
+        """A union ``[X, null]``, as in version 1."""
         return read() if self.branch(2) == 0 else None
 
     def null_or(self, read: Callable[[], T]) -> T | None:
-        """A union ``[null, X]``, as version 2 writes them."""
+        """A union ``[null, X]``, as in version 2."""
         return read() if self.branch(2) == 1 else None
 
     def block(self) -> tuple[int, int | None]:
-        """The head of an array or map block: its items, and where it says it ends (None: it does not say).
+        """The head of an array or map block: the number of its items, and its announced end (None: not announced).
 
         A negative count is legal: its absolute value counts the items, and the block's bytes follow.
         """
@@ -132,7 +129,7 @@ class Cursor:
         return count, stop
 
     def end_block(self, stop: int | None) -> None:
-        """Check what the head said."""
+        """Check the announced end of a block."""
         if stop is not None and stop != self.at:
             raise malformed(f"a block that should end at {stop} ends", self.at)
 
@@ -148,11 +145,10 @@ class Cursor:
             self.end_block(stop)
 
     def strings(self) -> dict[str, str]:
-        """A map of strings."""
         return dict(self.array(lambda: (self.string(), self.string())))
 
     def payloads(self) -> list[bytes]:
-        """An array of bytes, which is most of what a broker reads."""
+        """An array of bytes: most of what a broker reads."""
         found: list[bytes] = []
         while True:
             count, stop = self.block()
@@ -171,13 +167,13 @@ class Cursor:
             raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
 
     def finish(self) -> None:
-        """Refuse what follows."""
+        """Refuse further bytes."""
         if self.at != len(self.data):
             raise malformed(f"{len(self.data) - self.at} bytes too many", self.at)
 
 
 def _equal_items(data: bytes, at: int, count: int, found: list[bytes]) -> int:
-    """Take ``count`` payloads of one and the same length in one go; where they end, or 0 if they are no such.
+    """Take ``count`` payloads of one length at once. Returns where they end, or 0 if their lengths differ.
 
     Bulk publishers often send records of a fixed size. The bytes of the length prefixes are compared column
     by column; then the block is cut like a table. Three times as fast as the walk, and a wrong guess is cheap.
@@ -199,7 +195,7 @@ def _equal_items(data: bytes, at: int, count: int, found: list[bytes]) -> int:
 
 
 def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
-    """Take ``count`` payloads one by one; where they end."""
+    """Take ``count`` payloads one by one. Returns where they end."""
     append = found.append
     try:
         for _ in range(count):
@@ -226,12 +222,10 @@ def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
     return at
 
 
-# --- runs ------------------------------------------------------------------------------------------
+# --- runs of consecutive numbers, as most lists of sequence ids are --------------------------------
 #
-# Consecutive numbers as Avro writes them, made without a step for each: what most lists of sequence ids are.
-#
-# 64 numbers that differ in their last six bits alone have all bytes but the first in common, so that joining the
-# first ones by the others writes them.
+# Encoded without a step for each number: 64 numbers that differ in their last six bits alone have all bytes but the
+# first in common, so joining the first bytes by the common rest encodes them.
 
 
 _BLOCK = 64
@@ -264,9 +258,9 @@ def _unsigned(number: int) -> bytes:
 
 
 def read_run(cursor: Cursor) -> range | None:
-    """The array of longs that begins here, if its numbers are consecutive and in one block; else nothing is read.
+    """The array of longs at the cursor, if its numbers are consecutive and in one block; else None, with nothing read.
 
-    Raises MalformedBody for what is no array of longs, as reading it otherwise would.
+    Raises MalformedBody as ``array`` would.
     """
     begin, data = cursor.at, cursor.data
     count, stop = cursor.block()

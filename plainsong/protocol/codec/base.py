@@ -1,4 +1,4 @@
-"""What a codec is: one encoding of the requests and answers of a topic, both directions."""
+"""The interface of a codec: one encoding of the requests and answers of a topic, in both directions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Page
     from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
 
-#: Messages one request may carry; at a byte each they would take fifty times their body in memory.
+#: Most messages in one request; at a byte each they take fifty times their body in memory.
 MAX_MESSAGES = 1 << 20
-#: Values of all its lists and objects together: four for each message, which is what an item of JSON needs.
+#: Most values in all its lists and objects together: four for each message, as many as an item of JSON needs.
 MAX_VALUES = 4 * MAX_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """How the caller wants values written, where the encoding leaves a choice (JSON)."""
+    """How the client wants values written, where the encoding leaves a choice (JSON)."""
 
     payload_base64: bool = False
-    """Every payload as ``{"base64": …}``, also those that are text."""
+    """Every payload as ``{"base64": …}``, even if it is text."""
     longs_as_strings: bool = False
     """Write pointers as strings, for readers whose numbers end at 2^53."""
 
 
-#: The choices of a caller that makes none.
+#: The defaults.
 DEFAULT_OPTIONS = PageOptions()
 
 
 class Message(NamedTuple):
-    """A message as a client gets it."""
+    """A message in a decoded answer."""
 
     message_id: bytes
     payload: bytes
@@ -46,14 +46,13 @@ class Message(NamedTuple):
 class Codec(Protocol):
     """One encoding. Every ``decode_`` takes a whole body.
 
-    They raise ``MalformedBody`` with the position or the field, and where it is clearer another
-    ``BadRequest``; nothing of the body has been used then. ``RequestTooLarge``: more than
-    ``MAX_MESSAGES``. The ``encode_`` methods cannot fail.
+    They raise ``MalformedBody`` with the position or the field, or a more specific ``BadRequest``; nothing of the
+    body has been used then. ``RequestTooLarge``: more than ``MAX_MESSAGES``. The ``encode_`` methods cannot fail.
     """
 
     @property
     def content_type(self) -> str:
-        """Exactly what an answer's ``Content-Type`` says."""
+        """The exact ``Content-Type`` of an answer."""
         ...
 
     @property
@@ -72,7 +71,7 @@ class Codec(Protocol):
         ...
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: what a publish answered. See ``rolls_back_all``."""
+        """The body of rollback: the answer to a publish. See ``rolls_back_all``."""
         ...
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
@@ -80,11 +79,11 @@ class Codec(Protocol):
         ...
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without one that asked for it."""
+        """The answer to a publish without a write pointer, if requested."""
         ...
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a poll, whole."""
+        """The whole answer to a poll."""
         ...
 
     # The client's side. A rollback sends ``encode_publish_response``'s bytes back, unread.
@@ -102,7 +101,7 @@ class Codec(Protocol):
         ...
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without one that asked for it."""
+        """The answer to a publish without a write pointer."""
         ...
 
     def decode_page(self, body: bytes) -> list[Message]:
@@ -111,10 +110,10 @@ class Codec(Protocol):
 
 
 def rollback_of_all(write_pointer: int | None) -> PublishResponse:
-    """A rollback that names a pointer and no range: everything it has in the topic, stored rows too."""
+    """A rollback of a whole pointer without a range: all its rows in the topic, and its stored messages."""
     return PublishResponse(write_pointer, 0, 0, MAX_TIMESTAMP_MS, SEQUENCES_PER_MS - 1)
 
 
 def rolls_back_all(response: PublishResponse) -> bool:
-    """Whether this is a ``rollback_of_all``; no publish answers with such a range."""
+    """Whether this is a ``rollback_of_all``; no publish has such a range."""
     return response.end_timestamp_ms == MAX_TIMESTAMP_MS and response.start_timestamp_ms == 0

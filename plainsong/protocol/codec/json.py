@@ -1,9 +1,9 @@
-"""JSON: the same records as objects, with every optional field left out at will.
+"""The JSON codec: the same records as objects, in which every optional field may be left out.
 
-The list ``messages`` of a JSON publish: payloads, and objects that say more about one message.
+The entries of a publish's list ``messages`` are payloads, or items with more fields:
 
-"text"   {"base64": …}   {"bytes": …}                                          a payload
-{"payload": …, "ttlSeconds": …, "sequenceId": …, "attributes": {…}}            an item, told by its payload
+    "text"   {"base64": …}   {"bytes": …}                                     a payload
+    {"payload": …, "ttlSeconds": …, "sequenceId": …, "attributes": {…}}       an item, recognised by its ``payload``
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ITEM: Mapping[str, tuple[str, values.Kind]] = {
     "sequenceId": ("sequence_id", values.nullable(values.int64, "long")),
     "attributes": ("attributes", values.nullable(values.strings, "map")),
 }
-#: What an item says → the request's own list of the same, and that list's name in JSON.
+#: A field of items → the request's list with the same meaning, and that list's name in JSON.
 _LISTS = {
     "ttl_s": ("message_ttls_s", "messageTtlsSeconds"),
     "sequence_id": ("sequence_ids", "sequenceIds"),
@@ -41,10 +41,10 @@ _LISTS = {
 
 
 def put_messages(request: dict[str, Any], given: Any) -> None:
-    """Add ``messages`` to the request's fields, and the lists of what its items say besides.
+    """Add ``messages`` to the request's fields, and lists of the other fields of its items.
 
     Raises:
-      MalformedBody, UnknownField: an entry is neither form, or says what a list of the request says too.
+      MalformedBody, UnknownField: an entry has neither form, or a field that the request has as a list too.
       InvalidSequenceIds: some items have a sequence id and some have none.
       RequestTooLarge: more than ``MAX_MESSAGES``.
     """
@@ -70,7 +70,7 @@ def _utf8(entry: str, index: int) -> bytes:
 
 
 def _message(entry: Any, index: int, items: dict[int, dict[str, Any]]) -> bytes:
-    """The payload of an entry that is no string; what else it says goes to ``items``."""
+    """The payload of an entry that is no string; its other fields are added to ``items``."""
     where = f"messages[{index}]"
     if not isinstance(entry, dict) or "payload" not in entry:
         if isinstance(entry, dict) and not entry.keys() & {"base64", "bytes"}:
@@ -101,9 +101,7 @@ def _put_list(request: dict[str, Any], name: str, shown: str, column: list[Any])
     request[name] = [entry or {} for entry in column] if name == "attributes" else column
 
 
-# --- json ------------------------------------------------------------------------------------------
-#
-# JSON: the same records as objects, with every optional field left out at will.
+# --- the codec -------------------------------------------------------------------------------------
 
 
 if TYPE_CHECKING:
@@ -200,14 +198,13 @@ class JsonCodec:
         return PollRequest(**values.fields_of(values.parse_object(body), _POLL)) if body else PollRequest()
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: what a publish answered, or a pointer alone (``rollback_of_all``)."""
+        """The body of rollback: the answer to a publish, or a pointer alone (``rollback_of_all``)."""
         given = values.parse_object(body)
         if given.keys() & _RANGE.keys():
             return self._response(given)
         return rollback_of_all(values.fields_of(given, _RESPONSE).get("write_pointer"))
 
     def decode_publish_response(self, body: bytes) -> PublishResponse:
-        """The answer to a publish with a write pointer."""
         return self._response(values.parse_object(body))
 
     def _response(self, given: dict[str, Any]) -> PublishResponse:
@@ -216,13 +213,11 @@ class JsonCodec:
         return PublishResponse(**found)
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
         given = values.parse_object(body)
         _require(given, ("firstId", "lastId", "generation"))
         return Receipt(**values.fields_of(given, _RECEIPT))
 
     def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll."""
         given = values.parse_json(body)
         if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
             raise MalformedBody("the answer is no list of messages")
@@ -231,7 +226,7 @@ class JsonCodec:
         return [Message(**values.fields_of(entry, _MESSAGE)) for entry in given]
 
     def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store; what is not set is left out."""
+        """The body of publish and store, without fields that are not set."""
         out = _set_fields(request, _PUBLISH)
         out["messages"] = [_payload(message) for message in request.messages]
         if request.attributes is not None:
@@ -239,7 +234,7 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll; what is not set is left out."""
+        """The body of poll, without fields that are not set."""
         out = _set_fields(request, _POLL)
         for key in ("startFrom", "endBefore"):
             if isinstance(out.get(key), bytes):
@@ -249,14 +244,13 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish with a write pointer."""
         out = {key: getattr(response, name) for key, (name, _) in _RESPONSE.items()}
         if options.longs_as_strings and response.write_pointer is not None:
             out["transactionWritePointer"] = str(response.write_pointer)
         return _dumped(out)
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without one; ``stored`` and ``dropped`` only where it straddled."""
+        """The answer to a publish without a write pointer; ``stored`` and ``dropped`` only for a partial duplicate."""
         out = {key: getattr(receipt, name) for key, (name, _) in _RECEIPT.items()}
         for key in ("firstId", "lastId"):
             out[key] = None if out[key] is None else out[key].hex()

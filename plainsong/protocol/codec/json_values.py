@@ -1,9 +1,7 @@
-"""JSON as the HTTP contract reads it: text to objects, each value checked by its kind, and positions in a topic.
+"""JSON by the rules of the HTTP contract: parsing, values checked by their kinds, and positions in a topic.
 
-JSON as the HTTP contract reads it: the text made an object, and each value checked by its kind.
-
-A *kind* is a function from a decoded value and the name it has to what it means; a table of kinds describes
-a record, and ``fields_of`` reads one. Routes with bodies of their own describe them with the same kinds.
+A *kind* is a function from a decoded value and its name to the value's meaning. A table of kinds describes a record,
+and ``fields_of`` reads one. Routes with other bodies describe these with the same kinds.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ from plainsong.protocol.ids import MAX_TIMESTAMP_MS, parse_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-if TYPE_CHECKING:
     Kind = Callable[[Any, str], Any]
 
 
-#: A large body is looked at in pieces of so many bytes.
+#: A large body is scanned in pieces of so many bytes.
 _PIECE_BYTES = 1 << 16
 _DIGITS = re.compile(r"-?[0-9]{1,19}\Z")
 _NAMES = {
@@ -97,10 +94,10 @@ def _structure(raw: bytes) -> int:
 
 
 def _values(body: bytes) -> int:
-    """Roughly the values a body has, or more than are allowed; what stands in its strings does not count.
+    """Roughly the number of values in a body, or more than allowed; the content of strings does not count.
 
-    Small values take ten times their text and more in memory, so those of a large body are counted before
-    it is read. Without escapes every second piece between quotes is a string; one pass, in little memory.
+    Small values take ten times their text and more in memory, so those of a large body are counted before it is
+    parsed. Without escapes every second piece between quotes is a string; so one pass in little memory is enough.
     """
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     found = 0
@@ -115,11 +112,11 @@ def _values(body: bytes) -> int:
 
 
 def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], where: str = "") -> dict[str, Any]:
-    """What ``given`` has of a record: our name → value. Fields left out are left out.
+    """The fields of a record in ``given``: our name → value. Missing fields are left out.
 
     Args:
       kinds: the field's name in JSON → our name, and the kind that reads it.
-      where: what stands before a field's name in errors.
+      where: the prefix of a field's name in errors.
     Raises:
       UnknownField: the nearest known one is named.
       MalformedBody: a value of another kind.
@@ -135,7 +132,7 @@ def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], w
 
 
 def kind_of(value: Any) -> str:
-    """What a decoded value is, for an error."""
+    """The name of a value's type, for errors."""
     return _NAMES.get(type(value), "null")
 
 
@@ -254,9 +251,7 @@ def strings(value: Any, name: str) -> dict[str, str]:
     return {text(key, f"{name}: a key"): text(entry, f"{name}.{key[:80]!r}") for key, entry in value.items()}
 
 
-# --- positions -------------------------------------------------------------------------------------
-#
-# Positions in a topic as clients write them: a message id or a time, in JSON and in a query string.
+# --- positions in a topic: a message id or a time, in JSON and in a query string --------------------
 
 
 def parse_position(value: object, name: str = "startFrom") -> bytes | int:

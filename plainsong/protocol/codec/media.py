@@ -1,7 +1,4 @@
-"""Media types: what Content-Type and Accept say, and pages written as frames for those who accept these.
-
-Media types: what ``Content-Type`` and ``Accept`` say, without a word about what follows from it.
-"""
+"""Media types of ``Content-Type`` and ``Accept`` headers, and pages written as frames for clients that accept them."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class MediaType(NamedTuple):
 
 
 def parse_media_type(header: str) -> MediaType:
-    """A media type with its parameters; what is no parameter is passed over."""
+    """The media type in a header; malformed parameters are ignored."""
     name, *parts = _PARTS.findall(header) or [""]
     parameters = {}
     for part in parts:
@@ -65,9 +62,7 @@ def _unquoted(value: str) -> str:
     return value
 
 
-# --- frames ----------------------------------------------------------------------------------------
-#
-# Pages as frames: who asks for them, and how they are written. ``plainsong.protocol.frames`` has the format.
+# --- frames: ``plainsong.protocol.frames`` has the format ------------------------------------------
 
 
 _SIZE = struct.Struct(">I")
@@ -76,7 +71,7 @@ _POINTER_AND_SIZE = struct.Struct(">qI")
 
 @dataclass(frozen=True, slots=True)
 class FramesOptions:
-    """What frames hold besides ids and payloads."""
+    """The optional fields of frames."""
 
     pointers: bool = False
     """Each message's write pointer (``fields=pointer``)."""
@@ -85,15 +80,15 @@ class FramesOptions:
 
     @property
     def content_type(self) -> str:
-        """Exactly what the answer's ``Content-Type`` says."""
+        """The exact ``Content-Type`` of the answer."""
         return FRAMES_TYPE + "; version=2" * self.attributes + "; fields=pointer" * self.pointers
 
 
 def accept_frames(accept: str | None) -> FramesOptions | None:
-    """The frames an ``Accept`` header asks for, wherever they stand in it; None when it does not.
+    """The frames that an ``Accept`` header lists, in any place of it; None when it does not.
 
     Raises:
-      InvalidParameter: it asks for frames of no kind we write, and for no other frames.
+      InvalidParameter: it lists frames with unsupported parameters only.
     """
     if not accept or FRAMES_TYPE not in accept.lower():
         return None
@@ -110,7 +105,6 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
 
 
 def encode_frames(page: Page, options: FramesOptions) -> bytes:
-    """A whole answer."""
     out: list[bytes] = []
     if options.pointers or (options.attributes and page.attributes):
         _add_rich(out, page, options)
@@ -121,7 +115,7 @@ def encode_frames(page: Page, options: FramesOptions) -> bytes:
 
 
 def _add_plain(out: list[bytes], page: Page, tail: bytes) -> None:
-    """Messages that have nothing of their own but id and payload; ``tail`` stands after each."""
+    """Messages with id and payload alone; ``tail`` follows each."""
     last_size = -1
     head = b""
     for message_id, payload in messages_of(page):

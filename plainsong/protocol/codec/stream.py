@@ -1,11 +1,11 @@
-"""The stream's requests and answers: msgpack arrays, one after the other, as many as there are in a message.
+"""The codec of publish streams: requests and answers are msgpack arrays, any number of them in one message.
 
     request   [n, {"messages": [bin, …], …}]     a publish; the fields are those of version 2, by the same names
-    answer    [n, status, {"firstId": bin, …}]   its receipt, its PublishResponse, or the problem that it met
+    answer    [n, status, {"firstId": bin, …}]   its receipt, its PublishResponse, or the problem
 
-``n`` is the sender's own number for a request, 0 to 2^63-1, and comes back with its answer. A request ends where
-its message does. Most requests are *singles*: one payload and nothing else; they are read in runs, since a run of
-them is stored as one and still answered one by one.
+``n`` is the sender's number for a request, 0 to 2^63-1, and returns with its answer. No request continues in the next
+message. Most requests are *singles*: one payload and nothing else. They are read in runs, since a run of singles is
+stored as one request and still answered one by one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishResponse, Receipt
 
 MAX_NUMBER = (1 << 63) - 1
-#: Requests that one run may have: what a topic is asked at a time.
+#: Most requests in one run, which a topic gets as one.
 MAX_RUN = 1 << 14
 #: Messages up to this size share one reader, whose buffer stays.
 _SMALL_BYTES = 1 << 17
 _END = msgpack.packb(None)
 _CUT = object()
-#: The largest map, which nobody sends: fields, and attributes of one message.
+#: The largest map, far above what clients send: fields, or attributes of one message.
 _MAX_MAP = 1 << 12
 
 
@@ -52,7 +52,7 @@ class Whole(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A request whose fields cannot be read: nothing of it is done, and the next one is read."""
+    """A request whose fields are not valid: nothing of it happens, and reading continues with the next one."""
 
     number: int
     error: PlainsongError
@@ -94,7 +94,7 @@ class RequestReader:
         self._shared = _unpacker(_SMALL_BYTES)
 
     def read(self, message: bytes) -> tuple[list[Part], MalformedBody | None]:
-        """The requests of a message, and what is wrong behind them, after which nothing more can be read."""
+        """The requests of a message, and the error behind them, after which nothing more can be read."""
         shared = len(message) <= _SMALL_BYTES
         unpacker = self._shared if shared else _unpacker(len(message))
         parts: list[Part] = []
@@ -129,7 +129,7 @@ class RequestReader:
 
 
 def _is_whole(unpacker: Any) -> bool:
-    """Whether nothing has begun that is not finished: what is fed now then stands for itself."""
+    """Whether the message ended between two values: then a value fed now is decoded by itself."""
     unpacker.feed(_END)
     return next(unpacker, _CUT) is None
 
@@ -170,8 +170,8 @@ _ID_HEAD = b"\xc4\x14"
 
 
 def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
-    """The answers to singles that were stored as one; ``receipt`` is that of all of them."""
-    assert receipt.first_id is not None  # singles are nobody's duplicates
+    """The answers to singles that were stored as one request; ``receipt`` is that of the request."""
+    assert receipt.first_id is not None  # singles have no producer, so no duplicates
     tail = b"\xaageneration" + _packed(receipt.generation)
     ids = consecutive_ids(receipt.first_id, len(numbers))
     return b"".join(
@@ -183,7 +183,7 @@ def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
 
 
 def encode_receipt(number: int, receipt: Receipt) -> bytes:
-    """An answer without a write pointer. What has its default is left out; that of ``lastId`` is ``firstId``."""
+    """An answer without a write pointer. Fields with defaults are left out; that of ``lastId`` is ``firstId``."""
     fields: dict[str, Any] = {"firstId": receipt.first_id}
     if receipt.last_id != receipt.first_id:
         fields["lastId"] = receipt.last_id
@@ -214,7 +214,7 @@ def encode_response(number: int, response: PublishResponse) -> bytes:
 
 
 def encode_problem(number: int, status: int, problem: Mapping[str, Any]) -> bytes:
-    """An answer to a request that was refused, or failed; ``problem`` is what problem+json would say."""
+    """An answer to a request that was refused or failed; ``problem``: the fields of its problem+json."""
     return _answer(number, status, problem)
 
 
@@ -240,7 +240,7 @@ def encode_single(number: int, payload: bytes) -> bytes:
 
 
 def encode_request(number: int, request: PublishRequest) -> bytes:
-    """Any request; what is not set is left out."""
+    """Any request, without fields that are not set."""
     fields: dict[str, Any] = {"messages": list(request.messages)}
     for key, name in _SET:
         value = getattr(request, name)

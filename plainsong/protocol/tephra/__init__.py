@@ -1,1 +1,1 @@
-"""Tephra's transaction service as its clients know it: Thrift, calls and snapshots, byte for byte."""
+"""The interface of Tephra's transaction service: Thrift, calls and snapshots, byte for byte."""

@@ -1,9 +1,8 @@
-"""Calls of Tephra's transaction service and their replies: methods, values, and messages of Thrift's binary protocol.
+"""The calls of Tephra's transaction service: methods, values, and messages of Thrift's binary protocol.
 
-What Tephra's transaction service offers over Thrift: its methods, their arguments and the errors they declare.
-
-Releases 0.4 to 0.16 are served alike: newer clients call the methods that name a client and throw, older ones the
-others. Arguments have the ids 1, 2, …; a result has id 0, a declared error its place among the method's errors.
+Clients of releases 0.4 to 0.16 are served: newer ones call the methods that take a client id and throw, older ones
+the others. Arguments have the field ids 1, 2, …; a result has id 0, a declared error its place among the method's
+errors.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from plainsong.protocol.tephra.thrift import BOOL, I32, I64, SET, STOP, STRING, 
 
 
 class Kind(Enum):
-    """What an argument or a result is."""
+    """The kind of an argument or a result."""
 
     VOID = auto()
     BOOL = auto()
-    #: A struct around one bool, for clients that could not tell false from nothing.
+    #: A struct around one bool, for clients that cannot distinguish false from a missing value.
     BOXED_BOOL = auto()
     I32 = auto()
     I64 = auto()
     TEXT = auto()
     BINARY = auto()
-    #: A set of byte strings: what a transaction changed.
+    #: A set of byte strings: the keys that a transaction changed.
     KEYS = auto()
     #: A set of 64-bit numbers.
     POINTERS = auto()
@@ -42,7 +41,7 @@ class TephraError(Exception):
 
     @property
     def message(self) -> str:
-        """What it says."""
+        """The text of the error."""
         return " ".join(str(value) for value in self.args if value is not None)
 
 
@@ -59,7 +58,7 @@ class TephraConflict(TephraError):
 
 
 class TephraGeneric(TephraError):
-    """Text, and the name of a Java class that clients throw again."""
+    """Text, and the name of the Java class that clients throw."""
 
     name = "TGenericException"
 
@@ -71,7 +70,7 @@ class TephraCouldNotTakeSnapshot(TephraError):
 
 
 class TephraInvalidTruncateTime(TephraError):
-    """Text: transactions older than that are in progress."""
+    """Text: a transaction that began before the time is in progress."""
 
     name = "TInvalidTruncateTimeException"
 
@@ -114,9 +113,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-# --- tephra values ---------------------------------------------------------------------------------
-#
-# Arguments and results of Tephra's methods as fields of Thrift structs, and back, by their kind.
+# --- values: arguments and results as fields of Thrift structs --------------------------------------
 
 
 #: The types on the wire; void has none.
@@ -134,7 +131,7 @@ WIRE = {
 
 
 def read_fields(reader: ThriftReader, kinds: dict[int, Kind]) -> dict[int, Any]:
-    """The fields of a struct by id; those not in ``kinds``, or of another type, are left out. Raises MalformedThrift."""
+    """The fields of a struct by id, without those not in ``kinds`` or of another type. Raises MalformedThrift."""
     found: dict[int, Any] = {}
     while (field := reader.field()) is not None:
         wire, place = field
@@ -180,12 +177,12 @@ def _transaction(reader: ThriftReader) -> Any:
 
 
 def put_field(place: int, kind: Kind, value: Any) -> bytes:
-    """A field with what ``read_value`` would read."""
+    """A field with a value of a kind."""
     return pack(">Bh", WIRE[kind], place) + put_value(kind, value)
 
 
 def put_value(kind: Kind, value: Any) -> bytes:
-    """The value alone."""
+    """The value of a field, as ``read_value`` reads it."""
     match kind:
         case Kind.BOOL:
             return b"\1" if value else b"\0"
@@ -209,27 +206,25 @@ def put_value(kind: Kind, value: Any) -> bytes:
     raise AssertionError(f"no value of kind {kind}")
 
 
-# --- tephra rpc ------------------------------------------------------------------------------------
-#
-# Calls of Tephra's transaction service and their replies, as messages of Thrift's strict binary protocol.
+# --- messages of Thrift's strict binary protocol ----------------------------------------------------
 #
 #     version and type:i32   method   sequence id:i32   struct of arguments, or of one result
 #
-# The version is 80 01; types are 1 call, 2 reply, 3 exception. The struct of a reply holds the result in field 0,
-# or a declared error in the field of its place; that of an exception a text and a number. Lengths before messages
-# are ``thrift_frames``' business.
+# The version is 80 01; types are 1 call, 2 reply, 3 exception. The struct of a reply has the result in field 0, or a
+# declared error in the field of its place; that of an exception has a text and a number. ``ThriftFrames`` handles the
+# lengths before messages.
 
 
 _VERSION = 0x8001
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 _MAX_NAME_BYTES = 256
-#: Numbers of exceptions that are no method's own.
+#: Numbers of exceptions that a method does not declare.
 UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7
 _END = bytes([STOP])
 
 
 class Call(NamedTuple):
-    """What a client asks: arguments in order, a text that it left out as None."""
+    """A client's call: arguments in order; None for a text that it left out."""
 
     method: str
     sequence_id: int
@@ -237,7 +232,7 @@ class Call(NamedTuple):
 
 
 class ApplicationError(Exception):
-    """An exception that is no method's own: its number and a text."""
+    """An exception that the method does not declare: its number and a text."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -246,7 +241,7 @@ class ApplicationError(Exception):
 
 
 class RefusedCall(ApplicationError):
-    """A call that is understood well enough to be refused: whose it was."""
+    """A call that cannot be executed but can be answered; with what is known of it."""
 
     def __init__(self, call: Call, number: int, message: str) -> None:
         super().__init__(number, message)
@@ -257,11 +252,11 @@ class RefusedCall(ApplicationError):
 
 
 def decode_call(message: bytes) -> Call:
-    """What a message asks for.
+    """The call in a message.
 
     Raises:
       RefusedCall: the method is unknown, or its arguments are malformed; ``encode_failure`` answers it.
-      MalformedThrift: this is no call; the connection is not worth keeping.
+      MalformedThrift: the message is no call; the connection has to end.
     """
     reader = ThriftReader(message)
     name, sequence_id = _begin(reader, _CALL)
@@ -280,14 +275,14 @@ def decode_call(message: bytes) -> Call:
 
 
 def encode_result(call: Call, value: Any) -> bytes:
-    """The reply with a result; ``value`` is what the method's kind says, None for void."""
+    """The reply with a result; ``value`` is of the method's kind, None for void."""
     kind = METHODS[call.method].result
     field = b"" if kind is Kind.VOID else put_field(0, kind, value)
     return _head(_REPLY, call.method, call.sequence_id) + field + _END
 
 
 def encode_error(call: Call, error: TephraError) -> bytes:
-    """The reply with an error that the method declares; one that it does not is an exception, as in Tephra."""
+    """The reply with an error that the method declares; another error becomes an exception, as in Tephra."""
     throws = METHODS[call.method].throws
     if type(error) not in throws:
         return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {error.message}")
@@ -301,7 +296,7 @@ def encode_error(call: Call, error: TephraError) -> bytes:
 
 
 def encode_failure(call: Call, number: int, message: str) -> bytes:
-    """The exception that answers a call which was refused, or failed for a reason the method does not declare."""
+    """The exception that answers a call which was refused, or failed with an undeclared error."""
     fields = put_field(1, Kind.TEXT, message) + put_field(2, Kind.I32, number)
     return _head(_EXCEPTION, call.method, call.sequence_id) + fields + _END
 
@@ -310,7 +305,7 @@ def encode_failure(call: Call, number: int, message: str) -> bytes:
 
 
 def encode_call(method: str, sequence_id: int, *args: Any) -> bytes:
-    """The message that asks for a method; an argument that is None is left out."""
+    """The message of a call; an argument that is None is left out."""
     kinds = METHODS[method].args
     fields = (
         put_field(place, kind, value)
@@ -324,8 +319,8 @@ def decode_reply(message: bytes, method: str, sequence_id: int) -> Any:
     """The result of a call; None for void.
 
     Raises:
-      Declared, ApplicationError: the server's answer is an error.
-      MalformedThrift: this is no answer to that call.
+      TephraError, ApplicationError: the server answered with an error.
+      MalformedThrift: the message is no answer to that call.
     """
     reader = ThriftReader(message)
     name, found_id = _begin(reader, _REPLY, _EXCEPTION)

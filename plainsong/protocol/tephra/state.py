@@ -1,8 +1,7 @@
-"""Tephra's bytes of a transaction and of a manager's whole state, and the bounds that follow from them.
+"""Tephra's encodings of a transaction and of a manager's whole state, and the pruning bounds derived from them.
 
-A transaction's bytes: what Tephra's ``TransactionCodec`` writes, and reads from clients of any age.
-
-A bare Thrift struct in the binary protocol, 83 bytes and 8 for every pointer in its lists:
+A transaction is encoded as Tephra's ``TransactionCodec`` does, and decoded from clients of any version: a bare Thrift
+struct in the binary protocol, 83 bytes and 8 for every pointer in its lists:
 
      1 i64   transaction id               2 i64   read pointer
      3 list  invalid pointers             4 list  pointers in progress
@@ -10,9 +9,9 @@ A bare Thrift struct in the binary protocol, 83 bytes and 8 for every pointer in
      7 i64   write pointer                8 list  checkpoints' pointers
      9 i32   visibility: 1 snapshot, 2 snapshot without the current pointer's writes, 3 snapshot, all versions
 
-Fields that are absent, unknown or of another type count as Tephra counts them. Two things differ. Bytes without
-an id or a read pointer are no transaction: Tephra would read zeros, and such a reader would see nothing. And a
-write pointer that is missing, as in bytes older than checkpoints, is the id.
+Fields that are absent, unknown or of another type are treated as Tephra treats them, with two differences. Bytes
+without an id or a read pointer are malformed: Tephra would read zeros, and such a reader would see nothing. And a
+missing write pointer, as in bytes older than checkpoints, is the id.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ def _encode_pointers(field: int, pointers: Sequence[int]) -> bytes:
 
 
 def decode_transaction(data: bytes) -> Transaction:
-    """The transaction these bytes say; what follows it is ignored, as Tephra ignores it. Lists come sorted.
+    """The transaction in these bytes; bytes behind it are ignored, as in Tephra. Its lists are sorted.
 
     Raises:
-      MalformedTransaction: they are no transaction's; nothing was allocated beyond their own size.
+      MalformedTransaction: the bytes are malformed; nothing was allocated beyond their own size.
     """
     numbers: dict[int, int] = {}
     lists: dict[int, tuple[int, ...]] = {}
@@ -114,9 +113,9 @@ def _malformed_transaction(what: str) -> MalformedTransaction:
 T = TypeVar("T")
 
 
-# --- tephra state ----------------------------------------------------------------------------------
+# --- snapshots of a transaction manager -------------------------------------------------------------
 #
-# The state of a transaction manager as Tephra's snapshots say it: version 4 is written, versions 1 to 4 are read.
+# Version 4 is written, versions 1 to 4 are read.
 #
 #     version  timestamp_ms  read pointer  last write pointer
 #     invalid[]      pointer
@@ -132,7 +131,7 @@ VERSION = 4
 
 
 class EntryType(IntEnum):
-    """What a pointer in progress is; the numbers are the snapshot's."""
+    """The type of a pointer in progress; the numbers are those of a snapshot."""
 
     SHORT = 0
     LONG = 1
@@ -141,10 +140,10 @@ class EntryType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pointer in progress; a checkpoint's is an entry of its own, and listed by its transaction's as well."""
+    """One pointer in progress; a checkpoint has an entry of its own, and is listed in its transaction's too."""
 
     expiration_ms: int
-    """Negative in version 1 for a long transaction, which had no time-out then."""
+    """Negative for a long transaction in version 1, which had no time-out."""
     visibility_upper_bound: int
     type: EntryType = EntryType.SHORT
     checkpoints: tuple[int, ...] = ()
@@ -152,13 +151,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ManagerState:
-    """Everything a transaction manager knows, at one moment."""
+    """The whole state of a transaction manager at one moment."""
 
     timestamp_ms: int
     read_pointer: int
     last_write_pointer: int
     invalids: tuple[int, ...] = ()
-    """In the order they became invalid, or sorted; one may be there twice."""
+    """In the order of invalidation, or sorted; a pointer may occur twice."""
     in_progress: Mapping[int, Entry] = field(default_factory=dict)
     committing: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     """Change sets by transaction id."""
@@ -188,16 +187,16 @@ def encode_snapshot(state: ManagerState) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> ManagerState:
-    """The state a snapshot of version 1 to 4 says.
+    """The state in a snapshot of version 1 to 4.
 
     Raises:
-      MalformedTransaction: it is no such snapshot, or ends early; nothing was allocated beyond its own size.
+      MalformedTransaction: the bytes are malformed or end early; nothing was allocated beyond their own size.
     """
     return _decode(data, change_sets=True)
 
 
 def decode_visibility_state(data: bytes) -> ManagerState:
-    """The same without the change sets, which are neither read nor there: all that readers and cleaning need."""
+    """The same without reading the change sets, which may be missing: enough for readers and cleaning."""
     return _decode(data, change_sets=False)
 
 
@@ -221,7 +220,7 @@ def _decode(data: bytes, *, change_sets: bool) -> ManagerState:
 def _entry(cursor: Cursor, version: int) -> Entry:
     expiration_ms, bound = cursor.long(), cursor.long()
     number = cursor.int32() if version > 1 else -1
-    if number < 0:  # nobody said; a time-out is what told short ones from long ones before there were types
+    if number < 0:  # version 1 has no types: a transaction with a time-out was a short one
         kind = EntryType.LONG if expiration_ms < 0 else EntryType.SHORT
     elif number < len(EntryType):
         kind = EntryType(number)
@@ -281,11 +280,8 @@ def _put_keys(out: bytearray, keys: Iterable[bytes]) -> None:
     _put(out, 0)
 
 
-# --- looking ---------------------------------------------------------------------------------------
-
-
 def manager_state(ledger: Ledger, visible: Visible, now_ms: int) -> ManagerState:
-    """All of it that Tephra's snapshot has a place for, and that is durable: others go by what is in it."""
+    """The durable state of this service in Tephra's terms. Only durable: other programs rely on it."""
     entries: dict[int, Entry] = {}
     for pointer in visible.in_progress():
         record = ledger.by_pointer[pointer]
@@ -309,20 +305,18 @@ def manager_state(ledger: Ledger, visible: Visible, now_ms: int) -> ManagerState
     )
 
 
-# --- bounds ----------------------------------------------------------------------------------------
-#
-# What a snapshot bounds: how far readers see without gaps, and how far the invalid list may be pruned.
+# --- bounds: how far readers see without gaps, and how far the invalid list may be pruned -----------
 
 
 def visibility_upper_bound(transaction: Transaction) -> int:
-    """Up to here everything is decided, from a transaction's point of view: committed, aborted or invalid."""
+    """The pointer up to which a transaction sees everything decided: committed, aborted or invalid."""
     if transaction.in_progress:
         return transaction.in_progress[0] - 1
     return min(transaction.transaction_id - 1, transaction.read_pointer)
 
 
 def prune_upper_bound(transaction: Transaction) -> int:
-    """The highest pointer that may be pruned once all rows this snapshot calls invalid are rewritten.
+    """The highest pointer that may be pruned once all rows with this snapshot's invalid pointers are rewritten.
 
     No transaction begun before the snapshot can add rows at or below it.
     """
@@ -334,17 +328,17 @@ def prune_upper_bound(transaction: Transaction) -> int:
 
 
 def inactive_bound(now_ms: int, lifetime_ms: int) -> int:
-    """Pointers at or below it are older than a transaction may live."""
+    """The pointer up to which all pointers are older than the longest lifetime of a transaction."""
     return (now_ms - lifetime_ms) * POINTERS_PER_MS - 1
 
 
 def first_short_in_progress(types: Mapping[int, EntryType]) -> int:
-    """The first pointer that is not a long transaction's own; a long one's checkpoints count as short, as in Tephra."""
+    """The first pointer that is not a long transaction's id; checkpoints of a long one count as short, as in Tephra."""
     return min((pointer for pointer, kind in types.items() if kind is not EntryType.LONG), default=NO_TRANSACTION)
 
 
 def reader_of(state: ManagerState) -> Transaction:
-    """A transaction that sees what was committed when the state was taken, and writes nothing."""
+    """A read-only transaction that sees what was committed when the state was taken."""
     return Transaction(
         read_pointer=state.read_pointer,
         transaction_id=NO_TRANSACTION,

@@ -1,10 +1,8 @@
 """Thrift's binary protocol, read strictly, and its framed transport.
 
-Reading Thrift's binary protocol strictly: a cursor that takes what the format allows, and allocates nothing before.
-
-Whoever sends these bytes may be anybody. Every count is held against the bytes that are there, every type is one
-of the format's, containers nest no deeper than ``MAX_DEPTH``, and there are no more fields and skipped items than the
-reader has room for; so a few megabytes of empty structs cost no seconds.
+The bytes come from untrusted clients. Every count is checked against the bytes that are left before anything is
+allocated, every type must be one of the format's, containers nest no deeper than ``MAX_DEPTH``, and fields and skipped
+items are bounded; so a few megabytes of empty structs do not cost seconds.
 Numbers are big-endian. A struct is fields, each ``type:u8 id:i16 value``, and a zero byte.
 """
 
@@ -15,22 +13,22 @@ from struct import Struct, pack, unpack_from
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 #: How deep containers may nest; Tephra's own nest three deep.
 MAX_DEPTH = 32
-#: Fields, and items skipped one by one, that a reader has room for; runs of numbers are read and skipped in one step.
+#: Fields, and items skipped one by one, that a reader accepts; lists of numbers are read and skipped in one step.
 MAX_VALUES = 10_000
-#: Byte strings read of one list.
+#: Most byte strings in one list.
 MAX_BINARIES = 200_000
 _SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
-#: The fewest bytes a value takes: what a count is held against.
+#: The fewest bytes of a value, against which a count is checked.
 _LEAST = {**_SIZES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
 _I16, _I32, _I64 = Struct(">h"), Struct(">i"), Struct(">q")
 
 
 class MalformedThrift(ValueError):
-    """These bytes are not what the format allows; the text says where."""
+    """The bytes violate the format; the text says where."""
 
 
 class ThriftReader:
-    """A place in some bytes; every method reads one value and moves behind it, or raises ``MalformedThrift``."""
+    """A cursor; every method reads one value and moves behind it, or raises ``MalformedThrift``."""
 
     __slots__ = ("_room", "at", "data")
 
@@ -46,21 +44,18 @@ class ThriftReader:
         return None if kind == STOP else (kind, self._number(_I16))
 
     def i32(self) -> int:
-        """A signed number of 32 bits."""
         return self._number(_I32)
 
     def i64(self) -> int:
-        """A signed number of 64 bits."""
         return self._number(_I64)
 
     def octets(self) -> bytes:
-        """A length and so many bytes: a string, or a binary."""
+        """A length and as many bytes: a string, or a binary."""
         size = self.i32()
         start = self._take(size, 1)
         return self.data[start : self.at]
 
     def text(self) -> str:
-        """A string of UTF-8."""
         at = self.at
         try:
             return self.octets().decode()
@@ -72,27 +67,27 @@ class ThriftReader:
         return self._byte() == 1
 
     def longs(self) -> tuple[int, ...]:
-        """A list or set of 64-bit numbers, as it stands."""
+        """A list or set of 64-bit numbers, in their order."""
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != I64 and count:
-            raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are due, at byte {at}")
+            raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are expected, at byte {at}")
         start = self._take(count, 8)
         return unpack_from(f">{count}q", self.data, start)
 
     def binaries(self) -> tuple[bytes, ...]:
-        """A list or set of byte strings, as it stands; at most ``MAX_BINARIES``."""
+        """A list or set of byte strings, in their order; at most ``MAX_BINARIES``."""
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != STRING and count:
-            raise MalformedThrift(f"a set of type {kind}, where byte strings are due, at byte {at}")
+            raise MalformedThrift(f"a set of type {kind}, where byte strings are expected, at byte {at}")
         if count > MAX_BINARIES:
-            raise MalformedThrift(f"{count} byte strings, of {MAX_BINARIES} that are read, at byte {at}")
+            raise MalformedThrift(f"{count} byte strings, more than {MAX_BINARIES}, at byte {at}")
         self.at = self._take(count, 4)
         return tuple(self.octets() for _ in range(count))
 
     def skip(self, kind: int, depth: int = 1) -> None:
-        """Move behind a value of a type, whatever it holds."""
+        """Move behind a value of a type without reading it."""
         size = _SIZES.get(kind)
         if size is not None:
             self._take(1, size)
@@ -131,7 +126,7 @@ class ThriftReader:
     def _use_room(self, count: int) -> None:
         self._room -= count
         if self._room < 0:
-            raise MalformedThrift(f"more values than are read, at byte {self.at}")
+            raise MalformedThrift(f"more values than are accepted, at byte {self.at}")
 
     def _byte(self) -> int:
         return self.data[self._take(1, 1)]
@@ -141,27 +136,25 @@ class ThriftReader:
         return number
 
     def _take(self, count: int, size: int) -> int:
-        """Move behind ``count`` values of ``size`` bytes; where they start."""
+        """Move behind ``count`` values of ``size`` bytes. Returns where they start."""
         start = self.at
         left = len(self.data) - start
         if not 0 <= count * size <= left:
-            raise MalformedThrift(f"{count * size} bytes are due at byte {start}, where {left} are left")
+            raise MalformedThrift(f"{count * size} bytes are expected at byte {start}, where {left} are left")
         self.at = start + count * size
         return start
 
 
-# --- thrift frames ---------------------------------------------------------------------------------
-#
-# Thrift's framed transport: a length of 32 bits, then so many bytes; they may come in pieces of any size.
+# --- framed transport: a length of 32 bits, then as many bytes -------------------------------------
 
 
-#: What Tephra's server reads at most, and ours.
+#: The largest frame, as in Tephra's server.
 MAX_FRAME_BYTES = 16 << 20
 _HEAD_BYTES = 4
 
 
 class ThriftFrameTooLarge(ValueError):
-    """A frame says a length that nobody takes: the connection cannot go on."""
+    """A frame announces a length that is not accepted: the connection has to end."""
 
 
 def framed(message: bytes) -> bytes:
@@ -170,7 +163,7 @@ def framed(message: bytes) -> bytes:
 
 
 class ThriftFrames:
-    """Bytes of one connection come in, whole messages go out; holds no more than ``max_bytes`` and what was fed."""
+    """Splits the bytes of one connection into messages; buffers at most ``max_bytes`` and the last piece."""
 
     __slots__ = ("_buffer", "_max_bytes")
 
@@ -180,7 +173,7 @@ class ThriftFrames:
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes the message under way still lacks; 0: none is under way, or it is whole."""
+        """The bytes that the present message still lacks; 0: it is complete, or there is none."""
         if not self._buffer:
             return 0
         if len(self._buffer) < _HEAD_BYTES:
@@ -188,14 +181,14 @@ class ThriftFrames:
         return max(0, _HEAD_BYTES + self._size() - len(self._buffer))
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next whole message; None: more has to arrive.
+        """The next complete message; None: more bytes are needed.
 
         Raises:
-          FrameTooLarge: its length is none, or over the bound; nothing was allocated for it.
+          ThriftFrameTooLarge: its length is not positive, or over the bound; nothing was allocated for it.
         """
         if len(self._buffer) < _HEAD_BYTES:
             return None
@@ -209,5 +202,5 @@ class ThriftFrames:
     def _size(self) -> int:
         size: int = unpack_from(">i", self._buffer)[0]
         if not 0 < size <= self._max_bytes:
-            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are taken")
+            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are accepted")
         return size

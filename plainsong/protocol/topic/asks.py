@@ -151,7 +151,7 @@ class ListPointers(Ask[list[PointerView]]):
 
 @dataclass(slots=True)
 class StoreStaged(Ask[None]):
-    """Store messages under the request's producer and segment; no reader sees them before a publish lists the segment."""
+    """Store messages under the request's producer and segment; no reader sees them before a publish lists it."""
 
     request: PublishRequest
     size: int

@@ -1,4 +1,4 @@
-"""What a topic writes about itself, from which the next load starts: pointer rows, producer rows, the high-water mark.
+"""The rows that a topic writes about itself, from which the next load starts: pointers, producers, high-water mark.
 
 They are written in this order, behind the message rows of the step. If a power cut loses the later ones, the next
 load finds the message rows behind the old mark and derives from them what the lost rows said.
@@ -151,7 +151,6 @@ def write_producers_record(state: TopicState, step: Step, record: DeduplicationR
 
 
 def delete_producers(state: TopicState, step: Step, names: Iterable[str]) -> None:
-    """Remove producers' rows."""
     prefix = system_key(PRODUCER, state.name, state.living_or_last().generation)
     keys = sorted(prefix + name.encode() for name in names)
     if keys:

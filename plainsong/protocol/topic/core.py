@@ -77,12 +77,11 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.topic.state import Now, TopicState
 
-if TYPE_CHECKING:
     Answers = list[tuple[Hashable, object | PlainsongError]]
 
 
 class TopicCore:
-    """The rules of one topic around its state. A ticket is the caller's own key for a request, returned with its answer."""
+    """The rules of one topic around its state. A ticket is the caller's key for a request, and for its answer."""
 
     def __init__(self, state: TopicState) -> None:
         self.state = state
@@ -176,7 +175,7 @@ class TopicCore:
         elif len(self.parking) >= self.state.limits.max_parked_polls:
             answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
         else:
-            assert look.deadline_s is not None  # said by _may_park
+            assert look.deadline_s is not None  # checked by _may_park
             self.parking.park(ticket, look, look.deadline_s)
 
     @staticmethod

@@ -54,10 +54,10 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
       happened.
     """
-    assert request.producer is not None  # said by the caller
+    assert request.producer is not None  # checked by the caller
     ids = request.sequence_ids
     if ids is None:
-        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+        raise InvalidSequenceIds("a request with a producer needs sequenceIds", hint="give one for each message")
     producer = session_of(state, step, request)
     pushed = -1 if producer is None else producer.pushed
     dedup = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
@@ -67,7 +67,7 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
     if request.atomic and not dedup.duplicate:
         raise PartialDuplicate(
             f"ids {ids[0]} to {ids[dedup.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
-            hint="an atomic request is stored as a whole: send what is new with ids above the last one",
+            hint="an atomic request is stored as a whole: send the new messages with ids above the last one",
         )
     state.producers.touch(producer, state.time_ms)
     step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
@@ -152,7 +152,7 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
     known = pending is not None and pending.has_ids(dedup.name, low, high)
     if (dedup.pointer and not known) or (not dedup.pointer and low <= producer.highest_transactional):
         error = SequenceConsumed(
-            f"producer {dedup.name!r} has used ids from {low} on, and under which write pointer is not remembered",
+            f"producer {dedup.name!r} has used ids from {low} on, under a write pointer that is not remembered",
             hint="read the topic to see whether they are there; " + NEW_IDS,
         )
         error.outcome = "unknown"  # they may be the very messages that are sent again
@@ -217,8 +217,8 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
     producers = state.producers
     if name in producers.damaged:
         raise DamagedRow(
-            f"what topic {state.name} knows about producer {name!r} cannot be read",
-            hint="delete the producer: its sequence ids begin anew",
+            f"the row of producer {name!r} in topic {state.name} cannot be read",
+            hint="delete the producer; its sequence ids then begin anew",
         )
     producer = producers.known.get(name)
     if producer is not None and state.time_ms > producers.expires_ms(producer):
@@ -239,7 +239,7 @@ def add_producer(state: TopicState, step: Step, name: str) -> Producer:
 
 # --- forgetting producers --------------------------------------------------------------------------
 #
-# What is known of the others is written first and the high-water mark behind it, so that no replay finds stamps of
+# The rows of the others are written first and the high-water mark behind them, so that no replay finds stamps of
 # forgotten producers. The removal comes last.
 
 
@@ -340,7 +340,7 @@ def begin_remembering(state: TopicState, step: Step) -> None:
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:
-    """A new generation knows no producers; epochs continue, so that no session of an older generation is valid in it."""
+    """A new generation knows no producers; epochs continue, so that no older generation's session is valid in it."""
     old = state.producers
     producers = state.producers = ProducerTable(state.limits.producer_retention_ms)
     epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])

@@ -1,4 +1,4 @@
-"""What a topic knows about one pointer that is undecided, or under which messages are staged, and its row.
+"""One pointer of a topic that is undecided, or under which messages are staged: its state and its row.
 
 The row is written in the commit that gives the topic rows under the pointer, and again whenever it changes. A topic is
 loaded from these rows, so that no scan has to find a transaction's messages among millions of others. Nothing here
@@ -66,7 +66,7 @@ class Pending:
     """The last payload position (10 bytes) used; kept when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """Producer and segment ("": none) → epoch and highest sequence id of what it stored; see ``record_store``."""
+    """Producer and segment ("": none) → epoch and highest sequence id that it stored; see ``record_store``."""
     packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
     """The packed entries of ``stored_by`` that are still valid."""
     published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -167,7 +167,6 @@ class Pending:
         return max(0, appended - self.runs[0].before) if self.runs else 0
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"s": self.since_ms, "u": self.used_ms}
         if self.runs:
             self.packed += [_RUN.pack(*run) for run in self.runs[len(self.packed) :]]
@@ -204,7 +203,6 @@ class Pending:
 
     @classmethod
     def decode(cls, pointer: int, value: bytes) -> Pending:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "pointer")
         try:
             return _decoded(pointer, record)

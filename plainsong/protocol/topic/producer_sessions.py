@@ -43,8 +43,8 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
         raise GenerationChanged(f"the topic is in generation {generation}, not {ask.generation}")
     if not producers.enabled:
         raise DeduplicationDisabled(
-            f"topic {state.name} remembers no producers, says its {producers.policy.level}",
-            hint="switch deduplication on, or publish without a session: messages are stored as they come",
+            f"topic {state.name} remembers no producers (decided by the {producers.policy.level})",
+            hint="switch deduplication on, or publish without a session: messages are stored unchecked",
         )
     if ask.retention_ms is not None and not 0 <= ask.retention_ms <= limits.max_retention_ms:
         raise InvalidParameter(
@@ -147,7 +147,7 @@ def _enabled_from(state: TopicState) -> bytes | None:
 
 
 def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now) -> None:
-    """Forget a producer, and what it staged. Raises TopicNotFound, ProducerNotFound."""
+    """Forget a producer and its staged messages. Raises TopicNotFound, ProducerNotFound."""
     del now
     state.living()
     forget_expired_producers(state, step)

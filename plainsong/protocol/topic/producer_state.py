@@ -1,4 +1,4 @@
-"""What a topic remembers of its producers: whether it does, one producer's record and row, and the table of all."""
+"""The producers that a topic remembers: one producer and its row, the table of all, and whether they are remembered."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ class Producer:
         self.recent = (*self.recent[1 - MAX_RESULTS :], result)
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}
         if self.highest_transactional >= 0:
             record["u"] = self.highest_transactional
@@ -114,7 +113,6 @@ class Producer:
 
     @classmethod
     def decode(cls, name: str, value: bytes) -> Producer:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "producer")
         try:
             highest = checked_number(record["h"], -1, MAX_SEQUENCE_ID)
@@ -157,7 +155,6 @@ class DeduplicationRecord:
         return max(self.since or b"", self.forgotten or b"")
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"o": self.on, "s": self.switched, "x": self.epochs}
         if self.since is not None:
             record["f"] = self.since
@@ -167,7 +164,6 @@ class DeduplicationRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> DeduplicationRecord:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "producers")
         try:
             return cls(
@@ -260,7 +256,6 @@ class ProducerTable:
         self.changed.add(producer.name)
 
     def pop(self, name: str) -> Producer | None:
-        """Remove and return a producer."""
         self.damaged.discard(name)
         self.changed.discard(name)
         producer = self.known.pop(name, None)
@@ -291,7 +286,7 @@ class ProducerTable:
         return gone
 
     def idle(self, before_ms: int, at_most: int) -> list[str]:
-        """Names of the longest inactive producers without activity since ``before_ms`` and with the default retention."""
+        """Names of the longest inactive producers, of those idle since ``before_ms`` with the default retention."""
         gone: list[str] = []
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:

@@ -177,7 +177,7 @@ def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> R
 
 
 def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Whether the first messages may leave no room for the rest: admission counts payloads, usage counts larger rows."""
+    """Whether the first may leave no room for the rest: admission counts payloads, usage counts larger rows."""
     max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
     if max_bytes is None:
         return False
@@ -194,7 +194,7 @@ def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Rec
 
 # --- admission -------------------------------------------------------------------------------------
 #
-# What a publish or a store has to pass before anything of it happens.
+# The checks of a publish or a store before anything of it happens.
 
 
 def check_generation(metadata: Metadata, request: PublishRequest) -> None:
@@ -215,7 +215,7 @@ def check_messages(state: TopicState, metadata: Metadata, request: PublishReques
     if messages and max(map(len, messages)) > limits.max_message_bytes:
         index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
         raise MessageTooLarge(
-            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} lets it have {limits.max_message_bytes}"
+            f"message {index} has {len(messages[index])} bytes; {limits.message_bound} allows {limits.max_message_bytes}"
         )
     if now.low_space:
         raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
@@ -275,7 +275,7 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
         raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
     if pending is not None and pending.damaged:
         raise DamagedRow(
-            f"what topic {state.name} knows about write pointer {pointer} cannot be read",
+            f"the row of write pointer {pointer} in topic {state.name} cannot be read",
             hint="roll it back, and begin a new transaction",
         )
     return pointer
@@ -302,7 +302,7 @@ _OPEN = ("in_progress", "unknown", "deciding")
 
 
 class NotEnlisted(TransactionsUnavailable):
-    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated after that."""
+    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated then."""
 
     title = "The topic is not enlisted for this write pointer"
 

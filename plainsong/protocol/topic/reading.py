@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-if TYPE_CHECKING:
     Rows = Sequence[tuple[bytes, bytes]]
 
 
@@ -70,7 +69,6 @@ class Walk(InlineDelivery):
     def __init__(
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
-        """See ``Delivery``."""
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
@@ -405,11 +403,9 @@ class BoundedWalk(Walk):
         self.gave_up = False
 
     def feed_rows(self, rows: Rows) -> bool:
-        """See ``Walk``."""
         return super().feed_rows(self._within_bound(rows)) and self._may_read_on()
 
     def feed_payloads(self, rows: Rows) -> bool:
-        """See ``StoredDelivery``."""
         return super().feed_payloads(self._within_bound(rows)) and self._may_read_on()
 
     def _within_bound(self, rows: Rows) -> Rows:

@@ -146,7 +146,7 @@ def values_of(
 def own_ttls(
     count: int, request_ttl_s: int | None, message_ttls_s: Sequence[int | None] | None
 ) -> Sequence[int | None] | None:
-    """Each message's own time to live in seconds, the shorter of the request's and its own; None: no message has one."""
+    """Each message's time to live in seconds, the shorter of the request's and its own; None: no message has one."""
     if message_ttls_s is None:
         return None if request_ttl_s is None else [request_ttl_s] * count
     if request_ttl_s is None:
@@ -207,7 +207,6 @@ class RowExtras:
     shared: Mapping[str, str] = field(default_factory=dict)
 
     def attributes_of(self, index: int) -> Mapping[str, str]:
-        """The attributes of a message."""
         return self.shared if self.attributes is None else self.attributes[index]
 
     def attributes_from(self, first: int, count: int) -> dict[int, Mapping[str, str]]:
@@ -217,7 +216,6 @@ class RowExtras:
         return {index: each for index, each in enumerate(self.attributes, first) if each}
 
     def extras_of(self, index: int) -> dict[str, object]:
-        """The extras of a message's row."""
         at = index + self.begin
         extras: dict[str, object] = dict(self.first) if at == 0 else {INDEX: at} if self.indexed else {}
         extras |= self.every

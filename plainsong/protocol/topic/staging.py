@@ -148,7 +148,7 @@ def deduplicate_store(
         return None
     ids = request.sequence_ids
     if ids is None:
-        raise InvalidSequenceIds("there is a producer and no sequenceIds", hint="give one for each message")
+        raise InvalidSequenceIds("a request with a producer needs sequenceIds", hint="give one for each message")
     producer = session_of(state, step, request) if state.producers.enabled else None
     if producer is not None:
         state.producers.touch(producer, state.time_ms)
@@ -166,7 +166,7 @@ def deduplicate_store(
         request.producer, ids, bisect_right(ids, highest), request.write_pointer or 0, producer
     )
     if request.atomic and dedup.new and not dedup.duplicate:
-        raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store what is new")
+        raise PartialDuplicate(f"ids up to {highest} are stored already", hint="store the new messages only")
     if dedup.new:
         step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
     return dedup
@@ -286,7 +286,7 @@ def _deduplicate(
 
 
 def _check_continuation(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
-    """Raise AlreadyPublished when a segment continues that has nothing staged: its earlier messages would be missing."""
+    """Raise AlreadyPublished when a segment continues that has nothing staged: its first messages would be missing."""
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
         raise AlreadyPublished(
@@ -301,7 +301,7 @@ def _open_staging(state: TopicState, step: Step, producer: str) -> Pending:
     if len(state.pending) >= state.limits.max_pending:
         raise Overloaded(
             f"{len(state.pending)} write pointers and staging producers are undecided in topic {state.name}",
-            hint="publish what is staged, or raise transactions.max_per_topic",
+            hint="publish staged messages, or raise transactions.max_per_topic",
         )
     (run,) = state.sequence.take(max(1, state.time_ms), 1)
     pending = Pending(staged_pointer(run.ts_ms, run.first), state.time_ms, state.time_ms, staged_by=producer)

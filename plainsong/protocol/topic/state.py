@@ -370,7 +370,7 @@ class Enlistment(Protocol):
 #
 # A load finds again what requests behind the high-water mark say about producers and batches.
 #
-# Rows of one request stand at consecutive positions, and a commit that was cut off lacks its last rows. So only the
+# Rows of one request have consecutive positions, and a commit that was cut off lacks its last rows. So only the
 # last request can be incomplete. Of a producer's request the rows that are there count, and the positions of the
 # missing ones are skipped, so that no later row is taken for one of them; an atomic request has to be removed. Where
 # the mark was lost the topic is read from its first row, and rows may also be missing because they expired: what they

@@ -84,7 +84,6 @@ class Step:
         self._payloads.append(payloads)
 
     def flush(self) -> None:
-        """Append the gathered rows to the operations."""
         self.operations += self._payloads
         self._payloads.clear()
         if self._row_batch is not None and len(self._row_batch):

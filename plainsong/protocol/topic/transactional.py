@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
-    """Publish everything stored under the request's write pointer, then the request's messages. Returns their positions.
+    """Publish everything stored under the request's write pointer, then its messages. Returns their positions.
 
     A request with nothing to publish writes nothing: if the stored messages are published already, it repeats that
     answer, else it answers an empty range.
@@ -283,7 +283,8 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
         close_enlistment(state, (ask.pointer,))
     elif standing_to_roll_back(state, ask.pointer) in ("deciding", "committed"):
         raise TransactionNotInProgress(
-            f"write pointer {ask.pointer} is committed, or about to be", hint="what was committed cannot be rolled back"
+            f"write pointer {ask.pointer} is committed, or about to be",
+            hint="a committed transaction cannot be rolled back",
         )
     if ask.within is None:
         _roll_back_all(state, step, ask)
@@ -336,7 +337,7 @@ def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last
 # A topic forgets a write pointer once it is decided, or older than any transaction may be.
 #
 #     committed, aborted      at once; stored messages that were never published are removed first
-#     rolled back, unknown    past the maximum lifetime; without one, once the topic's ttl has passed since it was last used
+#     rolled back, unknown    past the maximum lifetime; without one, a topic's ttl after it was last used
 #     in progress, invalid    never; an invalid one becomes unknown when the service prunes it
 
 #: Pointers whose stored messages one cleaning plan removes at most.

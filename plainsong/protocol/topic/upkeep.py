@@ -113,7 +113,6 @@ def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool =
 
 
 def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Description:
-    """Describe the topic. Raises TopicNotFound."""
     del step, ask, now
     return Description(state.living(), state.time_ms)
 

@@ -90,7 +90,7 @@ class Usage:
         own_expiry_ms: int = 0,
         last_sequence_id: int = _LAST_SEQUENCE_ID,
     ) -> None:
-        """Count messages published at ``ts_ms``, which is not before any earlier one; the last has the given sequence id."""
+        """Count messages published at ``ts_ms``, which never decreases; the last has the given sequence id."""
         self.messages += messages
         self.bytes += size
         new = Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms, last_sequence_id)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-if TYPE_CHECKING:
     Rows = Sequence[tuple[bytes, bytes]]
 _POSITION_BYTES = 10
 
@@ -147,7 +146,6 @@ class VisibleMessages:
         self.expiries: list[int] = []
 
     def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        """Add a message."""
         assert row.payload is not None  # rows without are references
         self.items.append(item(message_id, row.payload))
         self.pointers.append(pointer)
@@ -196,7 +194,7 @@ class StoredDelivery(Delivery):
         self.reference: Reference | None = None
 
     def feed_payloads(self, rows: Rows) -> bool:
-        """Take payload rows of ``reference``, in order. Returns False when no more are wanted. Raises as ``feed_rows``."""
+        """Take payload rows of ``reference``, in order. Returns and raises as ``feed_rows``."""
         assert self.reference is not None  # while payload rows are read
         if self.attributes:
             self.attributes = {}
@@ -342,7 +340,7 @@ class InlineDelivery(StoredDelivery):
                 for key, value in rows
             ]
             if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._collect_attributes(rows, starts):
-                return self._feed_one_by_one(rows)  # which says what is wrong
+                return self._feed_one_by_one(rows)  # which reports the damage
             return self._deliver(items, [0] * len(rows) if self.with_pointers else None)
         bare = [(key, starts.without_extras(value)) for key, value in rows]
         if any(len(value) <= (_HEAD_BYTES if value[0] else 1) for _, value in bare):
@@ -363,14 +361,14 @@ class InlineDelivery(StoredDelivery):
         return True
 
     def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
-        """Take rows that are plain, or have a pointer and nothing else, with one verdict for each pointer among them."""
+        """Take rows that are plain or have a pointer and nothing else, with one verdict for each pointer."""
         values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
         if self.view is None or not values:
             return self._deliver_inline(rows, mixed=mixed)
         # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
         low, high = min(values), max(values)
         if min(len(low), len(high)) < _HEAD_BYTES:
-            return self._feed_one_by_one(rows)  # which says what is wrong
+            return self._feed_one_by_one(rows)  # which reports the damage
         if self.view.delivers_all(_pointer(low), _pointer(high), lambda: _pointers(values)):
             return self._deliver_inline(rows, mixed=mixed)
         heads = {value[:_HEAD_BYTES] for value in values}

@@ -1,3 +1,3 @@
-"""Transactions: what a snapshot shows, what becomes of a write pointer, and the rules of the transaction manager."""
+"""Transactions: snapshots and what they show, the standing of write pointers, and the transaction manager."""
 
 from __future__ import annotations

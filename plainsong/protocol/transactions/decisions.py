@@ -1,7 +1,4 @@
-"""Begin, checkpoint, enlist, prepare, commit, abort and invalidate: the rules that decide transactions.
-
-Begin and checkpoint: pointers are issued, and snapshots taken.
-"""
+"""The rules that decide transactions: begin, checkpoint, enlist, prepare, commit, abort, invalidate, time out."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Begun:
-    """Issue a pointer; the snapshot is of the moment before it."""
+    """Begin a transaction: issue a pointer and take the snapshot of the moment before."""
     settings = ledger.settings
     timeout_ms = _timeout_ms(settings, ask)
     _check_client_id(settings, ask.client_id)
@@ -69,13 +66,13 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
 
 
 def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerNow) -> Begun:
-    """Issue one more pointer to an open transaction; what it reads stays as it was."""
+    """Issue one more pointer to an open transaction; its snapshot stays the same."""
     record = open_record(ledger, ask.transaction_id)
     _check_max_open(ledger)
     if len(record.checkpoints) >= ledger.settings.max_checkpoints:
         raise Overloaded(
             f"transaction {record.transaction_id} has {len(record.checkpoints)} checkpoints",
-            hint="commit it, and go on in another one",
+            hint="commit it, and continue in another one",
         )
     snapshot = ask.transaction or _snapshot_of(ledger, record)
     pointer = ledger.next_pointer(now.wall_ms)
@@ -96,7 +93,7 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
 
 
 def find_record(ledger: Ledger, transaction_id: int) -> Record:
-    """The record of a transaction. Raises TransactionNotFound; also for a checkpoint's pointer."""
+    """The record of a transaction. Raises TransactionNotFound, even for a checkpoint's pointer."""
     record = ledger.by_pointer.get(transaction_id)
     if record is None:
         raise TransactionNotFound(
@@ -111,7 +108,7 @@ def find_record(ledger: Ledger, transaction_id: int) -> Record:
 
 
 def open_record(ledger: Ledger, transaction_id: int) -> Record:
-    """The record of a transaction that is open and not being decided.
+    """The record of an open transaction that is not being decided.
 
     Raises:
       TransactionNotFound, TransactionNotInProgress.
@@ -126,26 +123,26 @@ def open_record(ledger: Ledger, transaction_id: int) -> Record:
 
 
 def not_in_progress(record: Record) -> TransactionNotInProgress:
-    """The error that says what a transaction has become."""
+    """The error with the present state of a transaction."""
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",
-            hint=f"it had until {record.expires_ms} (ms since 1970); abort it, and run it again",
+            hint=f"its time-out was at {record.expires_ms} (ms since 1970); abort it, and run it again",
         )
     return TransactionNotInProgress(f"transaction {record.transaction_id} was {record.state} before")
 
 
 def _snapshot_of(ledger: Ledger, record: Record) -> Transaction:
-    """The snapshot a transaction began with, from what became of the others since.
+    """The snapshot with which a transaction began, reconstructed from the later outcomes of others.
 
-    What was open then is open now, or was decided after it began. Whatever was aborted or left the invalid list
-    since then counts as open, which shows no more.
+    A transaction that was open then is still open, or was decided later. Those that were aborted or left the invalid
+    list since then count as open, which shows no more rows.
     """
     began = record.transaction_id
     if ledger.head.forgotten >= began:
         raise InvalidParameter(
-            f"too much has been decided since transaction {began} began to know what it read",
-            hint="send its snapshot along",
+            f"too many transactions have been decided since {began} began to reconstruct its snapshot",
+            hint="send its snapshot with the request",
         )
     then_open = {pointer for pointer in ledger.in_progress if pointer < began}
     first_short = min((each for each in ledger.shorts if each < began), default=NO_TRANSACTION)
@@ -175,7 +172,9 @@ def _as_short(record: Record) -> int:
 def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
     if ask.type is TransactionType.LONG:
         if ask.timeout_s is not None:
-            raise InvalidParameter("a long transaction takes no time-out", hint="transactions.long_timeout_s is its")
+            raise InvalidParameter(
+                "a long transaction takes no time-out", hint="its time-out is transactions.long_timeout_s"
+            )
         timeout_ms = settings.long_timeout_ms
     elif ask.timeout_s is None:
         timeout_ms = settings.timeout_ms
@@ -183,7 +182,8 @@ def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
         timeout_ms = ask.timeout_s * 1000
         if not 0 < timeout_ms <= settings.max_timeout_ms:
             raise InvalidParameter(
-                f"a time-out of {ask.timeout_s} s", hint=f"from 1 to {settings.max_timeout_ms // 1000} seconds"
+                f"the time-out {ask.timeout_s} s is not allowed",
+                hint=f"use 1 to {settings.max_timeout_ms // 1000} seconds",
             )
     return min(timeout_ms, settings.max_lifetime_ms or timeout_ms)
 
@@ -204,15 +204,13 @@ def _check_max_open(ledger: Ledger) -> None:
 
 # --- enlisting -------------------------------------------------------------------------------------
 #
-# Enlisting: before a topic writes rows of a transaction for the first time, the service knows of it, durably.
-#
-# So a commit or an abort, by this owner of the service or the next one, knows every topic that could still write,
-# and asks each of them to close the pointer first. What has not been issued here is nobody's to decide: it is let
-# pass.
+# Before a topic first writes rows of a transaction, the service records the topic durably. So a commit or an abort,
+# by this owner of the service or the next one, knows every topic that could still write, and has each of them close
+# the pointer first. Pointers that the service did not issue are not checked.
 
 
 def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> bool:
-    """One more topic of an open transaction; False: the pointer was not issued here.
+    """Enlist a topic for an open transaction. Answers False if the pointer was not issued here.
 
     Raises:
       TransactionNotInProgress: it is decided, or being decided.
@@ -238,7 +236,6 @@ def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> b
 
 
 def nothing(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:
-    """Nothing changes."""
     del ledger, step, ask, now
 
 
@@ -247,12 +244,10 @@ def _not_writable(pointer: int, what: str) -> TransactionNotInProgress:
 
 
 # --- deciding --------------------------------------------------------------------------------------
-#
-# Prepare, commit, abort and invalidate: what becomes of an open transaction, and what of an invalid one.
 
 
 def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) -> None:
-    """Keep a change set that conflicts with nobody, in place of an earlier one."""
+    """Check a change set for conflicts, and keep it in place of an earlier one."""
     del now
     record = open_record(ledger, ask.transaction_id)
     keys = frozenset(ask.changes)
@@ -269,12 +264,12 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
 
 
 def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> Decision | CloseFirst:
-    """Commit what is open; say so again of what was committed before."""
+    """Commit an open transaction; idempotent."""
     record = find_record(ledger, ask.transaction_id)
     if record.state == "committed":
         return Decision(record.transaction_id, "committed", changed=False)
     if record.state == "in_progress" and record.topics and not record.frozen and not record.aborting:
-        return CloseFirst()  # one was enlisted in this very step
+        return CloseFirst()  # a topic was enlisted in this very step
     record.frozen = 0
     record = open_record(ledger, ask.transaction_id)
     if record.must_prepare:
@@ -298,7 +293,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
 
 
 def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Decision | RollFirst:
-    """Abort at once what has no rows; of everything else, say what is to be rolled back first."""
+    """Abort at once if there are no rows; otherwise answer which rows must be rolled back first. Idempotent."""
     record = find_record(ledger, ask.transaction_id)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
@@ -307,14 +302,14 @@ def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Dec
     if not (ask.has_rows or record.topics):
         return _aborted(ledger, step, record, now)
     if record.state == "in_progress" and not record.aborting:
-        # Durable before the first row is touched: what is rolled back in one topic is never committed in another.
+        # Durable before the first rollback: a transaction rolled back in one topic must not be committed in another.
         record.aborting = True
         step.write_record(record)
     return RollFirst(record.transaction_id, record.pointers)
 
 
 def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: ManagerNow) -> Decision:
-    """The rows were rolled back; where not all were, the pointers stay hidden on the invalid list."""
+    """Complete an abort; if not all rows are rolled back, the invalid list keeps them hidden."""
     record = find_record(ledger, ask.transaction_id)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
@@ -327,7 +322,7 @@ def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: Manag
 
 
 def invalidate(ledger: Ledger, step: ManagerStep, ask: Invalidate, now: ManagerNow) -> Decision:
-    """Hide an open transaction, whatever it has written."""
+    """Invalidate an open transaction, which hides its rows."""
     record = find_record(ledger, ask.transaction_id)
     if record.state in ("committed", "aborted"):
         raise not_in_progress(record)
@@ -342,7 +337,7 @@ def invalidate(ledger: Ledger, step: ManagerStep, ask: Invalidate, now: ManagerN
 
 
 def make_invalid(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow) -> None:
-    """An open one's pointers are on the invalid list from now on."""
+    """Put the pointers of an open transaction on the invalid list."""
     _close(ledger, record, now)
     record.state = "invalid"
     record.listed = record.pointers
@@ -353,21 +348,21 @@ def make_invalid(ledger: Ledger, step: ManagerStep, record: Record, now: Manager
 
 
 def expire(ledger: Ledger, step: ManagerStep, now: ManagerNow) -> None:
-    """Invalidate every transaction whose time is over."""
+    """Invalidate every transaction that timed out."""
     for record in ledger.overdue(now.mono_s):
         make_invalid(ledger, step, record, now)
         step.timed_out += 1
 
 
 def forget_changes(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:
-    """Forget all committed change sets; who began before this and changes something is told of a conflict."""
+    """Forget all committed change sets; an open short transaction with changes then has a conflict."""
     del ask, now
     ledger.head.unchecked = ledger.head.last + 1
     _drop_sets(step, ledger.committed.drop_below(ledger.head.last + 2))
 
 
 def _aborted(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow) -> Decision:
-    """No row of it is left to see: its pointers may leave every list, except a long one's, as in Tephra."""
+    """All rows are rolled back: the pointers leave every list, except those of a long one, as in Tephra."""
     if record.state == "aborted":
         return Decision(record.transaction_id, "aborted", changed=False)
     if record.type is TransactionType.LONG:
@@ -381,7 +376,7 @@ def _aborted(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow)
         _drop_prepared(ledger, step, record)
         change = Change(closed=record.pointers)
     elif not record.listed:
-        return Decision(record.transaction_id, "invalid", changed=False)  # truncated before: that stays its end
+        return Decision(record.transaction_id, "invalid", changed=False)  # truncated before: its final state
     else:
         ledger.unlist(record, record.listed)
         record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
@@ -410,7 +405,7 @@ def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
 
 
 def _forget_changes(ledger: Ledger, step: ManagerStep) -> None:
-    """Drop the change sets that no open short transaction can conflict with, and the oldest beyond the bound."""
+    """Drop change sets with which no open short transaction can conflict, and the oldest beyond the bound."""
     _drop_sets(step, ledger.committed.drop_below(ledger.first_short))
     over = ledger.committed.drop_over(ledger.settings.max_committed_bytes)
     if over:
@@ -431,7 +426,7 @@ def _check_size(ledger: Ledger, keys: frozenset[bytes]) -> None:
 
 
 def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
-    """Raise Overloaded when all open transactions' change sets together would pass their bound."""
+    """Raise Overloaded when the change sets of all open transactions together would exceed their bound."""
     replaced = ledger.prepared.get(changes.transaction_id)
     prepared_bytes = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
     if prepared_bytes + changes.size > ledger.settings.max_prepared_bytes:
@@ -441,7 +436,7 @@ def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
 
 
 def _check_conflict(ledger: Ledger, step: ManagerStep, record: Record, keys: frozenset[bytes]) -> None:
-    """Raise ChangeConflict, after which only another prepare that succeeds lets it commit."""
+    """Raise ChangeConflict on a conflict; then the transaction can commit only after a prepare that succeeds."""
     if not keys:
         return
     found: tuple[bytes, str | None] | None = ledger.committed.conflict(record.transaction_id, keys)

@@ -1,7 +1,4 @@
-"""Everything the transaction service knows, within its bounds, and what one step changes of it.
-
-Bounds of the transaction service; settings of the same names say what passing them means.
-"""
+"""The ledger: everything that the transaction service knows, within its bounds, and the changes of one step."""
 
 from __future__ import annotations
 
@@ -37,25 +34,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """What the ``[transactions]`` section says, in milliseconds where that counts."""
+    """The bounds of the service; the settings of ``[transactions]`` explain what happens beyond them."""
 
     timeout_ms: int = 30_000
-    """What a short transaction gets when it does not ask."""
+    """The default for short transactions."""
     long_timeout_ms: int = 86_400_000
     max_timeout_ms: int = 3_600_000
-    """The most a short transaction may ask for."""
+    """The longest that a short transaction may ask for."""
     max_lifetime_ms: int = 90_000_000
-    """Nothing is written under an older pointer. 0: no such end, and nothing is pruned by itself."""
+    """Nothing is written under an older pointer. 0: no such bound, and no automatic pruning."""
     max_open: int = 20_000
-    """Pointers in progress, those of checkpoints included."""
+    """Pointers in progress, with those of checkpoints."""
     max_checkpoints: int = 1_000
     """Checkpoints of one transaction."""
     max_topics: int = 10_000
-    """Topics that one transaction may write to, where they are enlisted."""
+    """Topics that one transaction may enlist."""
     max_invalid: int = 100_000
-    """Invalid pointers at which nothing begins any more."""
+    """With so many invalid pointers no transaction begins any more."""
     max_outcomes: int = 200_000
-    """Decisions remembered, however young they are."""
+    """The most decisions remembered, however recent."""
     outcome_retention_ms: int = 90_000_000
     max_changes: int = 100_000
     """Keys of one change set."""
@@ -64,18 +61,18 @@ class TransactionSettings:
     max_prepared_bytes: int = 256 << 20
     """Bytes of all change sets of open transactions."""
     max_committed_bytes: int = 256 << 20
-    """Bytes of all committed change sets that somebody may still conflict with."""
+    """Bytes of all committed change sets that are kept for conflict checks."""
     max_client_id_bytes: int = 256
     abort_deadline_s: float = 15.0
-    """How long topics may take to roll back before an abort becomes an invalidation."""
+    """How long topics may take to roll back before the abort becomes an invalidation."""
     commit_deadline_s: float = 15.0
-    """How long topics may take to close a transaction's pointers before its commit gives up for this time."""
+    """How long topics may take to close a transaction's pointers before this attempt to commit fails."""
     prune: bool = True
-    """Whether a complete pass takes pointers past their lifetime from the invalid list."""
+    """Whether a complete pass removes pointers past their lifetime from the invalid list."""
     mailbox_requests: int = 20_000
     mailbox_bytes: int = 64 << 20
     commit_requests: int = 1_024
-    """Requests one commit of the service may carry."""
+    """Requests in one commit of the service."""
 
 
 # --- ledger ----------------------------------------------------------------------------------------
@@ -85,12 +82,12 @@ class TransactionSettings:
 #
 # The rules decide; the ledger only moves a record from one of these states to the next.
 
-#: Outcomes forgotten in one commit at most, so that none becomes long.
+#: Most outcomes forgotten in one commit, to keep commits short.
 _FORGET_ROWS = 1_000
 
 
 class Ledger:
-    """Transactions open, invalid and remembered; pointers; change sets."""
+    """Open, invalid and remembered transactions, their pointers and change sets."""
 
     def __init__(self, settings: TransactionSettings) -> None:
         self.settings = settings
@@ -99,12 +96,12 @@ class Ledger:
         """Every record, by each of its pointers."""
         self.open: dict[int, Record] = {}
         self.in_progress: list[int] = []
-        """Pointers of the open ones, ascending; ``shorts``: ids of the short ones among them."""
+        """Pointers of open transactions, ascending; ``shorts``: ids of the short ones among them."""
         self.shorts: list[int] = []
         self.invalid: list[int] = []
         """The invalid list, ascending."""
         self.outcomes: OrderedDict[int, Record] = OrderedDict()
-        """Decided ones by their ids, in the order of the decisions; none of these has a pointer on the list."""
+        """Decided transactions without pointers on the list, by id, in the order of their decisions."""
         self.prepared = PreparedSets()
         self.committed = CommittedSets()
         self.last_pass: LastPass | None = None
@@ -116,7 +113,7 @@ class Ledger:
     # --- pointers ---------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int) -> int:
-        """A pointer above all ever issued; of this millisecond, if the clock has not gone back."""
+        """Issue a pointer above all earlier ones; of this millisecond unless the clock went back."""
         pointer = max(self.head.last + 1, now_ms * POINTERS_PER_MS)
         self.head.last = pointer
         self.head.first = self.head.first or pointer
@@ -124,20 +121,20 @@ class Ledger:
 
     @property
     def first_short(self) -> int:
-        """The id of the oldest short transaction that is open; NO_TRANSACTION if none is.
+        """The id of the oldest open short transaction; NO_TRANSACTION if there is none.
 
-        Tephra takes a checkpoint of a long one for a short one here. To us it belongs to its transaction.
+        Tephra counts the checkpoint of a long transaction as a short one here; Plainsong does not.
         """
         return self.shorts[0] if self.shorts else NO_TRANSACTION
 
     def forgotten(self, pointer: int) -> bool:
-        """Whether a pointer that is in no record was issued here, and decided."""
+        """Whether a pointer without a record was issued here, decided and forgotten."""
         return 0 < self.head.first <= pointer <= self.head.forgotten
 
-    # --- from one to the next ---------------------------------------------------------------------
+    # --- state changes ----------------------------------------------------------------------------
 
     def begin(self, record: Record) -> None:
-        """It is open now, with all its pointers."""
+        """A transaction is open, with all its pointers."""
         self.open[record.transaction_id] = record
         if record.type is TransactionType.SHORT:
             insort(self.shorts, record.transaction_id)
@@ -150,13 +147,13 @@ class Ledger:
             heapify(self._deadlines)
 
     def add_checkpoint(self, record: Record, pointer: int) -> None:
-        """An open one has one more pointer."""
+        """An open transaction gets one more pointer."""
         record.checkpoints += (pointer,)
         self.by_pointer[pointer] = record
         insort(self.in_progress, pointer)
 
     def close(self, record: Record) -> None:
-        """It is open no more."""
+        """A transaction is open no more."""
         del self.open[record.transaction_id]
         if record.type is TransactionType.SHORT:
             _remove(self.shorts, record.transaction_id)
@@ -164,14 +161,14 @@ class Ledger:
             _remove(self.in_progress, pointer)
 
     def list_invalid(self, record: Record) -> None:
-        """Those of its pointers that ``record.listed`` names are on the invalid list."""
+        """Put the pointers in ``record.listed`` on the invalid list."""
         for pointer in record.pointers:
             self.by_pointer[pointer] = record
         for pointer in record.listed:
             insort(self.invalid, pointer)
 
     def unlist(self, record: Record, pointers: Iterable[int]) -> tuple[int, ...]:
-        """Take those of ``pointers`` that are on the list from it; which these were."""
+        """Remove pointers from the invalid list. Returns those that were on it."""
         gone = tuple(pointer for pointer in pointers if pointer in record.listed)
         for pointer in gone:
             _remove(self.invalid, pointer)
@@ -179,7 +176,7 @@ class Ledger:
         return gone
 
     def remember(self, record: Record) -> None:
-        """It is decided, and no pointer of it is on the list."""
+        """A transaction is decided, and none of its pointers is on the invalid list."""
         self.outcomes[record.transaction_id] = record
         self.outcomes.move_to_end(record.transaction_id)
         for pointer in record.pointers:
@@ -188,7 +185,7 @@ class Ledger:
     # --- time -------------------------------------------------------------------------------------
 
     def forget(self, now_ms: int) -> list[Record]:
-        """Forget outcomes that are too old or too many, oldest first; which."""
+        """Forget outcomes that are too old or too many, oldest first. Returns them."""
         gone: list[Record] = []
         horizon_ms = now_ms - self.settings.outcome_retention_ms
         while self.outcomes and len(gone) < _FORGET_ROWS:
@@ -205,7 +202,7 @@ class Ledger:
         return gone
 
     def overdue(self, mono_s: float) -> Iterator[Record]:
-        """Open ones whose time is over; those are left out whose commit is under way."""
+        """Open transactions that timed out, without those whose commit is under way."""
         frozen: list[Record] = []
         while self._deadlines and self._deadlines[0][0] <= mono_s:
             _, transaction_id = heappop(self._deadlines)
@@ -220,14 +217,14 @@ class Ledger:
             heappush(self._deadlines, (record.deadline_s, record.transaction_id))
 
     def next_deadline_s(self) -> float | None:
-        """When the next one's time is over."""
+        """When the next transaction times out; None: no open one does."""
         while self._deadlines:
             deadline_s, transaction_id = self._deadlines[0]
             record = self.open.get(transaction_id)
             if record is not None and not record.frozen:
                 return deadline_s
             if record is not None:
-                # Whoever waits for what is being written looks again when that is done.
+                # The frozen one is looked at again when its commit has succeeded or given up.
                 return min((each.deadline_s for each in self.open.values() if not each.frozen), default=None)
             heappop(self._deadlines)
         return None
@@ -245,20 +242,20 @@ def _remove(pointers: list[int], pointer: int) -> None:
 
 
 class PreparedSets(dict[int, "ChangeSet"]):
-    """What open transactions have said they change, by their ids."""
+    """Prepared change sets of open transactions, by transaction id."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
 
     def put(self, changes: ChangeSet) -> None:
-        """Keep a change set in place of an earlier one."""
+        """Add a change set, in place of an earlier one."""
         self.discard(changes.transaction_id)
         self[changes.transaction_id] = changes
         self.bytes += changes.size
 
     def discard(self, transaction_id: int) -> ChangeSet | None:
-        """Take a transaction's change set out; None when it has none."""
+        """Remove and return a transaction's change set; None when it has none."""
         changes = self.pop(transaction_id, None)
         if changes is not None:
             self.bytes -= changes.size
@@ -280,14 +277,14 @@ class CommittedSets:
         return iter(self._sets)
 
     def add(self, changes: ChangeSet) -> None:
-        """Add the newest."""
+        """Add the newest change set."""
         self._sets.append(changes)
         self.bytes += changes.size
         for key in changes.keys:
             self._latest[key] = changes
 
     def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
-        """A key that was changed by a commit after ``transaction_id`` began, and whose client did that."""
+        """A key that a commit changed after ``transaction_id`` began, and the id of its client; None: no conflict."""
         for key in keys:
             latest = self._latest.get(key)
             if latest is not None and _pointer(latest) > transaction_id:
@@ -295,14 +292,14 @@ class CommittedSets:
         return None
 
     def drop_below(self, pointer: int) -> list[int]:
-        """Forget the sets of commits before ``pointer``; the ids of their transactions."""
+        """Drop the sets of commits before ``pointer``. Returns the ids of their transactions."""
         gone: list[int] = []
         while self._sets and _pointer(self._sets[0]) < pointer:
             gone.append(self._drop().transaction_id)
         return gone
 
     def drop_over(self, max_bytes: int) -> list[ChangeSet]:
-        """Forget the oldest sets until the rest is within ``max_bytes``; what was forgotten."""
+        """Drop the oldest sets until the rest is within ``max_bytes``. Returns what was dropped."""
         gone: list[ChangeSet] = []
         while self.bytes > max_bytes:
             gone.append(self._drop())
@@ -326,16 +323,16 @@ def _pointer(changes: ChangeSet) -> int:
 
 
 class ManagerNow(NamedTuple):
-    """The world at one step, read once."""
+    """The time, read once per step."""
 
     wall_ms: int
     """The machine's clock; may jump."""
     mono_s: float
-    """A clock that only goes forward, for deadlines."""
+    """A monotonic clock, for deadlines."""
 
 
 class ManagerStep:
-    """The outcome of one step."""
+    """The result of one step: rows to write, answers, and what is true once the rows are durable."""
 
     __slots__ = (
         "_removed",
@@ -357,13 +354,13 @@ class ManagerStep:
         self._removed: list[bytes] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.changes: list[Change] = []
-        #: Pointers of transactions that are committed or aborted with this; topics may forget them.
+        #: Pointers of transactions that this step commits or aborts; topics may forget them.
         self.decided: list[int] = []
-        #: Pointers of transactions of which nothing but that they were decided is known after this.
+        #: Pointers of transactions whose outcome this step forgets; only that they were decided stays known.
         self.forgotten: list[int] = []
-        #: Pointers that are invalid with this: whoever waits for them looks again.
+        #: Pointers that this step invalidates; polls that they hold are answered again.
         self.invalidated: list[int] = []
-        #: What transactions became, for whoever counts.
+        #: The new states of transactions, for metrics.
         self.outcomes: list[State] = []
         self.conflicts = 0
         self.timed_out = 0
@@ -372,11 +369,10 @@ class ManagerStep:
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to write."""
         return bool(self._rows or self._removed)
 
     def operations(self, head: Head) -> list[Operation]:
-        """The commit: the head first, what is removed last."""
+        """The operations of the commit: the head first, removals last."""
         if not self.writes:
             return []
         first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
@@ -384,11 +380,10 @@ class ManagerStep:
         return first + self._rows + last
 
     def write_record(self, record: Record) -> None:
-        """Write a transaction's row."""
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
     def write_changes(self, changes: ChangeSet) -> None:
-        """Write a change set's row; before the row of its transaction."""
+        """Write a change set's row; call it before the one that writes its transaction's."""
         self._put(CHANGES, changes.transaction_id, changes.encode())
 
     def enlist(self, record: Record, name: TopicName, now_ms: int) -> None:
@@ -398,24 +393,21 @@ class ManagerStep:
         self._rows.append(put_one(Table.METADATA, enlisted_key(record.transaction_id, name), value))
 
     def release(self, record: Record) -> None:
-        """None of its topics can have rows that matter any more: remove the rows of all of them."""
+        """Remove the enlistments of a transaction, which is decided."""
         self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
         record.topics = set()
 
     def write_pass(self, last_pass: LastPass) -> None:
-        """Write the row of the last complete pass."""
         self._put(PASS, None, last_pass.encode())
 
     def drop(self, kind: bytes, transaction_ids: Iterable[int]) -> None:
-        """Remove rows of one kind."""
         self.remove(service_key(kind, each) for each in transaction_ids)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove rows."""
         self._removed.extend(keys)
 
     def decide(self, record: Record, change: Change) -> None:
-        """A transaction's row says something new about what has become of it."""
+        """Write a transaction whose state has changed, and record the change."""
         record.settling = True
         self.records.append(record)
         self.changes.append(change)

@@ -1,12 +1,12 @@
-"""The transaction service's rows: their keys, a transaction's record, and what the small ones say.
+"""The rows of the transaction service: their keys, a transaction's record, and the small ones.
 
-One transaction as the service keeps it: from its begin until its outcome is forgotten, in one row.
+A transaction has one row, from its begin until its outcome is forgotten:
 
     transaction row   y type  n client  s started  e expires  b visibility bound  r read pointer  c checkpoints
                       p a commit or prepare conflicted: prepare first   a being aborted
                       o outcome  d when (ms)  w last pointer issued before  l pointers on the invalid list
 
-A decision rewrites this one row, so it is there or not, whatever else of a commit reached the disk.
+A decision rewrites this one row, so it is either durable or not, whatever else of a commit reached the disk.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Record:
     started_ms: int
     expires_ms: int
     bound: int
-    """Up to here everything was decided when it began."""
+    """Everything up to this pointer was decided when it began."""
     read_pointer: int
-    """What it began to read with."""
+    """Its read pointer at the begin."""
     checkpoints: tuple[int, ...] = ()
     must_prepare: bool = False
-    """It conflicted: a commit is refused until a prepare succeeds."""
+    """It had a conflict: a commit is refused until a prepare succeeds."""
     aborting: bool = False
     """Its rows are being rolled back: it can't be committed any more."""
     state: State = "in_progress"
@@ -53,28 +53,26 @@ class Record:
     decided_at: int = 0
     """The last pointer issued before the decision."""
     listed: tuple[int, ...] = ()
-    """Those of its pointers that are on the invalid list."""
+    """Its pointers on the invalid list."""
     deadline_s: float = field(default=0.0, repr=False)
-    """When its time is over, on the service's monotonic clock; not kept."""
+    """When it times out, on the service's monotonic clock; not in the row."""
     frozen: int = 0
-    """Its commit waits for what is being written under it: which freezing this is, 0 for none; not kept."""
+    """Not 0 while its commit waits for writes under way; the number identifies this wait. Not in the row."""
     settling: bool = False
-    """It is decided, but not durably yet; not kept."""
+    """It is decided, but not durably yet; not in the row."""
     topics: set[TopicName] = field(default_factory=set)
-    """Enlisted: those that have, or may have, rows of it. Each is kept in a row of its own."""
+    """Enlisted topics, which have or may have rows of it. Each has a row of its own."""
 
     @property
     def pointers(self) -> tuple[int, ...]:
-        """The id, then those of its checkpoints; ascending."""
+        """Its id, then the pointers of its checkpoints; ascending."""
         return (self.transaction_id, *self.checkpoints)
 
     @property
     def write_pointer(self) -> int:
-        """The newest."""
         return self.checkpoints[-1] if self.checkpoints else self.transaction_id
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {
             "y": int(self.type),
             "n": self.client_id,
@@ -97,7 +95,6 @@ class Record:
 
     @classmethod
     def decode(cls, transaction_id: int, value: bytes) -> Record:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "transaction")
         try:
             return _decoded(transaction_id, record)
@@ -130,7 +127,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
 
 
 def number(value: object) -> int:
-    """A number of a row. Raises ValueError when it is none, or no pointer or time could be so large."""
+    """``value`` if it can be a pointer or a time. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _MAX_POINTER:
         raise ValueError(f"{str(value)[:40]!r} is no pointer and no time")
     return value
@@ -138,18 +135,18 @@ def number(value: object) -> int:
 
 # --- rows ------------------------------------------------------------------------------------------
 #
-# The service's rows: which keys they have, and what the small ones say.
+# The keys of the service's rows, and the values of the small ones:
 #
 #     00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
-#                                  g up to here decisions may be forgotten  u, and change sets
-#     00 'x' 't' id     a transaction                  plainsong/protocol/transactions/ledger_rows.py
+#                                  g decisions up to this pointer may be forgotten  u change sets too
+#     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
 #     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
 #     00 'x' 'p'        the last complete pass         m begun (ms)  b bound
 #     00 'x' 'a'        the authority                  a its name
 #
-# Pointers are i64. The order of a commit's rows is such that any first part of it leaves a true state: the head
-# goes first, a change set before the transaction that it belongs to, and what is removed goes last.
+# Pointers are i64. The rows of a commit are ordered so that any prefix of it leaves a consistent state: the head
+# first, a change set before its transaction, removals last.
 
 
 _POINTER = struct.Struct(">q")
@@ -160,7 +157,7 @@ CHANGES = b"s"
 ENLISTED = b"e"
 PASS = b"p"
 AUTHORITY = b"a"
-#: ``[start, stop)`` of all of them, in the metadata table.
+#: ``[start, stop)`` of all these rows, in the metadata table.
 SERVICE_RANGE = (_PREFIX, stop_after(_PREFIX))
 
 
@@ -180,12 +177,12 @@ def parse_service_key(key: bytes) -> tuple[bytes, int]:
 
 
 def enlisted_key(transaction_id: int, name: TopicName) -> bytes:
-    """The key of the row that says that a topic may have rows of a transaction."""
+    """The key of the row that enlists a topic for a transaction."""
     return service_key(ENLISTED, transaction_id) + str(name).encode("ascii")
 
 
 def enlisted_topic(key: bytes) -> TopicName:
-    """Whom such a row enlists. Raises DamagedRow."""
+    """The topic in a key from ``enlisted_key``. Raises DamagedRow."""
     try:
         return topic_name(*key[len(_PREFIX) + 1 + _POINTER.size :].decode("ascii").split(":", 1))
     except (InvalidName, TypeError, UnicodeDecodeError) as error:
@@ -194,26 +191,24 @@ def enlisted_topic(key: bytes) -> TopicName:
 
 @dataclass(slots=True)
 class Head:
-    """How far the service has come."""
+    """The progress of the service."""
 
     last: int = 0
-    """The last pointer issued: the next one is above."""
+    """The last pointer issued."""
     read_pointer: int = 0
     first: int = 0
     """The first pointer ever issued here; 0: none yet."""
     forgotten: int = 0
-    """Whatever was issued up to here, and is not known any more, was decided and forgotten."""
+    """A pointer issued up to this one that is not known any more was decided and forgotten."""
     unchecked: int = 0
-    """Change sets of commits up to here were forgotten for want of room."""
+    """Change sets of commits up to this pointer were forgotten for lack of room."""
 
     def encode(self) -> bytes:
-        """The row's value."""
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
         return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "head")
         try:
             return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
@@ -229,15 +224,14 @@ class ChangeSet:
     client_id: str
     keys: frozenset[bytes]
     commit_pointer: int | None = None
-    """The pointer after the last one issued before its commit; None: it is prepared only."""
+    """The pointer behind the last one issued before its commit; None: it is only prepared."""
 
     @property
     def size(self) -> int:
-        """What it holds in memory, roughly."""
+        """Its approximate size in memory, in bytes."""
         return sum(map(len, self.keys)) + 64 * len(self.keys) + 128
 
     def encode(self) -> bytes:
-        """The row's value."""
         record: dict[str, object] = {"k": list(self.keys), "n": self.client_id}
         if self.commit_pointer is not None:
             record["c"] = self.commit_pointer
@@ -245,7 +239,6 @@ class ChangeSet:
 
     @classmethod
     def decode(cls, transaction_id: int, value: bytes) -> ChangeSet:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "change set")
         try:
             keys, client_id, commit_pointer = record["k"], record["n"], record.get("c")
@@ -261,18 +254,16 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class LastPass:
-    """The last pass of the janitor that reached every topic."""
+    """The janitor's last pass that reached every topic."""
 
     begun_ms: int
     bound: int
 
     def encode(self) -> bytes:
-        """The row's value."""
         return pack_record({"m": self.begun_ms, "b": self.bound})
 
     @classmethod
     def decode(cls, value: bytes) -> LastPass:
-        """Read the row's value. Raises DamagedRow."""
         record = unpack_record(value, "pass")
         try:
             return cls(number(record["m"]), number(record["b"]))

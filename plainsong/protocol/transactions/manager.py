@@ -1,12 +1,11 @@
-"""The transaction manager: takes what has arrived, decides, and says what to write and whom to answer; and how it is loaded.
-
-The transaction manager: takes what has arrived, decides, and says what to write and whom to answer.
+"""The transaction manager: decides all requests that have arrived, and returns what to write and which answers to give.
 
     step(arrivals, now)    decides everything, time-outs first; nothing has happened yet
     … the actor writes step.operations(head) …
     settled(step)          it is durable: readers see it, and the answers are true
 
-Between the two topics hear ``deciding`` or ``invalid``: they add nothing any more, and forget nothing yet.
+Between the two a decided pointer's standing is ``deciding`` or ``invalid``: topics write nothing more under it, and do
+not forget it yet.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Durable, Standing
     from plainsong.protocol.transactions.view import View
 
-#: Each kind of ask and the rule that answers it; a rule returns the answer or raises the error.
+#: The rule for each kind of ask; it returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], object]] = {
     asks.Begin: begin,
     asks.Prepare: prepare,
@@ -89,10 +88,10 @@ RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], obj
 
 
 class ManagerCore:
-    """The rules around the ledger; tickets are whatever the caller uses to know whom to answer."""
+    """The rules around the ledger. A ticket is the caller's own key for a request, returned with its answer."""
 
     def __init__(self, ledger: Ledger, leftovers: Sequence[bytes] = ()) -> None:
-        """``leftovers``: rows that a crash left and nothing speaks of; removed with the first commit."""
+        """``leftovers``: keys of obsolete rows that a crash left; removed with the first commit."""
         self.ledger = ledger
         self._leftovers = leftovers
         self._freezings = 0
@@ -104,7 +103,7 @@ class ManagerCore:
     # --- one step ---------------------------------------------------------------------------------
 
     def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: ManagerNow) -> ManagerStep:
-        """Decide all of ``arrivals``, in their order, after what time has decided."""
+        """Decide the time-outs, then all of ``arrivals``, in their order."""
         step = ManagerStep()
         expire(self.ledger, step, now)
         for ticket, ask in arrivals:
@@ -123,11 +122,11 @@ class ManagerCore:
         return step
 
     def operations(self, step: ManagerStep) -> list[Operation]:
-        """What to write for a step; any first part of it leaves a true state."""
+        """The operations of a step; any prefix of them leaves a consistent state."""
         return step.operations(self.ledger.head)
 
     def settled(self, step: ManagerStep) -> list[tuple[Hashable, object | PlainsongError]]:
-        """The step is durable: readers may see what it decided; returns whom to answer."""
+        """The step is durable: readers may see its decisions. Returns the answers."""
         for record in step.records:
             record.settling = False
         if step.changes:
@@ -135,16 +134,16 @@ class ManagerCore:
         return step.answers
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due although nothing has arrived."""
+        """When a step is due even if nothing arrives."""
         return self.ledger.next_deadline_s()
 
-    # --- looked at between steps ------------------------------------------------------------------
+    # --- between steps ----------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, durably."""
+        """The durable standing of a pointer."""
         record = self.ledger.by_pointer.get(pointer)
         if record is None:
-            # In no list, so whoever reads takes it for committed; what was aborted has no row that could be read.
+            # It is in no list, so readers see its rows as committed; an aborted one has no visible rows.
             return "committed" if self.ledger.forgotten(pointer) else "unknown"
         if record.frozen or (record.settling and record.state == "committed"):
             return "deciding"
@@ -153,7 +152,7 @@ class ManagerCore:
         return "in_progress" if record.state == "unknown" else record.state
 
     def durable(self, pointer: int) -> Durable:
-        """What a pointer is, as the disk has it: what is being decided is still what it was."""
+        """The standing of a pointer for replicas: until a decision is durable, the one before it."""
         if self.visible.is_in_progress(pointer):
             return "in_progress"
         if self.visible.is_invalid(pointer):
@@ -166,20 +165,20 @@ class ManagerCore:
         return record.state if record.state in ("committed", "aborted") else "forgotten"
 
     def view(self) -> View:
-        """What is visible of committed transactions; the same object until that changes."""
+        """The view of committed transactions; the same object until it changes."""
         return self.visible.view()
 
     def pointers(self, transaction_id: int) -> tuple[int, ...]:
-        """The pointers of a transaction whose outcome is open, or could still be healed; else none."""
+        """The pointers of an open or invalid transaction; else none."""
         record = self.ledger.by_pointer.get(transaction_id)
         if record is None or record.transaction_id != transaction_id or record.state not in ("in_progress", "invalid"):
             return ()
         return record.pointers
 
     def freeze(self, transaction_id: int) -> int:
-        """Let nothing more be written under an open transaction: its commit waits for what is. 0: it is not open.
+        """Refuse further writes under an open transaction while its commit waits for those under way.
 
-        The number tells this freezing from those before and after it.
+        Returns a number that identifies this freeze; 0: the transaction is not open.
         """
         record = self.ledger.open.get(transaction_id)
         if record is None or record.aborting:
@@ -190,22 +189,22 @@ class ManagerCore:
         return record.frozen
 
     def is_frozen(self, transaction_id: int, freezing: int) -> bool:
-        """Whether nothing can have been written under it since that freezing."""
+        """Whether that freeze still holds, so that nothing was written since."""
         record = self.ledger.open.get(transaction_id)
         return record is not None and record.frozen == freezing
 
     def thaw(self, transaction_id: int, freezing: int) -> None:
-        """The commit that waited has given up: the transaction is in progress as it was."""
+        """End a freeze, since its commit has given up: the transaction is in progress again."""
         if self.is_frozen(transaction_id, freezing):
             self.ledger.open[transaction_id].frozen = 0
 
     def enlisted(self, pointer: int) -> frozenset[TopicName]:
-        """Topics that have, or may have, rows of the pointer's transaction, while it is open or invalid."""
+        """Topics that have or may have rows of the pointer's open or invalid transaction."""
         record = self.ledger.by_pointer.get(pointer)
         return frozenset() if record is None else frozenset(record.topics)
 
     def drop_enlistments(self) -> None:
-        """Topics need not be enlisted in this store: what is left of another one goes with the first commit."""
+        """Topics need not be enlisted in this store: those copied from another go with the first commit."""
         for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
             self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
             record.topics = set()
@@ -215,11 +214,11 @@ class ManagerCore:
         return self.visible.is_in_progress(pointer) or self.visible.is_invalid(pointer)
 
     def unsettled(self) -> list[int]:
-        """All of these."""
+        """All pointers in progress or on the invalid list."""
         return [*self.visible.in_progress(), *self.visible.invalids()]
 
     def unfinished_aborts(self) -> list[asks.RollFirst]:
-        """Aborts that were begun, and not ended, before this was loaded."""
+        """Aborts that were begun before the load and not completed."""
         return [
             asks.RollFirst(record.transaction_id, record.pointers)
             for record in self.ledger.open.values()
@@ -227,7 +226,6 @@ class ManagerCore:
         ]
 
     def figures(self) -> ServiceFigures:
-        """Numbers for metrics."""
         ledger = self.ledger
         oldest = next(iter(ledger.open.values()), None)
         return ServiceFigures(
@@ -241,12 +239,12 @@ class ManagerCore:
 
 # --- loading ---------------------------------------------------------------------------------------
 #
-# The ledger as the store's rows say it: the same at the first start, after a fall, and after a power cut.
+# The same at the first start, after the actor fell, and after a power cut.
 
 
 @dataclass(slots=True)
 class LedgerLoader:
-    """Gathers the rows of the service; nothing is guessed about one that cannot be read."""
+    """Collects the service's rows; one that cannot be read ends the load."""
 
     head: Head = field(default_factory=Head)
     last_pass: LastPass | None = None
@@ -272,7 +270,7 @@ class LedgerLoader:
                 raise DamagedRow(f"key {key.hex()}: the transaction service has no rows of this kind")
 
     def core(self, settings: TransactionSettings, now: ManagerNow) -> ManagerCore:
-        """The manager with what was fed. A time-out goes on where the clock says it is, and never grows longer."""
+        """The manager of the collected rows. Time-outs continue by the clock, and never become longer."""
         ledger = Ledger(settings)
         ledger.head, ledger.last_pass = self.head, self.last_pass
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
@@ -294,7 +292,7 @@ class LedgerLoader:
         return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
 
     def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
-        """Give each open or invalid transaction its topics; returns the keys of rows that a crash left behind."""
+        """Add the topics of open and invalid transactions. Returns the keys of obsolete rows that a crash left."""
         leftovers: list[bytes] = []
         for transaction_id, key in self.enlisted:
             record = ledger.by_pointer.get(transaction_id)
@@ -305,13 +303,13 @@ class LedgerLoader:
         return leftovers
 
     def _take_changes(self, ledger: Ledger) -> list[bytes]:
-        """Give each change set its place; returns the keys of those that a crash left behind."""
+        """Add the change sets. Returns the keys of obsolete rows that a crash left."""
         leftovers: list[bytes] = []
         committed: list[ChangeSet] = []
         for changes in self.changes:
             record = ledger.by_pointer.get(changes.transaction_id)
             if changes.transaction_id in ledger.open:
-                # With a commit pointer: the crash came between the set's row and the transaction's. It is open.
+                # Even with a commit pointer: the crash came between the set's row and the transaction's. It is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
                 ledger.prepared.put(prepared)
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
@@ -327,7 +325,7 @@ class LedgerLoader:
 
 
 def pruning_figures(core: ManagerCore, oldest_by_topic: Mapping[TopicName, int]) -> PruningFigures:
-    """What an operator needs for pruning by hand."""
+    """Figures for operators about pruning."""
     invalids, last, settings = core.visible.invalids(), core.ledger.last_pass, core.ledger.settings
     return PruningFigures(
         invalid=len(invalids),

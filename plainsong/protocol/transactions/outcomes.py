@@ -1,4 +1,4 @@
-"""What became of transactions: the status of one or many, and the invalid list with what may leave it."""
+"""The outcomes of transactions: the status of one or many, and the pruning of the invalid list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES = ("in_progress", "invalid", "committed", "aborted")
 
 
 def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> TransactionStatus:
-    """What is known of a pointer's transaction."""
+    """Look up the transaction of a pointer."""
     del step
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
@@ -31,7 +31,7 @@ def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> 
 
 
 def list_transactions(ledger: Ledger, step: ManagerStep, ask: ListAll, now: ManagerNow) -> list[TransactionStatus]:
-    """Transactions of one state, or the open and invalid ones; oldest first."""
+    """List the transactions of one state, or the open and invalid ones; oldest first."""
     del step
     if ask.state is not None and ask.state not in STATES:
         raise InvalidParameter(f"state {ask.state!r}", hint=nearest(ask.state, STATES))
@@ -52,7 +52,7 @@ def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
 def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatus:
     expires_ms = record.expires_ms
     if record.state == "in_progress" and now.wall_ms < record.started_ms:
-        # The clock was set back, so what was noted is too far away; the deadline counts.
+        # The clock was set back, so the recorded time is too far in the future; the deadline counts.
         expires_ms = min(expires_ms, now.wall_ms + max(0, round((record.deadline_s - now.mono_s) * 1000)))
     kept = record.transaction_id in ledger.outcomes
     return TransactionStatus(
@@ -78,7 +78,7 @@ class InvalidTruncateTime(InvalidParameter):
 
 
 def unlist(ledger: Ledger, step: ManagerStep, ask: Unlist, now: ManagerNow) -> int:
-    """Take pointers off the list; their rows have been rolled back everywhere."""
+    """Remove pointers from the invalid list; their rows are rolled back everywhere."""
     return _unlist(ledger, step, ask.pointers, now)
 
 
@@ -95,7 +95,7 @@ def invalid_before(ledger: Ledger, step: ManagerStep, ask: InvalidBefore, now: M
 
 
 def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow) -> int:
-    """Keep what a complete pass has shown, and take those of its pointers off the list that nobody can use any more."""
+    """Record a complete pass, and remove those of its pointers from the list that are past their lifetime."""
     passed = ask.passed
     ledger.last_pass = LastPass(passed.begun_ms, passed.bound)
     step.write_pass(ledger.last_pass)
@@ -107,9 +107,9 @@ def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow)
 
 
 def kept_because(settings: TransactionSettings) -> str | None:
-    """Why nothing is pruned by itself; None: it is."""
+    """Why pointers are not pruned automatically; None: they are."""
     if not settings.max_lifetime_ms:
-        return "transactions.max_lifetime_s is 0: somebody may still write under the oldest pointer"
+        return "transactions.max_lifetime_s is 0: a client may still write under the oldest pointer"
     if not settings.prune:
         return "transactions.prune is off, or other stores may rely on the list (transactions.thrift)"
     return None

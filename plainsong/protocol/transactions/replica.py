@@ -1,11 +1,10 @@
-"""What another instance needs to know of the transaction service, and how its replica is brought up to date.
+"""Replicas of the transaction service's state on other instances, and how they are kept up to date.
 
-    the service     counts its changes: which pointers, in which order
-    a mirror        says how far it knows them, and gets what each pointer that changed since is now
-    everything      when it knows another owner's count, or fell too far behind
+    the service     numbers its changes, and remembers which pointers changed
+    a replica       sends its version, and gets the standing of every pointer that changed since
+    a full update   if its version is of another owner, or too old
 
-What is sent is what is durable, and stays true or becomes less: of two answers the one with the higher count is the
-newer, whichever comes first.
+Only durable state is sent. Of two updates the one with the higher version is newer, whichever arrives first.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Durable, Standing
     from plainsong.protocol.transactions.view import View
 
-#: Pointers whose changes are fields one by one; whoever is further behind gets everything.
+#: Changed pointers remembered; a replica further behind gets a full update.
 MAX_CHANGES = 65_536
 
 _DURABLE: tuple[Durable, ...] = ("in_progress", "invalid", "committed", "aborted", "pruned", "forgotten")
 
 
 class ReplicaVersion(NamedTuple):
-    """How far somebody knows the service."""
+    """The version of the state that a replica has."""
 
     term: int
     """The epoch of its owner; later owners have higher ones. -1: nothing is known."""
     changes: int
-    """PointerChanges that this owner has made."""
+    """The number of changes by this owner."""
 
 
 UNKNOWN_VERSION = ReplicaVersion(-1, 0)
@@ -46,7 +45,7 @@ UNKNOWN_VERSION = ReplicaVersion(-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUpdate:
-    """An answer to a mirror: everything, or what changed since the version that it named."""
+    """An update of a replica: the whole state, or the changes since its version."""
 
     version: ReplicaVersion
     complete: bool
@@ -54,11 +53,11 @@ class ReplicaUpdate:
     first: int
     """The first pointer ever issued; 0: none."""
     forgotten: int
-    """Whatever was issued up to here and is not known any more was decided."""
+    """A pointer issued up to this one that is not known any more was decided."""
     pointers: Mapping[Durable, tuple[int, ...]]
 
     def packed(self) -> bytes:
-        """As bytes, for the way from one instance to the other."""
+        """The bytes sent to another instance."""
         lists = [list(self.pointers.get(each, ())) for each in _DURABLE]
         fields = [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
         packed: bytes = msgpack.packb(fields)
@@ -66,7 +65,7 @@ class ReplicaUpdate:
 
     @classmethod
     def unpack(cls, packed: bytes) -> ReplicaUpdate:
-        """What ``packed`` made. Raises MalformedTransaction."""
+        """The update that ``packed`` encoded. Raises MalformedTransaction."""
         try:
             term, count, complete, read_pointer, first, forgotten, lists = msgpack.unpackb(packed)
             pointers = {each: tuple(map(int, given)) for each, given in zip(_DURABLE, lists, strict=True)}
@@ -77,7 +76,7 @@ class ReplicaUpdate:
 
 
 class PointerChanges:
-    """Which pointers have changed, in the order in which they did; kept by the service."""
+    """The pointers that have changed, in the order of their changes; kept by the service."""
 
     def __init__(self, term: int, max_changes: int = MAX_CHANGES) -> None:
         self._term = term
@@ -88,11 +87,10 @@ class PointerChanges:
 
     @property
     def version(self) -> ReplicaVersion:
-        """How far it is now."""
         return ReplicaVersion(self._term, self._count)
 
     def record(self, pointers: Iterable[int]) -> None:
-        """These are not what they were."""
+        """Record that pointers have changed."""
         self._count += 1
         for pointer in pointers:
             self._changed[pointer] = self._count
@@ -101,7 +99,7 @@ class PointerChanges:
             self._dropped = self._changed.popitem(last=False)[1]
 
     def since(self, known: ReplicaVersion) -> list[int] | None:
-        """What changed behind ``known``; None: that cannot be said any more."""
+        """The pointers that changed after version ``known``; None: that is not known any more."""
         if known.term != self._term or not self._dropped <= known.changes <= self._count:
             return None
         found = []
@@ -113,7 +111,7 @@ class PointerChanges:
 
 
 def replica_update(core: ManagerCore, changes: PointerChanges, known: ReplicaVersion) -> ReplicaUpdate:
-    """What to answer a mirror that knows ``known``."""
+    """The update for a replica of version ``known``."""
     pointers = changes.since(known)
     complete = pointers is None
     among = core.ledger.by_pointer if pointers is None else pointers
@@ -134,7 +132,7 @@ def replica_update(core: ManagerCore, changes: PointerChanges, known: ReplicaVer
 
 
 class ReplicaState:
-    """The service as a mirror knows it."""
+    """The service's state on another instance."""
 
     def __init__(self) -> None:
         self.version = UNKNOWN_VERSION
@@ -146,7 +144,7 @@ class ReplicaState:
         return f"<ReplicaState {self.version.term}.{self.version.changes}, {len(self._standings)} pointers>"
 
     def apply(self, given: ReplicaUpdate) -> bool:
-        """Take an answer in; False: what is known is newer."""
+        """Apply an update. Returns False if the replica is newer."""
         if given.version < self.version or (given.version.term != self.version.term and not given.complete):
             return False
         if given.complete:
@@ -183,12 +181,11 @@ class ReplicaState:
             self._visible.apply(changes, given.read_pointer)
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer."""
         known = self._standings.get(pointer)
         if known is None or known == "forgotten":
             return "committed" if 0 < self._first <= pointer <= self._forgotten else "unknown"
         return "invalid" if known == "pruned" else known
 
     def view(self) -> View:
-        """What readers of committed messages may see; the same object until that changes."""
+        """The view for readers of committed messages; the same object until it changes."""
         return self._visible.view()

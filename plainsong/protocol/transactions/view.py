@@ -1,12 +1,10 @@
-"""What readers of committed messages may see, row by row: one transaction's snapshot, and the service's durable state.
-
-What one transactional reader may see of a topic, row by row.
+"""The view of a transactional reader, a verdict on each row by its pointer: from a snapshot or the durable state.
 
 no pointer      delivered
 negative        skipped: rolled back
 visible         delivered
 invalid         skipped
-otherwise       the reader stops here: undecided, or begun after its snapshot
+otherwise       the reader stops here: undecided, or begun after the snapshot
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.transactions.transaction import Transaction
 
-#: Pointers that are compared one by one sooner than those of many rows are looked up.
+#: Up to so many hidden pointers are compared one by one, before the pointers of many rows are extracted.
 _FEW = 64
-#: What it costs at least to find out the pointers of rows, in pointers of a set looked at.
+#: The least cost of extracting the pointers of rows, in comparisons with a hidden pointer.
 _LOOK = 256
 
 
 class Verdict(IntEnum):
-    """What becomes of a row."""
+    """What a reader does with a row."""
 
     DELIVER = 0
     SKIP = 1
@@ -38,7 +36,7 @@ class Verdict(IntEnum):
 
 
 class View:
-    """A snapshot to read with; never changes, so threads may share it."""
+    """A snapshot to read with; immutable, so threads may share it."""
 
     __slots__ = ("_excluded", "_invalids", "_looked_up", "_own", "_ranges", "_read_pointer")
 
@@ -53,14 +51,14 @@ class View:
         self._excluded = in_progress
         self._invalids = invalids
         self._own = own
-        #: What has been spent so far on pointers that had to be looked up.
+        #: The cost so far of extracting pointers.
         self._looked_up = 0
-        #: Lowest and highest of each set of those that are not delivered, once that is known.
+        #: Lowest and highest pointer of each hidden set, once computed.
         self._ranges: list[tuple[int, int]] | None = None
 
     @classmethod
     def of(cls, transaction: Transaction) -> View:
-        """What a transaction sees."""
+        """The view of a transaction."""
         own = set(transaction.pointers)
         own.add(transaction.write_pointer)
         if transaction.visibility_level is VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT:
@@ -74,15 +72,15 @@ class View:
 
     @property
     def parts(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
-        """Its read pointer, and what is in progress, invalid and its own: what another one like it is made of."""
+        """Read pointer, pointers in progress, invalid and own ones: the arguments of an equal view."""
         return self._read_pointer, frozenset(self._excluded), frozenset(self._invalids), frozenset(self._own)
 
     def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Collection[int]]) -> bool:
-        """Whether every row with one of some pointers is delivered, told at once; False may also mean: look closer.
+        """Whether all rows with some pointers are certainly delivered; False: decide them one by one.
 
         Args:
-          lowest, highest: the least and the greatest of them; the greatest negative if one was rolled back.
-          pointers: all of them; called only when the two do not say enough.
+          lowest, highest: the least and the greatest of the pointers; ``highest`` is negative if one was rolled back.
+          pointers: returns all of them; called only when the two do not suffice.
         """
         if not 0 < lowest <= highest <= self._read_pointer:
             return False
@@ -91,7 +89,7 @@ class View:
             if not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
                 return True
         elif self._looked_up >= hidden:
-            # Finding the ranges costs as much as has been spent on looking up, and mostly saves all that comes.
+            # Computing the ranges costs as much as was spent on extracting so far, and mostly saves it from now on.
             if self._ranges is None:
                 self._ranges = [(min(each), max(each)) for each in (self._excluded, self._invalids) if each]
             if all(highest < first or last < lowest for first, last in self._ranges):
@@ -101,7 +99,7 @@ class View:
         return all(each.isdisjoint(among) for each in (self._excluded, self._invalids) if each)
 
     def verdict(self, pointer: int) -> Verdict:
-        """What becomes of a row with this pointer, as it is stored: negative when it was rolled back."""
+        """The verdict on a row with this pointer, as stored: negative when it was rolled back."""
         if pointer < 0:
             return Verdict.SKIP
         if pointer in self._own:
@@ -113,13 +111,11 @@ class View:
         return Verdict.HOLD
 
 
-# --- visible ---------------------------------------------------------------------------------------
-#
-# What readers of committed messages may see: only what is durable, and one view for all until that changes.
+# --- the service's durable state: one view for all readers of committed messages, until it changes --
 
 
 class Change(NamedTuple):
-    """What a step did to pointers, told here once it is durable."""
+    """The changes of a step, applied once they are durable."""
 
     opened: tuple[int, ...] = ()
     closed: tuple[int, ...] = ()
@@ -128,7 +124,7 @@ class Change(NamedTuple):
 
 
 class Visible:
-    """The read pointer and both lists as the disk has them."""
+    """The durable read pointer, pointers in progress and invalid list."""
 
     def __init__(self, read_pointer: int, in_progress: Iterable[int], invalids: Iterable[int]) -> None:
         self._read_pointer = read_pointer
@@ -138,7 +134,7 @@ class Visible:
         self._view: View | None = None
 
     def apply(self, changes: Iterable[Change], read_pointer: int) -> None:
-        """These changes are durable, in this order."""
+        """Apply durable changes, in this order."""
         listed = False
         for change in changes:
             self._in_progress.update(change.opened)
@@ -153,15 +149,13 @@ class Visible:
 
     @property
     def read_pointer(self) -> int:
-        """The highest pointer anybody may read."""
+        """The highest pointer that readers may see."""
         return self._read_pointer
 
     def is_in_progress(self, pointer: int) -> bool:
-        """Whether a pointer is in progress."""
         return pointer in self._in_progress
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether a pointer is on the invalid list."""
         return pointer in self._invalids
 
     def in_progress(self) -> list[int]:
@@ -173,13 +167,13 @@ class Visible:
         return tuple(sorted(self._invalids))
 
     def upper_bound(self) -> int:
-        """Below this, and at it, nothing is undecided or invalid once the list is dealt with: Tephra's prune bound."""
+        """No pointer up to this one is undecided, or invalid once the list is handled: Tephra's prune bound."""
         if not self._invalids and not self._in_progress:
             return self._read_pointer - 1
         return min(max(self._invalids, default=NO_TRANSACTION), min(self._in_progress, default=NO_TRANSACTION) - 1)
 
     def view(self) -> View:
-        """The view of now; the same object until something changes."""
+        """The present view; the same object until something changes."""
         if self._view is None:
             self._view = View(self._read_pointer, frozenset(self._in_progress), self._frozen_invalids)
         return self._view

@@ -1,4 +1,4 @@
-"""Topics as Parquet files: kept beyond their expiry, each message once, read again with ``read``."""
+"""The job `archive`: keeps topics as Parquet files beyond their expiry, each message once; ``read`` reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read"]
 
 
 def __getattr__(name: str) -> Any:
-    """``read``, loaded when it is asked for: the command's help needs no pyspark."""
+    # Loaded at its first use: the help of the command needs no pyspark.
     if name == "read":
         from pyspark_plainsong.pipeline.archive.reading import read
 

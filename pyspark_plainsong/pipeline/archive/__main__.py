@@ -1,4 +1,4 @@
-"""``python -m pyspark_plainsong.pipeline.archive``."""
+"""``python -m pyspark_plainsong.pipeline.archive``, which ``plainsong pipeline run archive`` starts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Brings an archive up to date with its topics: one streaming query each, and holes filled while the topic still has the messages.
+"""Brings an archive up to date with a topic: a streaming query from where the archive ends.
 
-Bringing an archive up to date with its topics: one streaming query each, from where the archive ends.
+Holes in the archive are filled first, while the topic still has the messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.job import Run
 
 FIRST = bytes(20)
-#: A run that begins within this part of the ttl after the archive had caught up need not ask what may have expired.
+#: A run that starts within this part of the ttl after the archive had caught up cannot have lost a message.
 SAFE_PART = 0.5
 
 
@@ -41,15 +41,15 @@ class AppendOptions:
 
     root: str
     checkpoint: str | None = None
-    """Below which the queries keep their offsets; None: in the archive."""
+    """The folder of the queries' checkpoints; None: in the archive."""
     batch_rows: int = 500_000
     batch_bytes: int = 256 << 20
     compression: str = "zstd"
     isolation: str | None = None
     may_lose: bool = False
-    """Go on behind what expired before it was archived, instead of failing."""
+    """Go on behind messages that expired before they were archived, instead of failing."""
     warn_at: float = 0.5
-    """Of the topic's ttl."""
+    """Warn when the oldest waiting message is older than this part of the topic's ttl."""
 
 
 class Subject:
@@ -68,7 +68,7 @@ class Subject:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one that appends to this archive. Raises Busy: somebody else is; nothing was done."""
+        """Be the only process that appends to this archive. Raises Busy: another one appends; nothing was done."""
 
         def say(text: str) -> None:
             self.run.warn(text, "taken_over", topic=self.topic)
@@ -80,18 +80,21 @@ class Subject:
 
     def holes(self) -> list[Range]:
         """Ranges before the checkpoint's end that no entry holds."""
-        first, done = self.offsets.first(), self.offsets.done()  # before the entries, which are written before it
+        first, done = (
+            self.offsets.first(),
+            self.offsets.done(),
+        )  # before the entries are listed: an entry is written before the checkpoint moves past it
         if first is None or done is None or first >= done:
             return []
         return minus(Range(first, done), covered(self.entries()))
 
     @property
     def resumes_at(self) -> bytes:
-        """The id from which on nothing is archived yet, as far as a new run would go by."""
+        """The id at which a new run would start to archive."""
         return self.offsets.done() or self.offsets.first() or self._end_of_archive()
 
     def begin(self) -> bytes:
-        """Where the query's first batch starts: noted now, if the checkpoint is new, and the same ever after."""
+        """Where the query's first batch starts: recorded now in a new checkpoint, and always the same from then on."""
         start = self.offsets.first()
         if start is None:
             if not self.offsets.is_new:
@@ -106,7 +109,7 @@ class Subject:
 
         Args:
           done: called in the query's thread with each batch that was written.
-          every: the trigger's interval; None: once, until what is there now has been archived.
+          every: the trigger's interval; None: end when the messages of now are archived.
         """
         start = self.begin()
         spark = self.run.session()
@@ -118,7 +121,7 @@ class Subject:
         return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
 
     def writer(self, done: Callable[[Manifest], None] = lambda manifest: None) -> ArchiveWriter:
-        """Of batches into this archive; ``done`` is called with each."""
+        """The writer of batches into this archive; it calls ``done`` with each."""
         return ArchiveWriter(
             self.files,
             self.log,
@@ -130,7 +133,11 @@ class Subject:
         )
 
     def check_nothing_was_lost(self) -> None:
-        """After a run that did not look out for losses. Raises CommandFailed: it took so long that it should have."""
+        """Check after a run that could not notice losses.
+
+        Raises:
+          CommandFailed: it took so long that messages may be lost.
+        """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
             raise CommandFailed(says, hint="archive more often, or raise the ttl")
@@ -140,12 +147,12 @@ class Subject:
         return load_manifests(self.files, self.log.folder)
 
     def waiting_s(self, end: bytes) -> float:
-        """The age of the oldest message from ``end`` on, whatever its state; 0 when there is none."""
+        """The age of the oldest message from ``end`` on, in whatever state, in seconds; 0: there is none."""
         seen = self._client.messages(self.topic, end, limit=1)
         return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
 
-    def judge(self, end: bytes) -> bool:
-        """Tell how far the archive is behind; whether that is too far."""
+    def warn_if_behind(self, end: bytes) -> bool:
+        """Report how far the archive is behind; True: too far."""
         asked_ms = now_ms()
         age_s = self.waiting_s(end)
         if age_s == 0 and self.offsets.done() == end and not self.run.dry_run:
@@ -166,10 +173,10 @@ class Subject:
         return True
 
     def _is_safe(self) -> bool:
-        """Whether nothing can have expired that was not archived, although the archive's end may be older than the ttl.
+        """Whether no message can have expired unarchived, although the archive's end may be older than the ttl.
 
-        All that came since the archive had caught up is younger than that, which the connector cannot know: it sees a
-        position in a topic where messages are rare, and has to take it for one behind which some have expired.
+        All messages since the archive had caught up are younger than that moment. The connector cannot know this: in a
+        topic with few messages it sees an old position, and has to assume that messages behind it have expired.
         """
         caught_up_ms = self.offsets.caught_up_ms()
         if caught_up_ms is None or now_ms() - caught_up_ms > SAFE_PART * self.ttl_s * 1000:
@@ -179,11 +186,11 @@ class Subject:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the archive ends before what the topic still holds, and yet is complete."""
+        """Whether the archive ends before the topic's oldest message, and is complete nevertheless."""
         return layout.time_of(self.resumes_at) < now_ms() - self.ttl_s * 1000 and self._is_safe()
 
     def _end_of_archive(self) -> bytes:
-        """The first id after all that is archived of this generation; a gap before it is not filled."""
+        """The first id behind all archived ones of this generation; gaps before it stay."""
         held = covered(self.entries())
         return held[-1].end if held else FIRST
 
@@ -203,31 +210,27 @@ class Subject:
 
 
 def checkpoint_of(run: Run, log: Log, root: str, checkpoint: str | None) -> tuple[str, Offsets]:
-    """Where the query of a topic keeps its offsets, as a path or URL, and what they say."""
+    """The checkpoint of a topic's query: its path or URL, and the offsets in it."""
     below = layout.checkpoint_folder(log.namespace, log.topic, log.generation)
     at = f"{(root if checkpoint is None else checkpoint).rstrip('/')}/{below}"
     return at, Offsets(open_files(at, run.session), log)
 
 
 def starting_offsets(log: Log, start: bytes) -> str:
-    """An id as the connector takes it for its first position."""
+    """An id as the option startingOffsets takes it."""
     if start == FIRST:
         return "earliest"
-    told: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
-    return json.dumps(told, separators=(",", ":"))
+    offset: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
+    return json.dumps(offset, separators=(",", ":"))
 
 
-# --- mending ---------------------------------------------------------------------------------------
-#
-# Holes of an archive, before the place that its checkpoint came to: filled from the topic while that has the
-# messages.
+# --- holes -----------------------------------------------------------------------------------------
 
 
-def mend(subject: Subject) -> int:
-    """Archive what is missing before the checkpoint's end, each hole as an entry of its own; how many messages.
+def fill_holes(subject: Subject) -> int:
+    """Archive each hole before the checkpoint's end as an entry of its own; returns the number of messages.
 
-    Nothing that this program does makes a hole; folders that were lost or taken away do. The query goes on behind
-    them and would never look there again.
+    Holes are folders that were lost or removed by hand. The query goes on behind them, and would never return there.
 
     Raises:
       CommandFailed: the messages may have expired in the topic; nothing was done.
@@ -253,7 +256,10 @@ def mend(subject: Subject) -> int:
 
 
 def fill(subject: Subject, hole: Range) -> int:
-    """Archive what the topic has of a range; how many messages. Raises what Spark raises; the hole is there still."""
+    """Archive the topic's messages of a range; returns their number.
+
+    Raises what Spark raises: the hole is still there.
+    """
     subject.run.session().conf.set(*TIMESTAMPS)
     manifest = subject.writer().put(in_topic(subject, hole), secrets.token_hex(16), 0, hole)
     return manifest.stats.count

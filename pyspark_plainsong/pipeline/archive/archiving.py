@@ -1,4 +1,4 @@
-"""What the commands of ``archive`` do: for each topic in turn, or for all at once."""
+"""What the commands of `archive` do, for each topic in turn or for all at once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from plainsong.cli.output import show_bytes, show_count
 from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, mend
+from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
 from pyspark_plainsong.pipeline.archive.manifest import Range
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.verification import Findings, Verification
 from pyspark_plainsong.pipeline.archive.writing import Log
 from pyspark_plainsong.pipeline.files import open_files
-from pyspark_plainsong.pipeline.progress import watch_all
+from pyspark_plainsong.pipeline.streams import watch_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,32 +29,33 @@ if TYPE_CHECKING:
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
-    """Archive what there is, or follow.
+    """Archive the messages of now, or follow the topics.
 
     Args:
-      every: the interval of following; None: once.
-      options: of ``Choices``.
+      every: the interval of following; None: do not follow.
+      options: the fields of ``AppendOptions``.
     Returns:
-      the topics whose archive was, or is, too far behind.
+      the topics whose archive was or is too far behind.
     Raises:
-      CommandFailed: a topic is not there, or somebody else archives one; nothing was done. An archive has a hole that
-        cannot be filled. What Spark and the daemon raise; what has a manifest by then is archived.
+      CommandFailed: a topic does not exist, or another process archives one, and nothing was done; or an archive has a
+        hole that cannot be filled.
+      Exception: what Spark and the daemon raise; batches with a manifest are archived.
     """
     choices = AppendOptions(root, **options)
     with run.client(*topics) as client, ExitStack() as holds:
         subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
         if run.dry_run:
             for subject in subjects:
-                foresee(run, subject)
+                report_waiting(run, subject)
             return []
         for subject in subjects:
             holds.enter_context(subject.held())
         for subject in subjects:
-            mend(subject)
-        behind = {subject.topic for subject in subjects if subject.judge(subject.resumes_at)}
+            fill_holes(subject)
+        behind = {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
         for each in appended:
-            # One that is followed must look out for losses, which it can only from where something is.
+            # A query that follows must notice losses, which it can only from a position where there is a message.
             if every is None or each.subject.is_quiet:
                 _go(run, [each], None)
                 each.subject.check_nothing_was_lost()
@@ -68,7 +69,7 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
 
 def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     """Start the queries of these topics, and wait for them."""
-    run.session()  # whose start is no part of how fast the topic is
+    run.session()  # the start of Spark must not count in the rates
     run.progress.begin()
     queries = [each.subject.start(each.done, every=every) for each in group]
 
@@ -79,30 +80,30 @@ def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     watch_all(queries, idle=tell)
 
 
-#: A topic that is followed is asked this often, in looks of a second, whether its archive is behind.
+#: Seconds between checks whether the archive of a followed topic is behind.
 JUDGE_EVERY = 30
 
 
 class Appending:
-    """One topic under way; batches end in the query's thread, and are told in the command's."""
+    """The progress of one topic: batches end in the query's thread, and are reported in the command's."""
 
     def __init__(self, run: Run, subject: Subject) -> None:
         self._run = run
         self.subject = subject
         self._written: list[Manifest] = []
-        self._told = 0
-        self._looks = 0
-        self._expected = expected(run, subject) if run.progress.is_heard else None
+        self._reported = 0
+        self._seconds = 0
+        self._expected = expected(run, subject) if run.progress.is_visible else None
 
     def done(self, manifest: Manifest) -> None:
-        """A batch was written."""
+        """Note a batch that was written; called in the query's thread."""
         self._written.append(manifest)
 
     def tell(self, *, following: bool = False) -> None:
-        """Say what was written since the last time."""
+        """Report the batches written since the last call."""
         topic = self.subject.topic
-        for manifest in self._written[self._told :]:
-            self._told += 1
+        for manifest in self._written[self._reported :]:
+            self._reported += 1
             self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
             self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
             self._run.metrics.add("batches_total", topic=topic)
@@ -114,34 +115,34 @@ class Appending:
             self._run.metrics.write()
         if self._written:
             last = self._written[-1]
-            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_heard else None
+            lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_visible else None
             rows = sum(each.stats.count for each in self._written)
             of = None if following else self._expected
             self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
-        self._looks += 1
-        if following and self._looks % JUDGE_EVERY == 0:
-            self.subject.judge(self.subject.resumes_at)
+        self._seconds += 1
+        if following and self._seconds % JUDGE_EVERY == 0:
+            self.subject.warn_if_behind(self.subject.resumes_at)
             self._run.metrics.write()
 
     def end(self) -> bool:
-        """Say what it came to; whether the archive is behind even now."""
+        """Report the end; True: the archive is still behind."""
         self.tell()
         rows = sum(each.stats.count for each in self._written)
         size = sum(each.stats.payload_bytes for each in self._written)
         end = self.subject.resumes_at
         text = f"{self.subject.topic}: {show_count(rows)} messages, {show_bytes(size)} in {len(self._written)} batches"
-        told = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
-        self._run.progress.result(text, "archived", **told, end=end.hex())
-        return self.subject.judge(end)
+        figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
+        self._run.progress.result(text, "archived", **figures, end=end.hex())
+        return self.subject.warn_if_behind(end)
 
 
 def expected(run: Run, subject: Subject) -> int:
-    """How many messages wait to be archived, whatever becomes of their transactions."""
+    """How many messages wait to be archived, those of open transactions included."""
     return _ahead(run, subject.topic, subject.resumes_at).messages
 
 
-def foresee(run: Run, subject: Subject) -> None:
-    """Say what ``append`` would do."""
+def report_waiting(run: Run, subject: Subject) -> None:
+    """Report what ``append`` would do."""
     start = subject.resumes_at
     ahead = _ahead(run, subject.topic, start)
     since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
@@ -155,11 +156,11 @@ def foresee(run: Run, subject: Subject) -> None:
         start=start.hex(),
         folder=subject.files.url(subject.log.folder),
     )
-    subject.judge(start)
+    subject.warn_if_behind(start)
 
 
 def _ahead(run: Run, topic: str, start: bytes) -> Extent:
-    """What stands from ``start`` on; the connector's own client can count without moving payloads."""
+    """The extent from ``start`` on; the connector's client can ask for it without reading messages."""
     with closing(ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()) as calls:
         return calls.offsets(topic, start=start)
 
@@ -167,7 +168,11 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact all generations of the topics that are in an archive. Raises CommandFailed: a topic is not there, or somebody else compacts one."""
+    """Compact all generations of topics.
+
+    Raises:
+      CommandFailed: the archive lacks a topic, or another process compacts one.
+    """
     files = open_files(root, run.session)
     entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
     for topic in chosen(sorted({entry.topic for entry in entries}), topics):
@@ -196,7 +201,7 @@ def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
 
 
 def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
-    """One generation, whose entries are looked at now that nobody else compacts it."""
+    """Compact one generation. Its entries are listed here, under the lock."""
     days = plan(compaction.entries(), unfinished=today)
     rows = 0
     for number, day in enumerate(days):
@@ -207,14 +212,14 @@ def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms
         run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
         run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
     swept = compaction.sweep(keep_ms)
-    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders taken away"
+    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders removed"
     run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
 
 
 def verify(
     run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
 ) -> Findings:
-    """Compare a range of ids with the topic. Raises CommandFailed: the topic is not there; what Spark raises."""
+    """Compare a range of ids with the topic. Raises CommandFailed: the topic does not exist; and what Spark raises."""
     with run.client(topic) as client:
         properties = client.properties(topic)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
@@ -226,7 +231,7 @@ def verify(
 def verify_files(
     run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
 ) -> Findings:
-    """Look whether an archive is whole, without its topic. Raises CommandFailed: there is none; what Spark raises."""
+    """Check an archive without its topic. Raises CommandFailed: there is no archive; and what Spark raises."""
     log = Log(run.where.namespace, topic, generation)
     if not load_manifests(open_files(root, run.session), log.folder):
         raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)

@@ -1,4 +1,4 @@
-"""The job ``archive``: its three commands, and what they tell."""
+"""The job `archive`: its commands and their output."""
 
 from __future__ import annotations
 
@@ -148,28 +148,28 @@ def verify(
         findings = archiving.verify(run, topic, root, first, last, isolation, checkpoint=checkpoint)
     else:
         findings = archiving.verify_files(run, topic, generation, root, first, last, checkpoint=checkpoint)
-    run.progress.result("\n".join(_told(findings)), "verified", topic=topic, **findings.as_json())
+    run.progress.result("\n".join(_lines_of(findings)), "verified", topic=topic, **findings.as_json())
     if not findings.is_good:
         bad = ("missing", "different", "twice")
-        said = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
-        said += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
-        said += [f"{len(findings.holes)} gaps that no entry holds"] if findings.holes else []
-        raise CommandFailed(f"the archive is not what the topic was: {', '.join(said)}", code=Exit.FAILED)
+        wrong = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
+        wrong += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
+        wrong += [f"{len(findings.holes)} gaps that no entry holds"] if findings.holes else []
+        raise CommandFailed(f"the archive is not what the topic was: {', '.join(wrong)}", code=Exit.FAILED)
 
 
 def _bound(place: str | bytes | int) -> bytes:
-    from plainsong.starts import as_bound
+    from plainsong.positions import as_bound
 
     assert not isinstance(place, str), place
     return as_bound(place)
 
 
-def _told(findings: Any) -> list[str]:
+def _lines_of(findings: Any) -> list[str]:
     from pyspark_plainsong.pipeline.archive.layout import tell_range
     from pyspark_plainsong.pipeline.archive.verification import VERDICTS
 
-    told = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
-    counts = [(name, f"{output.show_count(findings.counts[name]):>12}  {says}") for name, says in told]
+    wanted = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
+    counts = [(name, f"{output.show_count(findings.counts[name]):>12}  {says}") for name, says in wanted]
     lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
     lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
     lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]

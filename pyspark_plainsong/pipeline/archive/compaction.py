@@ -1,12 +1,12 @@
-"""Batches become days: one entry for each day of a topic, in steps that may end anywhere and be done again.
+"""Compacts batches into one entry for each day of a topic. Each step may be interrupted, and be done again.
 
     check   the files of the sources hold what their manifests say: damage is found before it is copied
     write   the day's rows, sorted, into a folder that no other try has
-    finish  read back, compare, make durable, and write the manifest: from here on the day answers for its range
-    sweep   take away what other entries answer for altogether, some time after they began to, if they still can
+    finish  read back, compare, make durable, write the manifest: from now on the day answers for its range
+    sweep   later, remove entries whose ranges others answer for, if the files of those are still there
 
 A day is compacted when the archive reaches beyond its end, so it is written once. A batch that reaches over midnight
-goes with the second of its days.
+is compacted with the second of its days.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import Files
 
-#: A folder without a manifest that nobody has touched for so long is what a killed run left.
+#: A folder without a manifest that did not change for so long was left by a killed run.
 ORPHAN_MS = 86_400_000
-#: About so many payload bytes go into one file of a day.
+#: About so many payload bytes make one file of a day.
 FILE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day that is to be written."""
+    """A day to write."""
 
     day: str
     start: bytes
@@ -61,21 +61,21 @@ class Day:
 
     @property
     def revision(self) -> int:
-        """Above those it replaces."""
+        """Above the revisions that it replaces."""
         return 1 + max((piece.entry.revision for piece in self.pieces if piece.entry.kind == "day"), default=0)
 
     @property
     def entry(self) -> str:
-        """The name of its entry: the same for the same sources."""
-        said = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
-        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        """The name of the day's entry: the same for the same sources."""
+        parts = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def plan(entries: Sequence[Manifest], *, unfinished: bool = False) -> list[Day]:
-    """The days of one generation that are not in one entry yet.
+    """The days of one generation that are not yet in one entry.
 
     Args:
-      unfinished: also the last day, which the archive may not have reached the end of.
+      unfinished: the last day, too, even if the archive ends before the day does.
     """
     found = pieces(entries)
     days: list[Day] = []
@@ -108,8 +108,8 @@ class Compaction:
     """The compaction of one generation of one topic.
 
     Args:
-      held: called before a manifest is written, and before anything is taken away; raises when this process is no
-        longer the only one that compacts the topic.
+      held: called before a manifest is written and before a folder is removed; raises if this process does not hold
+        the lock any more.
     """
 
     def __init__(
@@ -128,23 +128,23 @@ class Compaction:
         self._held = held
 
     def entries(self) -> list[Manifest]:
-        """Those there are now."""
+        """The entries there are now."""
         return load_manifests(self._files, self._log.folder)
 
     def run(self, day: Day) -> Manifest:
-        """All steps of one day but the sweep. Raises CommandFailed: a source is damaged; nothing was replaced."""
+        """Do all steps of one day but the sweep. Raises CommandFailed: a source is damaged; nothing was replaced."""
         self.check(day)
         return self.finish(day, self.write(day))
 
     def check(self, day: Day) -> None:
-        """Raises CommandFailed: a source does not hold what its manifest says; nothing was done."""
+        """Raises CommandFailed: a source is not as its manifest says; nothing was done."""
         broken = damaged(self._spark, self._files, [piece.entry for piece in day.pieces])
         if broken:
             folder, why = next(iter(broken.items()))
             raise damage(f"{folder} is damaged: {why}")
 
     def write(self, day: Day) -> str:
-        """Write the files; returns the folder, which is this try's own."""
+        """Write the files into a folder of this try's own, and return it."""
         above = layout.day_folder(self._log.namespace, self._log.topic, self._log.generation, day.day)
         folder = f"{above}/{layout.new_try(f'entry={day.entry}')}"
         self._spark.conf.set(*TIMESTAMPS)
@@ -156,7 +156,11 @@ class Compaction:
         return folder
 
     def finish(self, day: Day, folder: str) -> Manifest:
-        """Make the day part of the archive. Raises CommandFailed: it is not what its sources are; it is no part."""
+        """Make the day part of the archive.
+
+        Raises:
+          CommandFailed: its rows differ from those of its sources; it is no part.
+        """
         stats, names = read_back(self._spark, self._files, folder)
         if stats != self._expected(day):
             raise damage(f"{folder} came out different from its sources")
@@ -180,16 +184,16 @@ class Compaction:
         return manifest
 
     def sweep(self, keep_ms: int, removed: Callable[[str], None] = lambda folder: None) -> int:
-        """Take away entries that others answer for since ``keep_ms``, and what killed runs left; how many folders.
+        """Remove entries that others have answered for since ``keep_ms``, and folders of killed runs; returns how many.
 
         Args:
-          removed: called with each folder that is gone.
+          removed: called with each folder that was removed.
         """
         entries = self.entries()
         before_ms = now_ms() - keep_ms
         gone = replaced(entries, before_ms)
         broken = altered(self._files, entries) if gone else {}
-        if broken:  # it answers for its range, but not so well that others could go
+        if broken:  # a damaged entry answers for its range, but the entries that it replaced must stay
             gone = replaced(entries, before_ms, broken)
         with_manifest = {entry.folder for entry in entries}
         left = [folder for folder in self._folders() if folder not in with_manifest and self._is_left(folder)]
@@ -217,18 +221,18 @@ class Compaction:
         return found
 
     def _is_left(self, folder: str) -> bool:
-        """Whether a folder without a manifest is what a killed run left."""
+        """Whether a folder without a manifest was left by a killed run."""
         if folder.startswith(f"{self._log.folder}/days/"):
-            return True  # which only we write
+            return True  # only this process writes them, under the lock
         modified_ms = self._files.modified_ms(folder)
         return modified_ms is not None and now_ms() - modified_ms > ORPHAN_MS
 
 
 def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str] = ()) -> list[Manifest]:
-    """Entries whose whole range others answer for, all of them written before a time.
+    """Entries whose whole range other entries answer for, all of which were written before a time.
 
     Args:
-      broken: folders of entries that cannot answer for others.
+      broken: folders of damaged entries, which answer for no other.
     """
     found: list[Manifest] = []
     ranked = sorted((entry for entry in entries if entry.written_ms <= before_ms), key=lambda each: each.rank)
@@ -243,5 +247,5 @@ def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str]
 
 
 def _broken(entry: Manifest, why: str) -> CommandFailed:
-    says = f"{entry.folder} is damaged: {why}; what it replaces was not taken away"
-    return damage(says, hint="take the folder away: what it replaces is read again, and compacted")
+    says = f"{entry.folder} is damaged: {why}; what it replaces was not removed"
+    return damage(says, hint="remove the folder: what it replaces is read again, and compacted")

@@ -1,4 +1,4 @@
-"""Manifests: which messages each entry's files hold, and which of several files answers for a message."""
+"""Manifests: which messages each entry's files hold, and which of several entries answers for a message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What rows amount to."""
+    """Count, size, digest and bounds of rows."""
 
     count: int
     payload_bytes: int
     digest: int
-    """64 bits, without a sign."""
+    """64 bits, unsigned."""
     first: bytes | None = None
     last: bytes | None = None
-    """The smallest and the largest id; None when there is no row."""
+    """The smallest and the largest id; None: there is no row."""
 
     def __add__(self, other: Stats) -> Stats:
         firsts = [each for each in (self.first, other.first) if each is not None]
@@ -52,7 +52,7 @@ class Manifest:
     generation: int
     start: bytes
     end: bytes
-    """It holds all messages with ``start <= id < end`` that could be read when it was written."""
+    """The entry holds all messages with ``start <= id < end`` that could be read when it was written."""
     stats: Stats
     files: tuple[tuple[str, int], ...]
     """Names and sizes in bytes, sorted."""
@@ -63,7 +63,7 @@ class Manifest:
     day: str | None = None
     revision: int = 0
     folder: str = ""
-    """Where it stands, from the root; not part of the file."""
+    """The entry's folder, from the root; not part of the file."""
 
     @property
     def rank(self) -> tuple[int, int, int, str, int, str]:
@@ -72,16 +72,16 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As people read it."""
         what = f"batch {self.batch} of {self.source[:8]}" if self.kind == "batch" else f"day {self.day}"
         return f"{self.namespace}:{self.topic} {what}"
 
     def as_json(self) -> bytes:
-        """The file."""
+        """The content of the file."""
         ids = (self.stats.first, self.stats.last)
         first, last = (None if each is None else each.hex() for each in ids)
         times = (None if each is None else int.from_bytes(each[:8], "big") for each in ids)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "version": VERSION,
             "kind": self.kind,
             "namespace": self.namespace,
@@ -101,38 +101,38 @@ class Manifest:
             "files": [{"name": name, "bytes": size} for name, size in self.files],
             "writtenMs": self.written_ms,
         }
-        return (json.dumps(told, indent=1) + "\n").encode()
+        return (json.dumps(fields, indent=1) + "\n").encode()
 
 
 def parse_manifest(text: bytes, folder: str) -> Manifest:
-    """Read one. Raises CommandFailed naming the folder: it is none, or of a newer version."""
+    """Parse a manifest. Raises CommandFailed, which names the folder: it is none, or of a newer version."""
     try:
-        told = json.loads(text)
-        if told["version"] != VERSION:
-            raise _bad(folder, f"it is of version {told['version']}, this program reads {VERSION}")
-        is_batch = told["kind"] == "batch"
-        if told["count"] and not told["files"]:
-            raise _bad(folder, f"it has {told['count']} rows in no files")
+        fields = json.loads(text)
+        if fields["version"] != VERSION:
+            raise _bad(folder, f"it is of version {fields['version']}, this program reads {VERSION}")
+        is_batch = fields["kind"] == "batch"
+        if fields["count"] and not fields["files"]:
+            raise _bad(folder, f"it has {fields['count']} rows in no files")
         return Manifest(
             kind="batch" if is_batch else "day",
-            namespace=told["namespace"],
-            topic=told["topic"],
-            generation=int(told["generation"]),
-            start=bytes.fromhex(told["start"]),
-            end=bytes.fromhex(told["end"]),
+            namespace=fields["namespace"],
+            topic=fields["topic"],
+            generation=int(fields["generation"]),
+            start=bytes.fromhex(fields["start"]),
+            end=bytes.fromhex(fields["end"]),
             stats=Stats(
-                int(told["count"]),
-                int(told["payloadBytes"]),
-                int(told["digest"], 16),
-                None if told["firstId"] is None else bytes.fromhex(told["firstId"]),
-                None if told["lastId"] is None else bytes.fromhex(told["lastId"]),
+                int(fields["count"]),
+                int(fields["payloadBytes"]),
+                int(fields["digest"], 16),
+                None if fields["firstId"] is None else bytes.fromhex(fields["firstId"]),
+                None if fields["lastId"] is None else bytes.fromhex(fields["lastId"]),
             ),
-            files=tuple((each["name"], int(each["bytes"])) for each in told["files"]),
-            written_ms=int(told["writtenMs"]),
-            source=told["archive" if is_batch else "entry"],
-            batch=int(told["batch"]) if is_batch else None,
-            day=None if is_batch else told["day"],
-            revision=0 if is_batch else int(told["revision"]),
+            files=tuple((each["name"], int(each["bytes"])) for each in fields["files"]),
+            written_ms=int(fields["writtenMs"]),
+            source=fields["archive" if is_batch else "entry"],
+            batch=int(fields["batch"]) if is_batch else None,
+            day=None if is_batch else fields["day"],
+            revision=0 if is_batch else int(fields["revision"]),
             folder=folder,
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -145,13 +145,11 @@ def _bad(folder: str, why: str) -> CommandFailed:
 
 # --- coverage --------------------------------------------------------------------------------------
 #
-# Which file answers for which message: ranges of ids, and what happens where two of them overlap.
-#
-# Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids, ``start <=
-# id < end``. Where entries overlap, one of them answers and the others are not read there: a day before batches,
-# among days the one of the higher revision, among batches the one written first (a later copy of the same range may
-# lack what expired in between). So an entry that was only partly replaced, or two compactions at once, never show a
-# row twice, and a range is given up by an entry only when another one holds it.
+# Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids,
+# ``start <= id < end``. Where entries overlap, one of them answers and the others are not read there: a day before
+# batches, of two days the one of the higher revision, of two batches the one written first (a later copy of the same
+# range may lack what expired in between). So a row never shows twice, neither where an entry was replaced in part nor
+# where two compactions ran at once; and an entry gives up a range only where another one holds it.
 
 
 class Range(NamedTuple):
@@ -170,12 +168,12 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether that is all of the entry."""
+        """Whether the piece is the whole entry."""
         return (self.start, self.end) == (self.entry.start, self.entry.end)
 
 
 def pieces(entries: Iterable[Manifest]) -> list[Piece]:
-    """What is read of each entry, in the order of the ids; no id is in two pieces.
+    """The piece of each entry that is read, in the order of the ids; no id is in two pieces.
 
     Args:
       entries: of one generation of one topic.
@@ -190,29 +188,29 @@ def pieces(entries: Iterable[Manifest]) -> list[Piece]:
 
 
 def covered(entries: Iterable[Manifest]) -> list[Range]:
-    """The ranges that are held by some entry, in order, as few as can be."""
+    """The ranges that entries hold, in order, merged."""
     return merged(Range(entry.start, entry.end) for entry in entries)
 
 
 def holes(entries: Sequence[Manifest], reached: Range | None = None) -> list[Range]:
-    """What an archive should hold and does not: between its entries, before a batch that was not the first, and as
-    far as its query came.
+    """The ranges that an archive lacks: between its entries, before a batch that was not the first, and before the
+    place that its query has reached.
 
     Args:
       entries: of one generation of one topic.
-      reached: from where and to where the query's checkpoint says that all is archived.
+      reached: the range that is archived by the query's checkpoint.
     """
     held = covered(entries)
     due = [] if reached is None else [reached]
     if held:
-        # A batch with a number follows one that must be there, or a day in its place.
+        # Before a batch with a number above 0 there must be another one, or a day in its place.
         is_headless = any(each.batch for each in entries if each.start == held[0].start)
         due.append(Range(bytes(20) if is_headless else held[0].start, held[-1].end))
     return [hole for each in merged(due) for hole in minus(each, held)]
 
 
 def minus(whole: Range, taken: Sequence[Range]) -> list[Range]:
-    """What is left of ``whole`` without ``taken``, which is in order and does not overlap itself."""
+    """``whole`` without the ranges ``taken``, which are in order and do not overlap."""
     left: list[Range] = []
     start = whole.start
     for each in taken:

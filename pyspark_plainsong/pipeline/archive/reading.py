@@ -1,6 +1,6 @@
-"""Reads an archive, every message once; checks that its files hold what their manifests say.
+"""Reads an archive, every message once, and checks that its files hold what their manifests say.
 
-Reading an archive: every message once, whatever batches, days and half-done compactions stand in it.
+Batches, days and compactions that were interrupted may stand side by side in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.files import Files
 
-#: An archive whose days come and go is looked at so often, for two looks that are alike.
+#: How often a changing archive is listed, until two listings agree.
 LOOKS = 100
 
 
@@ -39,13 +39,13 @@ def read(
 ) -> DataFrame:
     """The archived messages, each once, in no order (``orderBy("generation", "message_id")`` gives the topic's).
 
-    Only files that stand in a manifest are read, at the time of this call: what is archived or compacted later is
-    not seen, and files that a compaction swept away meanwhile fail the query instead of changing its result.
+    It reads the files that manifests name at the time of this call. Later messages do not appear in it, and files that
+    a compaction has removed meanwhile make the query fail instead of changing its result.
 
     Args:
-      root: what ``--root`` was: a path, or a URL that Hadoop knows.
-      namespace, topic: only these.
-      start, end: only ids ``start <= id < end``, 20 bytes each; whole files outside are not opened.
+      root: the job's ``--root``: a path, or a URL that Hadoop knows.
+      namespace, topic: read only these.
+      start, end: read only ids ``start <= id < end``, 20 bytes each; no file outside is opened.
     Returns:
       the columns of the connector (``docs/spark.md``) and ``generation INT``.
     Raises:
@@ -62,8 +62,8 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
     for _ in range(LOOKS):
         paths = files.find(under, MANIFEST_NAME)
         texts = {path: files.read(path) for path in paths}
-        # A listing is not of one moment: a day may be finished and its batches swept away while it goes on. Whatever
-        # vanished before the first listing's end was replaced before the second one began. New batches replace nothing.
+        # A listing takes time: meanwhile a day may be finished, and its batches removed. An entry that vanished before
+        # the end of the first listing was replaced before the second one began. New batches replace nothing.
         now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
         if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
@@ -73,7 +73,7 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
 
 
 def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
-    """What is read of each entry, over all topics and generations."""
+    """The pieces to read, over all topics and generations."""
 
     def log(entry: Manifest) -> tuple[str, str, int]:
         return entry.namespace, entry.topic, entry.generation
@@ -82,7 +82,7 @@ def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
 
 
 def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> list[Piece]:
-    """The same, cut to ids ``start <= id < end``."""
+    """The pieces, cut to ids ``start <= id < end``."""
     cut = [
         Piece(piece.entry, max(piece.start, start or piece.start), min(piece.end, end or piece.end)) for piece in found
     ]
@@ -90,7 +90,7 @@ def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> li
 
 
 def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFrame:
-    """The rows of these pieces: whole entries in one scan, each part of an entry in one of its own.
+    """The rows of pieces: whole entries in one scan, each part of an entry in a scan of its own.
 
     Raises:
       CommandFailed: files are missing, or have other sizes than their manifest says.
@@ -109,7 +109,7 @@ def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFr
 
 
 def is_all(piece: Piece) -> bool:
-    """Whether every row of the entry is in the piece, which its first and last id tell better than its range."""
+    """Whether all rows of the entry are in the piece: its first and last id are narrower than its range."""
     first, last = piece.entry.stats.first, piece.entry.stats.last
     return piece.is_whole or (first is not None and last is not None and piece.start <= first and last < piece.end)
 
@@ -120,29 +120,27 @@ def _may_hold(piece: Piece) -> bool:
 
 
 # --- inspection ------------------------------------------------------------------------------------
-#
-# Whether the files of an archive hold what their manifests say: before one is written, and ever after.
 
 
 def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tuple[tuple[str, int], ...]]:
-    """Make what was just written to a folder durable.
+    """Make a folder that was just written durable.
 
     Returns:
-      what its rows amount to, and the names and sizes of its files, which are those that the rows were read from.
+      the figures of its rows, and the names and sizes of the files that the rows were read from.
     Raises:
-      CommandFailed: the folder was changed, or taken away, meanwhile.
+      CommandFailed: the folder was changed or removed meanwhile.
     """
     there = files.sizes(folder)
-    if there:  # Spark writes a file where there is no row, too
+    if there:  # Spark writes a file even without rows
         stats = stats_of(spark.read.schema(SCHEMA).parquet(*(files.url(f"{folder}/{name}") for name in there)))
         files.settle(folder)
         if files.sizes(folder) == there:
             return stats, tuple(there.items())
-    raise damage(f"{folder} was changed by somebody while it was written")
+    raise damage(f"{folder} was changed by another process while it was written")
 
 
 def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Which entries have files missing, or of another size, by their folder; no file is opened."""
+    """Entries with files that are missing or have another size, by folder; no file is opened."""
     found: dict[str, str] = {}
     for entry in entries:
         there = files.sizes(entry.folder)
@@ -159,25 +157,25 @@ def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
 
 
 def check_unaltered(files: Files, entries: Sequence[Manifest]) -> None:
-    """Raises CommandFailed: an entry has files missing, or of another size."""
+    """Raises CommandFailed: files of an entry are missing, or have other sizes."""
     for folder, why in altered(files, entries).items():
         raise damage(f"{folder} is damaged: {why}")
 
 
 def damage(message: str, *, hint: str = "archive verify tells all that is damaged") -> CommandFailed:
-    """The error for it."""
+    """The error about damaged entries."""
     return CommandFailed(message, hint=hint, code=Exit.STORE)
 
 
 def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """What is wrong with entries, by their folder: files missing or of another size, rows of other contents."""
+    """What is wrong with entries, by folder: files missing or of another size, or other rows."""
     each_once = list({entry.folder: entry for entry in entries}.values())
     found = altered(files, each_once)
     return found | _changed(spark, files, [entry for entry in each_once if entry.folder not in found])
 
 
 def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Entries whose rows are not those of the manifest: one pass, and halves of it where a file cannot be read."""
+    """Entries whose rows differ from the manifest: in one pass, which is halved if a file cannot be read."""
     try:
         now = stats_by_entry(spark, files, entries)
     except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
@@ -196,11 +194,8 @@ def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> 
 
 
 # --- rows ------------------------------------------------------------------------------------------
-#
-# The rows of an archive: their columns, what they amount to, and whether files still hold what their manifest says.
 
-
-#: What the files have, in this order: the connector's columns, and the generation.
+#: The columns of the files, in order: the connector's, and the generation.
 SCHEMA = (
     "namespace STRING, topic STRING, generation INT, message_id BINARY, publish_timestamp TIMESTAMP, seq_id INT, "
     "write_timestamp TIMESTAMP, payload_seq_id INT, routing_key STRING, headers MAP<STRING,STRING>, payload BINARY"
@@ -210,13 +205,13 @@ _BITS = (1 << 64) - 1
 
 
 def archived(messages: DataFrame, generation: int) -> DataFrame:
-    """Rows of the connector as an archive keeps them."""
+    """Rows of the connector with the columns of an archive."""
     return messages.withColumn("generation", sf.lit(generation)).select(*COLUMNS)
 
 
 def row_hash() -> Column:
-    """64 bits of what a message is: its id, payload, routing key and headers."""
-    # Maps have no order and cannot be hashed; their entries, sorted, can.
+    """A hash of 64 bits of a message: id, payload, routing key and headers."""
+    # A map has no order and cannot be hashed; its sorted entries can.
     headers = sf.array_sort(sf.map_entries("headers"))
     return sf.xxhash64("message_id", "payload", sf.coalesce("routing_key", sf.lit("\0")), headers)
 
@@ -233,7 +228,7 @@ def stats_columns() -> list[Column]:
 
 
 def stats_of(rows: DataFrame) -> Stats:
-    """What rows amount to; one pass over them."""
+    """The figures of rows; one pass over them."""
     row = rows.select(*stats_columns()).first()
     return NOTHING if row is None else _stats(row.asDict())
 
@@ -250,7 +245,7 @@ def _stats(row: dict[str, object]) -> Stats:
 
 
 def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> DataFrame:
-    """All rows of the files that manifests name, and of no others."""
+    """The rows of the files that manifests name."""
     urls = [files.url(f"{entry.folder}/{name}") for entry in entries for name, _ in entry.files]
     if not urls:
         return spark.createDataFrame([], SCHEMA)
@@ -258,10 +253,10 @@ def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> D
 
 
 def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats]:
-    """What the files of each entry amount to now, by its folder; one pass over all of them."""
-    # The last such folder: there may be one above the archive.
+    """The present figures of each entry's files, by folder; one pass over all of them."""
+    # The last match: a folder above the archive may have the same name.
     folder = sf.regexp_extract(sf.input_file_name(), r".*/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
     counted = rows_in(spark, files, entries).groupBy(folder).agg(*stats_columns()).collect()
     by_end = {row["folder"]: _stats(row.asDict()) for row in counted}
-    # Folders below the topic's are enough to tell entries of one topic apart, and free of how URLs are quoted.
+    # The path below the topic's folder tells entries apart, and has no characters that URLs quote.
     return {entry.folder: by_end.get("/".join(entry.folder.split("/")[2:]), NOTHING) for entry in entries}

@@ -1,4 +1,4 @@
-"""Comparing an archive with its topic over a time range, message by message, and its files with their manifests."""
+"""Compares an archive with its topic over a time range, message by message, and its files with their manifests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Ids named for each kind of difference.
 EXAMPLES = 5
-#: What can become of a message, and whether that is what an archive promises.
+#: The verdicts on a message, and whether an archive promises them.
 VERDICTS: dict[str, tuple[str, bool]] = {
     "same": ("in the topic and in the archive, alike", True),
     "expired": ("in the archive, expired in the topic meanwhile", True),
@@ -39,16 +39,16 @@ _BAD = [name for name, (_, good) in VERDICTS.items() if not good]
 
 @dataclass
 class Findings:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     counts: dict[str, int]
-    """By verdict."""
+    """Messages by verdict."""
     examples: dict[str, list[str]]
-    """Ids, as 40 hex digits; for verdicts that are not promised."""
+    """The first ids of each wrong verdict, as 40 hex digits."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """What is wrong with an entry, by its folder; its rows count as missing."""
+    """Damaged entries by folder, and what is wrong; their rows count as missing."""
     holes: list[Range] = field(default_factory=list)
-    """Ranges that no entry holds, though others do behind them, or the checkpoint is past them."""
+    """Ranges that no entry holds, though entries behind them exist, or the checkpoint is past them."""
 
     @property
     def is_good(self) -> bool:
@@ -65,8 +65,8 @@ class Verification:
     """One comparison.
 
     Args:
-      bounds: ids ``start <= id < end`` that are compared.
-      reached: the range that is archived by the checkpoint's word; None when there is no checkpoint.
+      bounds: the ids to compare, ``start <= id < end``.
+      reached: the range that is archived by the checkpoint; None: there is no checkpoint.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Verification:
         """Compare with the topic, and files with their manifests.
 
         Args:
-          source: options of the connector that say which daemon, topic and isolation.
-          ttl_s: of the topic.
+          source: options of the connector: daemon, topic and isolation.
+          ttl_s: the topic's.
         Raises:
           CommandFailed: a manifest cannot be read. What Spark raises.
         """
-        entries, found, broken = self._look()
+        entries, found, broken = self._checked()
         sound = [piece for piece in found if piece.entry.folder not in broken]
         ends = [entry.end for entry in entries] + ([self._reached.end] if self._reached else [])
         archived = self._hashed(rows_of(self._spark, self._files, sound))
@@ -97,11 +97,11 @@ class Verification:
         return Findings(counts, examples, broken, self._holes(entries))
 
     def run_alone(self) -> Findings:
-        """Compare files with their manifests, and look for what is missing between them. Raises as ``run``."""
-        entries, _, broken = self._look()
+        """Compare files with their manifests, and find ranges that are missing between them. Raises as ``run``."""
+        entries, _, broken = self._checked()
         return Findings({}, {}, broken, self._holes(entries))
 
-    def _look(self) -> tuple[list[Manifest], list[Piece], dict[str, str]]:
+    def _checked(self) -> tuple[list[Manifest], list[Piece], dict[str, str]]:
         entries = load_manifests(self._files, self._log.folder)
         found = within(pieces_of(entries), *self._bounds)
         return entries, found, damaged(self._spark, self._files, [piece.entry for piece in found])
@@ -123,7 +123,7 @@ class Verification:
 def _compared(
     archived: DataFrame, theirs: DataFrame, ttl_s: int, archive_end: bytes
 ) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """How many messages are of each verdict, and the first ids of those that are wrong."""
+    """The number of messages of each verdict, and the first ids of the wrong ones."""
     expired_before = time_bound(max(0, now_ms() - ttl_s * 1000))
     ours = archived.groupBy("message_id").agg(sf.count(sf.lit(1)).alias("times"), sf.min("hash").alias("ours"))
     theirs = theirs.withColumnRenamed("hash", "theirs")
@@ -136,11 +136,11 @@ def _compared(
         .when(sf.col("ours") != sf.col("theirs"), "different")
         .otherwise("same")
     )
-    judged = ours.join(theirs, "message_id", "full_outer").select("message_id", verdict.alias("verdict"))
+    verdicts = ours.join(theirs, "message_id", "full_outer").select("message_id", verdict.alias("verdict"))
     ids = sf.when(sf.col("verdict").isin(_BAD), sf.lower(sf.hex("message_id")))
-    rows = judged.groupBy("verdict").agg(
+    rows = verdicts.groupBy("verdict").agg(
         sf.count(sf.lit(1)).alias("count"), sf.slice(sf.sort_array(sf.collect_set(ids)), 1, EXAMPLES).alias("ids")
     )
-    told = {row["verdict"]: row for row in rows.collect()}
-    counts = {name: int(told[name]["count"]) if name in told else 0 for name in VERDICTS}
-    return counts, {name: list(told[name]["ids"]) for name in _BAD if name in told}
+    by_verdict = {row["verdict"]: row for row in rows.collect()}
+    counts = {name: int(by_verdict[name]["count"]) if name in by_verdict else 0 for name in VERDICTS}
+    return counts, {name: list(by_verdict[name]["ids"]) for name in _BAD if name in by_verdict}

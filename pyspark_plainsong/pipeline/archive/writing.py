@@ -1,4 +1,4 @@
-"""One micro-batch becomes one folder: of its own for each try, read back, and given its manifest last."""
+"""Writes one micro-batch into one folder, a new one for each try; reads it back, and writes its manifest last."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.files import Files
 
-#: The file in a checkpoint that says where its first batch starts.
+#: The file in a checkpoint with the start of its first batch.
 START = "_start.json"
-#: And the one that says when there was nothing left to archive.
+#: The file in a checkpoint with the time when there was nothing left to archive.
 CAUGHT_UP = "_caught_up.json"
-#: Spark's own default is the INT96 of old, which other readers take for deprecated.
+#: Spark's default is INT96, which other readers deprecate.
 TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
@@ -38,21 +38,21 @@ class Log:
 
     @property
     def name(self) -> str:
-        """As the connector's offsets name it."""
+        """The topic's name in the connector's offsets."""
         return f"{self.namespace}:{self.topic}"
 
     @property
     def folder(self) -> str:
-        """Of its entries."""
+        """The folder of its entries."""
         return layout.generation_folder(self.namespace, self.topic, self.generation)
 
 
 class Offsets:
-    """What a query noted in its checkpoint: the range of each batch.
+    """The offsets in a query's checkpoint: the range of each batch.
 
     Args:
-      files: with the checkpoint as their root.
-      log: whose messages the query reads.
+      files: files with the checkpoint as their root.
+      log: the topic that the query reads.
     """
 
     def __init__(self, files: Files, log: Log) -> None:
@@ -68,7 +68,7 @@ class Offsets:
         return start, end
 
     def done(self) -> bytes | None:
-        """Where the newest batch that was finished ends; None before the first one."""
+        """The end of the newest finished batch; None: there is none."""
         batches = [int(name) for name in self.files.names("commits") if name.isdigit()]
         return self._end(max(batches)) if batches else None
 
@@ -78,47 +78,47 @@ class Offsets:
         return not self.files.names("offsets")
 
     def first(self) -> bytes | None:
-        """Where the first batch starts; None for a new checkpoint."""
+        """The start of the first batch; None: the checkpoint is new."""
         text = self.files.read(START)
         return None if text is None else bytes.fromhex(json.loads(text)["start"])
 
     def begin(self, start: bytes) -> None:
-        """Note where the first batch starts, before there is one: what is asked for again after a kill is the same."""
-        told = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
-        self.files.write(START, json.dumps(told).encode())
+        """Record the start of the first batch before it is asked for, so that it is the same after a kill."""
+        fields = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
+        self.files.write(START, json.dumps(fields).encode())
 
     def note_caught_up(self, end: bytes, at_ms: int) -> None:
-        """Note that at a time the topic had no message from ``end`` on, and all before it was archived."""
+        """Record that at a time all messages were archived: the topic had none from ``end`` on."""
         self.files.write(CAUGHT_UP, json.dumps({"end": end.hex(), "atMs": at_ms}).encode())
 
     def caught_up_ms(self) -> int | None:
-        """When the archive had caught up with the topic, if nothing was archived since."""
+        """When the archive had caught up with the topic; None: batches were archived since."""
         text = self.files.read(CAUGHT_UP)
-        told = {} if text is None else json.loads(text)
+        caught_up = {} if text is None else json.loads(text)
         done = self.done()
-        return int(told["atMs"]) if done is not None and told.get("end") == done.hex() else None
+        return int(caught_up["atMs"]) if done is not None and caught_up.get("end") == done.hex() else None
 
     def _end(self, batch: int) -> bytes | None:
         text = self.files.read(f"offsets/{batch}")
         if text is None:
             return None
-        # v1, a line of Spark's, and the connector's offset.
-        told: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
-        if told["gen"] != self._log.generation:
-            says = f"the checkpoint is of generation {told['gen']} of {self._log.name}, not {self._log.generation}"
+        # Three lines: the version, Spark's metadata, the connector's offset.
+        offset: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
+        if offset["gen"] != self._log.generation:
+            says = f"the checkpoint is of generation {offset['gen']} of {self._log.name}, not {self._log.generation}"
             raise CommandFailed(says, hint="give each generation a --checkpoint of its own", code=Exit.STORE)
-        return bytes.fromhex(told["next"])
+        return bytes.fromhex(offset["next"])
 
 
 class ArchiveWriter:
-    """What ``foreachBatch`` calls; the same batch comes again after a kill, with the same range.
+    """Called by ``foreachBatch``. After a kill the same batch comes again, with the same range.
 
     Args:
-      files: of the archive.
-      offsets: of the query's checkpoint.
-      is_held: whether a range of ids stands in the archive already; asked once, since only the first batch of a run
-        can be one that was there before.
-      check: called before a manifest is written; raises when this process is no longer the only writer.
+      files: the archive's.
+      offsets: those of the query's checkpoint.
+      is_held: whether the archive holds a range of ids already; called once, since only the first batch of a run can
+        come a second time.
+      check: called before a manifest is written; raises if this process does not hold the lock any more.
       done: called with each batch that was written.
     """
 
@@ -143,7 +143,7 @@ class ArchiveWriter:
         self._is_first = True
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Write a batch, unless it is there. Raises whatever Spark raises; the batch is no part of the archive then."""
+        """Write a batch, unless the archive holds it. Raises what Spark raises: the batch is no part of the archive."""
         archive = _query_id(rows.sparkSession)
         start, end = self._offsets.bounds(batch)
         again, self._is_first = self._is_first, False
@@ -152,25 +152,25 @@ class ArchiveWriter:
         self._done(self.put(rows, archive, batch, (start, end)))
 
     def put(self, rows: DataFrame, archive: str, batch: int, bounds: tuple[bytes, bytes]) -> Manifest:
-        """Make rows an entry. Raises CommandFailed, or what Spark raises: they are no part of the archive."""
+        """Write rows as an entry. Raises CommandFailed, or what Spark raises: they are no part of the archive."""
         folder = self.new_folder(archive, batch)
         self.write(rows, folder)
         return self.describe(rows.sparkSession, folder, archive, batch, bounds)
 
     def new_folder(self, archive: str, batch: int) -> str:
-        """For one try at a batch."""
+        """The folder for one try at a batch."""
         return f"{self._batches(archive)}/{layout.new_try(layout.batch_name(batch))}"
 
     def write(self, rows: DataFrame, folder: str) -> None:
-        """The files, in a folder that is not there yet."""
+        """Write the files into a new folder."""
         kept = archived(rows, self._log.generation)
-        # A partition of the connector is a range of ids, read in order: so is each file.
+        # Each partition of the connector is a range of ids in order, and so is each file.
         kept.write.option("compression", self._compression).parquet(self._files.url(folder))
 
     def describe(
         self, spark: SparkSession, folder: str, archive: str, batch: int, bounds: tuple[bytes, bytes]
     ) -> Manifest:
-        """Read back what was written, make it durable, and write the manifest, which makes it part of the archive."""
+        """Read the files back, make them durable, and write the manifest, which makes them part of the archive."""
         stats, names = read_back(spark, self._files, folder)
         start, end = bounds
         if stats.count and not (start <= (stats.first or b"") and (stats.last or b"") < end):
@@ -194,7 +194,7 @@ class ArchiveWriter:
         return manifest
 
     def _is_there(self, archive: str, batch: int, start: bytes, end: bytes) -> bool:
-        """Whether a try was finished; the others, of which only killed runs can be, are taken away."""
+        """Whether a try at the batch was finished; removes the tries of killed runs."""
         found = False
         batches = self._batches(archive)
         for name in self._files.names(batches):
@@ -219,7 +219,7 @@ class ArchiveWriter:
 
 
 def _query_id(spark: SparkSession) -> str:
-    """The archive id: that of the query, which is that of its checkpoint."""
+    """The archive id: the id of the query, which its checkpoint keeps."""
     found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert found is not None, "this runs inside of a streaming query"
     return found.replace("-", "")

@@ -1,1 +1,1 @@
-"""Keeps audit messages of programs and of metadata as tables: who touched what, which program uses what, what came from what."""
+"""The job `audit`: keeps audit messages as tables: who accessed what, which program uses what, what came from what."""

@@ -1,4 +1,4 @@
-"""``python -m pyspark_plainsong.pipeline.audit``: the audit job, which ``plainsong pipeline run audit`` starts."""
+"""``python -m pyspark_plainsong.pipeline.audit``, which ``plainsong pipeline run audit`` starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The job `audit`: its commands keep the tables, query and export them, and generate messages to try it with.
-
-``audit run``: topics into the tables.
-"""
+"""The job `audit`: its commands keep the tables, query and export them, and generate messages to try it with."""
 
 from __future__ import annotations
 
@@ -39,19 +36,17 @@ def audit() -> None:
     """
 
 
-# --- shown -----------------------------------------------------------------------------------------
-#
-# How rows of the tables are shown: a table for people, one event a row for programs.
+# --- output ----------------------------------------------------------------------------------------
 
 
 class Folder(click.Path):
-    """A folder that this machine reaches as such: a path, or one as ``file:``."""
+    """A folder on this machine: a path, or ``file:…``."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As a path; fails for any other URL."""
+        """The path; fails for any other URL."""
         text = str(value)
         if text.startswith("file:"):
             text = "/" + text.removeprefix("file:").lstrip("/")
@@ -121,7 +116,7 @@ def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
 
 
 def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
-    """How much waits, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
+    """Report how many messages wait, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
     from pyspark_plainsong.pipeline.audit.manifest import first_look
 
     manifest = first_look(root)
@@ -141,9 +136,7 @@ limit_option: Final = click.option(
 )
 
 
-# --- ask -------------------------------------------------------------------------------------------
-#
-# ``audit trail``, ``usage`` and ``dead-letters``: the tables, asked without Spark.
+# --- trail, usage, dead-letters --------------------------------------------------------------------
 
 
 @click.command(
@@ -249,8 +242,6 @@ def dead_letters(run: Run, root: Path, reason: str | None, limit: int) -> None:
 
 
 # --- lineage ---------------------------------------------------------------------------------------
-#
-# ``audit lineage``: what a dataset came from, and what came from it.
 
 
 class Depth(click.ParamType["int | None"]):
@@ -322,9 +313,9 @@ def lineage(
     )
     rows = []
     for distance, flow in islice(walk(dataset, flows, towards, depth), limit):
-        told = {"distance": distance, **vars(flow)}
-        del told["run" if flow.run is None else "runs"]
-        rows.append(told)
+        row = {"distance": distance, **vars(flow)}
+        del row["run" if flow.run is None else "runs"]
+        rows.append(row)
         if not len(rows) % 1000:
             run.progress.step(len(rows), what=dataset)
     which = ("run",) if by_run else (">runs",)
@@ -333,11 +324,8 @@ def lineage(
 
 
 # --- export ----------------------------------------------------------------------------------------
-#
-# ``audit export``: the tables, and what follows from them, as plain Parquet folders for other programs.
 
-
-#: What there is to export, and what it is.
+#: What can be exported.
 WHAT: Final = {
     "trail": "the audit trail",
     "usage": "the usage registry",
@@ -375,16 +363,13 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
 
 
 # --- generate --------------------------------------------------------------------------------------
-#
-# ``audit generate``: audit messages to try it with, to a topic or as lines of JSON.
 
-
-#: Progress is told, and metrics are written, after so many.
+#: Progress is reported and metrics are written after so many messages.
 TELL_EVERY = 10_000
 
 
 class Count(click.ParamType[int]):
-    """A whole number, also as 1e6."""
+    """A whole number, which may be written as 1e6."""
 
     name = "count"
 
@@ -457,19 +442,23 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
         sys.stdout.buffer.writelines(each + b"\n" for each in made)
     elif out is not None:
         with out.open("wb") as file:
-            file.writelines(each + b"\n" for each in _told(run, made, messages, str(out)))
+            file.writelines(each + b"\n" for each in _reporting(run, made, messages, str(out)))
         run.progress.result(f"wrote {show_count(messages)} messages to {out}", out=str(out), messages=messages)
 
 
 def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, create: bool, messages: int) -> int:
-    """Send what is not there yet; how much was there. Raises PlainsongError: what was sent is there, the rest is not."""
+    """Publish the messages that the topic does not have yet; returns how many it had.
+
+    Raises:
+      PlainsongError: run it again.
+    """
     with run.client(topic) as client:
         if create:
             client.create_topic(topic, if_not_exists=True)
         with client.producer(topic, producer_name) as producer:
             there = min(messages, producer.last_sequence_id + 1)
             sent = None
-            for number, each in enumerate(_told(run, made, messages, topic)):
+            for number, each in enumerate(_reporting(run, made, messages, topic)):
                 if number >= there:
                     sent = producer.send(each, sequence_id=number)
             producer.flush()
@@ -478,8 +467,8 @@ def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, cr
     return there
 
 
-def _told(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
-    """The same payloads, and how far it is."""
+def _reporting(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
+    """The same payloads; reports the progress."""
     size = since = 0
     for number, each in enumerate(made, 1):
         yield each
@@ -493,7 +482,7 @@ def _told(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterato
 
 
 def moment(place: object, option: str) -> datetime | None:
-    """A time given on the command line. Raises click.BadParameter: it is no time."""
+    """A time from the command line. Raises click.BadParameter."""
     if place is None:
         return None
     if not isinstance(place, int):
@@ -502,9 +491,9 @@ def moment(place: object, option: str) -> datetime | None:
 
 
 def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """Rows, by the columns of `headings` (``>`` before one of numbers), then whether there may be more.
+    """Print rows by the columns of ``headings`` (``>``: numbers), and whether there may be more.
 
-    As many columns wide as they need where no terminal shows them: others search in them.
+    Without a terminal they are as wide as they need, for programs that search them.
     """
     names = [heading.removeprefix(">") for heading in headings]
     if run.as_json:
@@ -524,7 +513,7 @@ def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON and people alike: times in UTC, ids in hex, payloads as text where they are."""
+    """A value for JSON and for people: times in UTC, ids in hex, payloads as text if they are UTF-8."""
     if isinstance(value, datetime):
         return show_time(round(value.timestamp() * 1000))
     if isinstance(value, bytes):
@@ -535,7 +524,7 @@ def _plain(value: Any) -> Any:
 
 
 def _properties(pairs: Any) -> Any:
-    """Maps come as lists of pairs out of Arrow."""
+    """A map, which Arrow returns as a list of pairs."""
     return dict(pairs) if isinstance(pairs, list) else pairs
 
 
@@ -544,10 +533,7 @@ def _camel(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
-# --- commands --------------------------------------------------------------------------------------
-#
-# ``plainsong pipeline run audit …``: keeps the tables, asks them, and makes input to try it with.
-
+# --- the group -------------------------------------------------------------------------------------
 
 for each in (trail, usage, lineage, dead_letters, export, generate):
     audit.add_command(each)

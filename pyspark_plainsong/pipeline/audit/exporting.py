@@ -1,4 +1,4 @@
-"""Writing the tables, and what follows from them, as plain Parquet folders: all as of one manifest."""
+"""Exports the tables, and the flows that follow from them, as plain Parquet folders: all as of one manifest."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
     from pyspark_plainsong.pipeline.job import Run
 
-#: What there is to export besides the tables, by how it is made: with a closure's depth, and whether unknowns count.
+#: What can be exported besides the tables, made from a closure's depth and whether unknown accesses count.
 FOLLOWING = ("flows", "closure")
 
 
 def export_tables(run: Run, root: Path, out: Path, names: Sequence[str], depth: int | None, unknown: bool) -> None:
-    """Write each of `names` as the folder `out/name`, in place of what is there; with a dry run say so only.
+    """Write each of ``names`` to the folder ``out/name``, which it replaces; a dry run only says so.
 
     Args:
-      depth: of the closure; None: any.
+      depth: the closure's; None: any.
       unknown: an access of an unknown kind is a read and a write.
     Raises:
-      TablesUnreadable, CommandFailed: nothing was written. Killed on the way, some folders are new and some old, and
-      the one under way lacks its `_SUCCESS`.
+      TablesUnreadable, CommandFailed: nothing was written. After a kill some folders are new and some old, and
+      the one that was being written lacks its ``_SUCCESS``.
     """
     manifest = manifest_of(root)
     if out.resolve().is_relative_to(root.resolve()):

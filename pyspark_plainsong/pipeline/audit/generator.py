@@ -1,6 +1,9 @@
 """Generates audit messages as a platform would publish them, any number, the same ones for the same seed.
 
-The platform that the generator's messages speak of: users, datasets in layers, and programs between them.
+A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its
+inputs, writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own.
+Events come late and out of order, some are published twice, and a given part of the messages is bad in one of many
+ways.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ PEOPLE: Final = (
     "margaret", "niklaus", "radia", "tony",
 )  # fmt: skip
 PROGRAMS: Final = 120
-#: One program in so many writes back into an earlier layer: lineage has cycles.
+#: One program in so many writes to an earlier layer, so that lineage has cycles.
 BACKWARDS_ONE_IN: Final = 15
 
 
 @dataclass(frozen=True)
 class Program:
-    """What it reads and writes each time it runs, and who owns it."""
+    """The datasets that a program reads and writes in each run, and its owner."""
 
     name: str
     inputs: tuple[str, ...]
@@ -42,7 +45,7 @@ class Program:
 
 @dataclass(frozen=True)
 class World:
-    """All there is; what comes first in a list is used most."""
+    """All users, datasets and programs; those at the start of a list are used most."""
 
     namespace: str
     users: tuple[str, ...]
@@ -53,20 +56,20 @@ class World:
     _program_weights: tuple[float, ...]
 
     def some_user(self, rng: random.Random) -> str:
-        """A user, the first ones more often."""
+        """A random user, the first ones more often."""
         return rng.choices(self.users, cum_weights=self._user_weights)[0]
 
     def some_dataset(self, rng: random.Random) -> str:
-        """A dataset, the first ones more often."""
+        """A random dataset, the first ones more often."""
         return rng.choices(self.datasets, cum_weights=self._dataset_weights)[0]
 
     def some_program(self, rng: random.Random) -> Program:
-        """A program, the first ones more often."""
+        """A random program, the first ones more often."""
         return rng.choices(self.programs, cum_weights=self._program_weights)[0]
 
 
 def make_world(rng: random.Random) -> World:
-    """A platform, made by the seed of `rng`."""
+    """A platform, the same one for the same seed of ``rng``."""
     datasets = [f"{layer}.{subject}" for layer in LAYERS for subject in SUBJECTS]
     programs = tuple(_program(rng, number) for number in range(PROGRAMS))
     rng.shuffle(datasets)
@@ -77,7 +80,7 @@ def make_world(rng: random.Random) -> World:
 
 
 def _program(rng: random.Random, number: int) -> Program:
-    """One that takes from a layer and the one below, and writes to the next layer."""
+    """A program that reads from a layer and the one below, and writes to the next layer."""
     to = rng.randrange(1, len(LAYERS))
     inputs = {f"{LAYERS[rng.choice((to - 1, max(0, to - 2)))]}.{_subject(rng)}" for _ in range(rng.randint(1, 4))}
     outputs = {f"{LAYERS[to]}.{_subject(rng)}" for _ in range(rng.choice((1, 1, 2)))}
@@ -93,14 +96,11 @@ def _subject(rng: random.Random) -> str:
 
 
 def _weights(count: int) -> tuple[float, ...]:
-    """Cumulated weights 1, 1/2, 1/3, …: the usual skew."""
+    """Cumulated weights 1, 1/2, 1/3, …: Zipf's law."""
     return tuple(accumulate(1 / rank for rank in range(1, count + 1)))
 
 
-# --- bad -------------------------------------------------------------------------------------------
-#
-# The ways in which the generator spoils a message: each makes a dead letter, whatever the message was.
-
+# --- bad messages ----------------------------------------------------------------------------------
 
 Fields = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _with(name: str, value: Any) -> Callable[[Fields], bytes]:
     return lambda fields: _json({**fields, name: value})
 
 
-#: What is done to the fields of a good message, by the reason that the dead letter then has. No line ends in any.
+#: Ways to spoil a good message, by the reason of the dead letter. No result has a line end.
 SPOILING: Final[dict[str, tuple[Callable[[Fields], bytes], ...]]] = {
     "not_utf8": (lambda fields: b"\xff\xfe" + _json(fields), lambda fields: _json(fields)[:-1] + b',"x":"\x80"}'),
     "not_json": (
@@ -166,29 +166,21 @@ SPOILING: Final[dict[str, tuple[Callable[[Fields], bytes], ...]]] = {
 
 
 def spoiled(rng: random.Random, fields: Fields) -> bytes:
-    """A payload that says almost what `fields` say, and is bad."""
+    """A bad payload, made from the fields of a good message."""
     return rng.choice(SPOILING[rng.choice(list(SPOILING))])(fields)
 
 
 # --- generator -------------------------------------------------------------------------------------
-#
-# Audit messages as a platform would publish them, any number of them, the same ones for the same seed.
-#
-# A few programs run most of the time, a few datasets are in most of what they do. Runs overlap; each reads its
-# inputs, writes its outputs and touches some datasets in ways nobody knows. People edit the metadata of what they
-# own. Events come late and out of order, some are published twice, and a given part of the messages is bad in one
-# of many ways.
 
-
-#: 2025-01-01. Not now, so that a seed means the same messages on every day.
+#: 2025-01-01; fixed, so that a seed makes the same messages on every day.
 START_MS: Final = 1_735_689_600_000
 SPAN_MS: Final = 30 * 86_400_000
-#: Parts of the messages.
+#: Shares of the messages.
 METADATA_PART: Final = 0.04
 REPEATED_PART: Final = 0.002
 LATE_PART: Final = 0.05
 MAX_LATE_MS: Final = 600_000
-#: Runs that are under way at once.
+#: Runs at a time.
 RUNS_AT_ONCE: Final = 12
 
 
@@ -212,11 +204,11 @@ class _Metadata:
 def payloads(
     messages: int, seed: int, *, bad: float = 0.0, start_ms: int = START_MS, span_ms: int = SPAN_MS
 ) -> Iterator[bytes]:
-    """So many payloads, in the order of their publication; a part `bad` of them unreadable.
+    """Payloads in the order of their publication; a share ``bad`` of them cannot be read.
 
     Args:
-      messages: how many, the bad and the repeated ones included.
-      start_ms, span_ms: the events lie in this time, in milliseconds since 1970.
+      messages: their number, bad and repeated ones included.
+      start_ms, span_ms: the time of the events, in milliseconds since 1970.
     """
     rng = random.Random(seed)
     last = b""
@@ -232,7 +224,7 @@ def payloads(
 
 
 def _events(rng: random.Random, world: World, messages: int, start_ms: int, span_ms: int) -> Iterator[dict[str, Any]]:
-    """Events without end, some `messages` of them in the span."""
+    """Endless events, about ``messages`` of them in the span."""
     runs: list[_Run] = []
     metadata: dict[str, _Metadata] = {}
     number = 0
@@ -262,7 +254,7 @@ def _events(rng: random.Random, world: World, messages: int, start_ms: int, span
 
 
 def _begin(rng: random.Random, world: World) -> _Run:
-    """A run with its accesses to come, the last of them first: reads, then writes, some of them again and again."""
+    """A run with its future accesses, the last one first: reads, then writes, some of them repeated."""
     program = world.some_program(rng)
     reads = [(name, "read") for name in program.inputs for _ in range(rng.choice((1, 1, 1, 2, 5)))]
     writes = [(name, "write") for name in program.outputs for _ in range(rng.choice((1, 1, 2)))]
@@ -272,7 +264,7 @@ def _begin(rng: random.Random, world: World) -> _Run:
 
 
 def _edit(rng: random.Random, world: World, metadata: dict[str, _Metadata]) -> dict[str, Any]:
-    """Somebody gives an entity a property or a tag, or takes one away."""
+    """A user gives an entity a property or a tag, or removes one."""
     entity = f"dataset:{world.some_dataset(rng)}" if rng.random() < 0.8 else f"program:{world.some_program(rng).name}"
     has = metadata.setdefault(entity, _Metadata())
     previous = has.as_json()

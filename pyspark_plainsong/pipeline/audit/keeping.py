@@ -1,6 +1,12 @@
 """Keeps the tables up to date: each batch of messages is in all of them or in none, once, after any crash.
 
-One batch of messages into the four tables: what the stream does, again and again.
+A batch is written as one part for each table, then the manifest is replaced: that is the commit. The manifest also
+names the last message of each topic, and rows up to it are left out of later batches. So a batch that is given again,
+after a crash or by a new query that starts from the beginning, changes nothing. The number of the batch and the
+checkpoint do not matter, only that the messages of a topic come in order.
+
+Eight parts of a level are merged into one of the next. So a table has a few dozen parts beside the full ones, and each
+row is rewritten once for each level.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from pyspark_plainsong.pipeline.audit.manifest import (
     load_manifest,
     store_manifest,
 )
-from pyspark_plainsong.pipeline.audit.messages import ACCESS, judged
+from pyspark_plainsong.pipeline.audit.messages import ACCESS, parsed
 from pyspark_plainsong.pipeline.audit.reading import unmerged
 from pyspark_plainsong.pipeline.audit.table import DEAD_LETTERS, TRAIL, USAGE, dead_letter_rows, trail_rows, usage_rows
 from pyspark_plainsong.pipeline.files import LocalFiles
@@ -48,23 +54,23 @@ TABLE: Final = {table.name: table for table in TABLES}
 
 @dataclass(frozen=True)
 class Absorbed:
-    """What a batch came to: messages that were new, those of them that were bad, and the bytes of all."""
+    """The figures of a batch: new messages, the bad ones among them, and bytes."""
 
     messages: int = 0
     bad: int = 0
     bytes: int = 0
-    #: The same by topic (`namespace:name`), for those with new ones.
+    #: The same by topic (``namespace:name``), for topics with new messages.
     of_topic: dict[str, Absorbed] = field(default_factory=dict)
 
 
 def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
-    """Put messages, rows of the connector, into the tables, but for those that are there.
+    """Add messages, rows of the connector, to the tables, but for those that the tables have.
 
-    Of each topic they are the next ones, all up to the last of them. When it returns they are in, on the disk; when it
-    raises they may be, and are to be given again.
+    The rows are all messages of each topic up to the last of them. When this returns, they are in the tables, on disk;
+    when it raises, they may be, and the caller has to pass them again.
     """
-    weighed = keeping.unseen(judged(messages))
-    # Of a good message the payload is of no more use; of a bad one it is all there is.
+    weighed = keeping.unseen(parsed(messages))
+    # The payload of a good message is parsed and not needed; that of a bad one is all there is.
     lean = weighed.withColumn("size", F.length("payload")).withColumn(
         "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))
     )
@@ -99,22 +105,11 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     return Absorbed(count["messages"], count["bad"], count["bytes"], of_topic)
 
 
-# --- keeping ---------------------------------------------------------------------------------------
-#
-# Keeping tables up to date: each batch of messages is in all of them or in none, once, whoever is killed and when.
-#
-# A batch is written as one part for each table, then the manifest is replaced: that moment is the commit. The
-# manifest also says which message of each topic was the last, and rows up to it are left out of what comes later.
-# So a batch that is given again, after a death or by a new query that starts from the beginning, changes nothing;
-# the number of the batch and the checkpoint do not matter, only that messages of a topic come in their order.
-#
-# Parts are merged by eights, as soon as there are eight of a level: a table has a few dozen parts at most, beside
-# full ones, and each row is rewritten once a level.
+# --- tables ----------------------------------------------------------------------------------------
 
-
-#: So many parts of one level become one of the next.
+#: So many parts of one level are merged into one of the next.
 FAN_IN: Final = 8
-#: A part of a table without keys that has so many rows is merged no more.
+#: A part of a table without keys that has so many rows is not merged any more.
 FULL_ROWS: Final = 5_000_000
 
 
@@ -123,7 +118,7 @@ class TablesBusy(CommandFailed):
 
 
 class Keeping:
-    """The tables in a folder, of which this process is the only writer; made by `keep`."""
+    """The tables in a folder, whose only writer is this process; made by ``keep``."""
 
     def __init__(self, root: Path, tables: Sequence[Table], keep_s: float) -> None:
         self._root = root
@@ -133,23 +128,23 @@ class Keeping:
 
     @property
     def manifest(self) -> TablesManifest:
-        """What the tables consist of now."""
+        """The present manifest."""
         return self._manifest
 
     def begin(self, lives: dict[str, int]) -> None:
-        """Say which life (generation) each topic is in; ids of one that was made again count from the beginning."""
+        """Record the generation of each topic; of one that was created anew, ids count from the beginning."""
         self._manifest = self._manifest.living(lives)
 
     def unseen(self, rows: DataFrame) -> DataFrame:
-        """Those of rows with topic (`namespace:name`) and message_id that the tables do not tell of yet."""
+        """The rows, with topic (``namespace:name``) and message_id, that the tables do not have yet."""
         for topic, last in self._manifest.through.items():
             rows = rows.where(~((F.col("topic") == topic) & (F.col("message_id") <= F.unhex(F.lit(last)))))
         return rows
 
     def add(self, rows: dict[str, DataFrame], through: dict[str, str]) -> list[Part]:
-        """Add rows, by table, that tell of all messages up to `through`; returns the parts that were written.
+        """Add the rows, by table, of all messages up to ``through``; returns the parts that were written.
 
-        When it returns they are in the tables and on the disk. When it raises they may be: giving them again is right.
+        When this returns, they are in the tables, on disk. When it raises, they may be: the caller may pass them again.
         """
         folder = new_folder(self._manifest.sequence + 1)
         written = [write_part(each, self._tables[name], self._root, folder) for name, each in rows.items()]
@@ -158,7 +153,7 @@ class Keeping:
         return parts
 
     def merge(self, spark: SparkSession) -> int:
-        """Merge where there are eight parts of a level; returns how many parts were merged away."""
+        """Merge every eight parts of a level; returns how many parts were merged."""
         gone = 0
         for table in self._tables.values():
             while (ripe := self._ripe(table)) is not None:
@@ -178,7 +173,7 @@ class Keeping:
         return next((parts[:FAN_IN] for _level, parts in sorted(by_level.items()) if len(parts) >= FAN_IN), None)
 
     def _commit(self, manifest: TablesManifest) -> None:
-        """Replace the manifest; then remove what was retired long enough ago, and is in no manifest any more."""
+        """Replace the manifest, then remove parts that were retired long ago, and are in no manifest any more."""
         last = _now_ms() - self._keep_ms
         old = [each.path for each in manifest.retired if each.at_ms <= last]
         manifest = replace(manifest, retired=tuple(each for each in manifest.retired if each.at_ms > last))
@@ -188,9 +183,9 @@ class Keeping:
             shutil.rmtree(self._root / path, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove the parts that the manifest does not name: left by a process that died. Returns their number.
+        """Remove the parts that the manifest does not name, which a killed process left. Returns their number.
 
-        Only what is called as parts are: whatever else lies there is somebody's.
+        It removes only folders with the names of parts: others do not belong to the tables.
         """
         named = {part.path for part in self._manifest.parts} | {old.path for old in self._manifest.retired}
         swept = 0
@@ -207,16 +202,16 @@ class Keeping:
 
 
 def _folders(within: Path) -> list[Path]:
-    """The folders right in a folder, sorted; no links."""
+    """The folders directly in a folder, sorted; no links."""
     found = within.iterdir() if within.is_dir() else ()
     return sorted(each for each in found if each.is_dir() and not each.is_symlink())
 
 
 @contextmanager
 def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iterator[Keeping]:
-    """Be the one that keeps the tables in a folder, which is made if need be; what a dead one left is swept away.
+    """Become the only writer of the tables in a folder, which is created; remove what a killed process left.
 
-    `keep_s`: how long files stay after they were merged into others, for those who are reading them.
+    ``keep_s``: how long files stay after they were merged, for readers that have opened them.
     Raises TablesBusy, FolderTaken, and TablesUnreadable.
     """
     first_look(root)
@@ -238,27 +233,24 @@ def _now_ms() -> int:
 
 
 # --- parts -----------------------------------------------------------------------------------------
-#
-# Writing a part of a table: a few Parquet files in a folder of their own, on the disk before anyone is told.
 
-
-#: Where parts lie within the tables' folder.
+#: The folder of the parts, within the tables' folder.
 DATA: Final = "data"
-#: What the folders in there are called that `new_folder` makes.
+#: The names that ``new_folder`` makes.
 FOLDER: Final = re.compile(r"\d{12,}-[0-9a-f]{8}")
 #: Merged parts have files of about this size: large enough to be few, small enough to be read in parallel.
 FILE_BYTES: Final = 128 << 20
 
 
 def new_folder(sequence: int) -> str:
-    """A path for parts, never used before: who died while writing one like it left it incomplete."""
+    """A new path for parts: a killed process may have left an incomplete folder under any old one."""
     return f"{DATA}/{sequence:012d}-{secrets.token_hex(4)}"
 
 
 def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level: int = 0) -> Part | None:
-    """Write rows as a part of a table under `folder`; None when there are none. Nobody sees them before a manifest."""
+    """Write rows as a part of a table below ``folder``; None: there are none. No reader sees them before a manifest."""
     path = root / folder / table.name
-    # Times as 64-bit integers have bounds in the files' footers, by which readers skip what they do not need.
+    # Times as 64-bit integers have bounds in the files' footers, by which readers skip row groups.
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered = rows.select(*table.columns.names).sortWithinPartitions(*table.order)
     ordered.write.option("compression", "zstd").parquet(str(path.absolute()))
@@ -273,7 +265,7 @@ def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level:
 
 
 def merge_parts(parts: list[Part], table: Table, root: Path, folder: str, frame: DataFrame) -> Part | None:
-    """Write the rows of parts, which `frame` reads, as one part of the next level."""
+    """Write the rows of parts, which ``frame`` reads, as one part of the next level."""
     files = max(1, math.ceil(sum(part.bytes for part in parts) / FILE_BYTES))
     merged = table.merged(frame)
     spread = merged.coalesce(1) if files == 1 else merged.repartitionByRange(files, *table.order)

@@ -1,9 +1,7 @@
-"""Lineage: edges between datasets and program runs, the flows they make, and walks from a dataset to its origins or its results.
+"""Lineage: which datasets program runs access, the flows between datasets that follow, and walks along them.
 
-Lineage: the edges between datasets and program runs, and the flows from dataset to dataset that they make.
-
-A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of an unknown kind is an edge, kept and
-shown; it makes flows only for who asks for it (`unknown=True`), and then as a read and as a write.
+A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes an edge, which is kept
+and shown; with ``unknown=True`` it makes flows too, as a read and as a write.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ RUN: Final = ("namespace", "program", "run")
 
 
 def kinds(access: str, *, unknown: bool) -> list[str]:
-    """The kinds of access that count as `access`."""
+    """The kinds of access that count as ``access``."""
     return [access, UNKNOWN] if unknown else [access]
 
 
-def edge_rows(judged: DataFrame) -> DataFrame:
-    """What judged messages add to the edges."""
-    each = access_rows(judged).select(
+def edge_rows(parsed: DataFrame) -> DataFrame:
+    """The edges of parsed messages."""
+    each = access_rows(parsed).select(
         *EDGES.keys,
         F.col("time").alias("first_seen"),
         F.col("time").alias("last_seen"),
@@ -55,7 +53,7 @@ def edge_rows(judged: DataFrame) -> DataFrame:
 
 
 def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
-    """From dataset to dataset: namespace, source, program, target, runs, first_seen, last_seen; one row a program."""
+    """Flows: namespace, source, program, target, runs, first_seen, last_seen; one row for each program."""
     reads = edges.where(F.col("access").isin(kinds(READ, unknown=unknown)))
     writes = edges.where(F.col("access").isin(kinds(WRITE, unknown=unknown))).select(
         *RUN,
@@ -78,8 +76,9 @@ def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
 def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     """Every pair of datasets of which one came from the other: namespace, source, target, distance (in runs).
 
-    `flow` as made by `flows`. The distance is the shortest one, `depth` (None: any) its bound; a cycle ends where it
-    meets what was found before. Each step is a join of what is new, and kept, so that step n does not redo n-1 others.
+    ``flow`` comes from ``flows``. The distance is the shortest one, and ``depth`` (None: any) its bound; a cycle ends
+    at a pair that was found before. Each step joins the new pairs alone and is cached, so that step n does not repeat
+    the others.
     """
     steps = flow.select("namespace", "source", "target").distinct().localCheckpoint()
     found = new = steps.withColumn("distance", F.lit(1)).localCheckpoint()
@@ -95,19 +94,16 @@ def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
     return found
 
 
-# --- walk ------------------------------------------------------------------------------------------
+# --- walks -----------------------------------------------------------------------------------------
 #
-# Walking through lineage: from a dataset to what it came from, or to what came from it, step by step.
-#
-# The steps are flows, asked for as the walk gets to them, so that a walk costs what it finds and not what there is.
-
+# A walk asks for the flows of each step when it gets there, so it costs what it finds, whatever the size of the table.
 
 Direction = Literal["up", "down"]
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Runs of a program took from `source` and wrote to `target`."""
+    """Runs of a program read ``source`` and wrote ``target``."""
 
     source: str
     program: str
@@ -115,15 +111,15 @@ class Flow:
     runs: int
     first_seen: datetime
     last_seen: datetime
-    #: The one run, where runs are told apart.
+    #: The run, if each run is a flow of its own.
     run: str | None = None
 
     def near(self, direction: Direction) -> str:
-        """The end that a walk in this direction comes from."""
+        """The near end for a walk in this direction."""
         return self.target if direction == "up" else self.source
 
     def far(self, direction: Direction) -> str:
-        """The end that it goes to."""
+        """The far end."""
         return self.source if direction == "up" else self.target
 
 
@@ -133,12 +129,12 @@ def walk(
     direction: Direction,
     depth: int | None = None,
 ) -> Iterator[tuple[int, Flow]]:
-    """Flows on the way from a dataset, with their distance: 1 for those that touch it.
+    """The flows that a walk from a dataset meets, with their distance: 1 for those at the dataset.
 
     Args:
-      flows_at: the flows whose near end is one of these datasets.
-      depth: how many flows a way may have; None: any number.
-    Each dataset is gone on from once, when it is met first: so each flow comes once, a flow that closes a cycle comes
+      flows_at: returns the flows whose near end is one of the datasets given.
+      depth: the greatest distance; None: any.
+    The walk goes on from each dataset once: so each flow comes once, a flow that closes a cycle comes
     too, and the walk ends.
     """
     seen = {dataset}
@@ -156,22 +152,20 @@ def walk(
         seen |= met
 
 
-# --- flows at --------------------------------------------------------------------------------------
+# --- flows of some datasets ------------------------------------------------------------------------
 #
-# The flows that touch some datasets, out of the edges' files: one step of a walk, without Spark.
-#
-# The edges that touch the datasets are found first, then the other edges of the runs among them: what is in memory
-# is what a step finds, whatever the size of the table.
+# One step of a walk, without Spark: first the edges of the datasets, then the other edges of their runs. What is in
+# memory is what the step finds.
 
 
 class FlowsAt:
-    """Flows in the tables of a folder as they are now, whatever is added meanwhile; called with datasets.
+    """A function of datasets that finds their flows in the tables of a folder, all as of now.
 
     Args:
-      namespace: of the datasets and the runs.
-      unknown: accesses of an unknown kind count, as reads and as writes.
-      by_run: one flow a run, instead of one a program.
-      start, end: only edges seen from `start` on, and before `end`.
+      namespace: the datasets' and the runs'.
+      unknown: accesses of unknown kind count as reads and as writes.
+      by_run: one flow for each run, instead of one for each program.
+      start, end: use only edges seen from ``start`` on and before ``end``.
     """
 
     def __init__(
@@ -195,7 +189,11 @@ class FlowsAt:
         self._end = end
 
     def __call__(self, datasets: Collection[str]) -> list[Flow]:
-        """The flows whose near end is one of `datasets`. Raises FileNotFoundError: the files are gone; see `reading`."""
+        """The flows whose near end is one of ``datasets``.
+
+        Raises:
+          FileNotFoundError: the files are gone; see ``reading``.
+        """
         near = self._edges(self._near, ds.field("dataset").isin(sorted(datasets)))
         runs = pc.unique(near["run"])
         if not len(runs):
@@ -204,7 +202,7 @@ class FlowsAt:
         both = near.join(far, list(RUN), join_type="inner", right_suffix="_far")
         seen = [("first_seen", "min"), ("first_seen_far", "min"), ("last_seen", "max"), ("last_seen_far", "max")]
         counted = both.append_column("each_run", both["run"])
-        told = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
+        grouped = counted.group_by(list(self._by)).aggregate([("each_run", "count_distinct"), *seen])
         return [
             Flow(
                 row["source"],
@@ -215,11 +213,11 @@ class FlowsAt:
                 max(row["last_seen_max"], row["last_seen_far_max"]),
                 row.get("run"),
             )
-            for row in told.to_pylist()
+            for row in grouped.to_pylist()
         ]
 
     def _edges(self, end: str, which: ds.Expression) -> pa.Table:
-        """Merged edges of the kind that this end of a flow is, the dataset called by it."""
+        """The merged edges that can be this end of a flow, with the dataset named as the end."""
         kind = ds.field("access").isin(self._kinds[end])
         where = (ds.field("namespace") == self._namespace) & kind & which
         edges = arrow(self._root, EDGES, where, self._manifest)

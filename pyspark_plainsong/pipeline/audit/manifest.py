@@ -1,8 +1,8 @@
-"""The manifest: the one file that says which parts the tables consist of, and up to which message.
+"""The manifest: the one file that names the parts of all tables, and the last message that they tell of.
 
-It is replaced as a whole, by renaming a new one over it, after everything that it names is on the disk. So whoever
-reads it, at any moment, has all tables as they were after one batch of messages; and a process killed at any moment
-has either replaced it or not. What lies in the folder and is not named in it does not belong to the tables.
+A new manifest is renamed over the old one, after everything that it names is on disk. So a reader has all tables as
+they were after one batch of messages, whenever it reads; and a process that is killed has either replaced the manifest
+or not. Files in the folder that the manifest does not name are not part of the tables.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
-#: Held by the one that keeps the tables.
+#: The lock of the writer.
 LOCK: Final = "lock"
-#: All that a first run leaves that is killed before its manifest is there.
+#: What a first run leaves that is killed before its first manifest.
 _BEGUN: Final = re.compile(rf"{LOCK}|\.{re.escape(MANIFEST)}\.\d+\.tmp")
 
 
 class TablesUnreadable(CommandFailed):
-    """The folder holds no tables, or tables of a form that this version does not know. Nothing was changed."""
+    """The folder has no tables, or tables of an unknown version. Nothing was changed."""
 
 
 class FolderTaken(CommandFailed):
-    """The folder holds other things than tables. Nothing was changed."""
+    """The folder has other content than tables. Nothing was changed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a table: Parquet files in one folder, `path`, both relative to the tables' folder."""
+    """Some rows of a table: Parquet files in one folder, all paths relative to the tables' folder."""
 
     table: str
     path: str
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Retired:
-    """A part's folder that was merged into another, kept for those who read by an older manifest."""
+    """The folder of a part that was merged, kept for readers with an older manifest."""
 
     path: str
     at_ms: int
@@ -57,17 +57,17 @@ class Retired:
 
 @dataclass(frozen=True)
 class TablesManifest:
-    """All parts of all tables; the last message of each topic (`namespace:name` → hex of its id) that they tell of."""
+    """All parts of all tables, and the id (in hex) of the last message of each topic (``namespace:name``) in them."""
 
     sequence: int = 0
     through: dict[str, str] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     retired: tuple[Retired, ...] = ()
-    #: Which life of a topic's name (its generation) the last message is of.
+    #: The generation of each topic that the last message is of.
     lives: dict[str, int] = field(default_factory=dict)
 
     def living(self, lives: dict[str, int]) -> TablesManifest:
-        """What follows when topics are in these lives: of a topic that was made again nothing is known yet."""
+        """The manifest for topics of these generations: of a topic that was created anew it knows no message."""
         again = {topic for topic, life in lives.items() if self.lives.get(topic, life) != life}
         through = {topic: last for topic, last in self.through.items() if topic not in again}
         return replace(self, through=through, lives={**self.lives, **lives})
@@ -77,11 +77,11 @@ class TablesManifest:
         return [part for part in self.parts if part.table == table]
 
     def rows(self, table: str) -> int:
-        """Rows in a table's parts: the table's own number, or for one of totals at least that."""
+        """Rows in a table's parts; of a table of totals more than the table has, since parts are subtotals."""
         return sum(part.rows for part in self.of(table))
 
     def adding(self, parts: list[Part], through: dict[str, str]) -> TablesManifest:
-        """What follows when a batch of messages is in `parts`."""
+        """The manifest after a batch of messages, whose rows are in ``parts``."""
         return replace(
             self,
             sequence=self.sequence + 1,
@@ -90,7 +90,7 @@ class TablesManifest:
         )
 
     def merging(self, old: list[Part], new: Part, now_ms: int) -> TablesManifest:
-        """What follows when `old` have become `new`."""
+        """The manifest after the parts ``old`` were merged into ``new``."""
         gone = {part.path for part in old}
         return replace(
             self,
@@ -101,7 +101,7 @@ class TablesManifest:
 
 
 def load_manifest(root: Path) -> TablesManifest | None:
-    """The manifest of the tables in a folder; None where there are none yet. Raises TablesUnreadable."""
+    """The manifest in a folder; None: there are no tables yet. Raises TablesUnreadable."""
     path = root / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def load_manifest(root: Path) -> TablesManifest | None:
 
 
 def first_look(root: Path) -> TablesManifest:
-    """The manifest of a folder that tables are kept in, or are to be; an empty one where there are none yet.
+    """The manifest of a folder for tables; an empty one if there are none yet.
 
     Raises FolderTaken, and TablesUnreadable.
     """
@@ -132,7 +132,7 @@ def first_look(root: Path) -> TablesManifest:
 
 
 def store_manifest(root: Path, manifest: TablesManifest) -> None:
-    """Replace the manifest. When this returns, power may fail; when it raises, either one may be there."""
+    """Replace the manifest durably. When this raises, either manifest may be there."""
     text = json.dumps({"version": VERSION, **asdict(manifest)}, indent=1)
     LocalFiles(root).write(MANIFEST, text.encode())
 

@@ -1,9 +1,7 @@
-"""Audit messages: the shape of version 1 and its bounds, and SQL functions that parse and check each, or give the reason why it is bad.
+"""Audit messages of version 1: fields and bounds, and SQL functions that parse each or give the reason why it is bad.
 
-What an audit message says: the shape of version 1, its bounds, and the reasons for which one is set aside.
-
-A message is one JSON object in UTF-8. Fields that the shape does not name are ignored: a later publisher may add some
-without a new version. docs/pipeline.md describes the shape for those who publish.
+A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add some
+without a new version. docs/pipeline.md describes messages for publishers.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ READ: Final = "read"
 WRITE: Final = "write"
 UNKNOWN: Final = "unknown"
 ACCESSES: Final = (READ, WRITE, UNKNOWN)
-#: An entity is called `kind:name`; what programs access is of this kind.
+#: An entity is named ``kind:name``; programs access entities of this kind.
 DATASET: Final = "dataset"
 PROGRAM: Final = "program"
-#: The strings every message has, and those of an access besides.
+#: The strings of every message, and further ones of an access.
 COMMON_NAMES: Final = ("namespace", "user")
 ACCESS_NAMES: Final = ("program", "run", "dataset")
-#: The parts of a metadata change: what there was, what came, what went.
+#: The parts of a metadata change.
 CHANGES: Final = ("previous", "added", "removed")
-#: Names are of 1 to 1024 characters, none of them a control character. Java and Python read these alike.
+#: Names have 1 to 1024 characters, none of them a control character. The pattern means the same in Java and Python.
 NAME_PATTERN: Final = r"[^\x00-\x1f\x7f]{1,1024}"
 ENTITY_PATTERN: Final = r"[a-z][a-z0-9_]{0,31}:[^\x00-\x1f\x7f]{1,1024}"
-#: Before 2000 nobody published; and no event is known a day before it happens.
+#: A time before 2000 is absurd, and so is one more than a day after the publication.
 EARLIEST_MS: Final = 946_684_800_000
 MAX_AHEAD_MS: Final = 86_400_000
-#: Why a message is a dead letter. `detail` says which field, or what stood there.
+#: Why a message is a dead letter; ``detail`` names the field or quotes its value.
 REASONS: Final = {
     "not_utf8": "the payload is no text in UTF-8",
     "not_json": "the text is not one JSON value (a name given twice is none either)",
@@ -61,34 +59,30 @@ CHANGE: Final = StructType(
 )
 
 
-# --- judging ---------------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------------
 #
-# From messages to fields: each is parsed and checked by SQL functions alone, and told its reason when it is bad.
-#
-# The types are judged as they stand in the JSON, never converted: the number 5 is no user. That is why the payload
-# is parsed into a variant instead of a schema, which would make strings of numbers without a word. Nothing here
-# raises, whatever the payload holds; and nothing depends on when it runs, so that a batch judged again is judged
-# the same.
+# Types count as they stand in the JSON: the number 5 is no user. So the payload is parsed into a variant and not by a
+# schema, which would convert numbers to strings silently. No function here raises, whatever the payload is; and none
+# depends on when it runs, so a batch that is parsed again gives the same rows.
 
-
-#: When a message is bad, and what is told of it then: a reason and a detail.
+#: A condition under which a message is bad, with its reason and detail.
 Objection: TypeAlias = "tuple[Column, Column]"
-#: The fields that the shape names.
+#: The fields of version 1.
 TEXTS: Final = ("type", *COMMON_NAMES, *ACCESS_NAMES, "access", "entity")
 NUMBERS: Final = ("version", "time")
 FIELDS: Final = (*NUMBERS, *TEXTS, *CHANGES)
 _EMPTY_PROPERTIES: Final = "map_from_arrays(cast(array() as array<string>), cast(array() as array<string>))"
 _EMPTY_TAGS: Final = "cast(array() as array<string>)"
 _MAX_DETAIL: Final = 200
-#: The last millisecond of the year 9999. A time beyond it is absurd, but must not raise before that is said.
+#: The last millisecond of the year 9999: a later time would raise before it is found absurd.
 _LAST_MS: Final = 253_402_300_799_999
 
 
-def judged(messages: DataFrame) -> DataFrame:
-    """Rows of the connector with what they say.
+def parsed(messages: DataFrame) -> DataFrame:
+    """Parse the messages in rows of the connector.
 
-    Takes namespace, topic, message_id, publish_timestamp and payload. Gives topic (`namespace:name`), message_id,
-    published, payload, reason and detail (null when the message is good), and the fields, of use when it is:
+    It needs namespace, topic, message_id, publish_timestamp and payload. It returns topic (``namespace:name``),
+    message_id, published, payload, reason and detail (both null for a good message), and the fields of a good message:
     type, time, namespace, user, program, run, access, entity, previous, added, removed.
     """
     fields = _fields(_values(messages))
@@ -113,10 +107,10 @@ def judged(messages: DataFrame) -> DataFrame:
 
 
 def _values(messages: DataFrame) -> DataFrame:
-    """The payload as one variant, `value`; null when it is no JSON.
+    """The payload as one variant, ``value``; null: it is no JSON.
 
-    The parser stops at the end of the first value and says nothing of what follows. What follows cannot close a list
-    and an object both: so the text is parsed within one of each, and nothing but it may be in the list.
+    The parser stops at the end of the first value, and ignores what follows. What follows cannot close a list
+    and an object both: so the text is parsed inside one of each, and must be the only item of the list.
     """
     texts = messages.select(
         F.concat_ws(":", "namespace", "topic").alias("topic"),
@@ -134,7 +128,7 @@ def _values(messages: DataFrame) -> DataFrame:
 
 
 def _fields(values: DataFrame) -> DataFrame:
-    """Of every field its variant, the variant's type, and its text or number: once, since all of them cost time."""
+    """Columns with variant, type and text or number of every field: computed once, since each costs time."""
     found = values.select(
         "*",
         F.schema_of_variant("value").alias("kind"),
@@ -149,7 +143,7 @@ def _fields(values: DataFrame) -> DataFrame:
 
 
 def _objections() -> Iterator[Objection]:
-    """What may be wrong, in the order in which it is looked for."""
+    """The conditions, in the order in which they are checked."""
     yield F.col("text").isNull(), _for("not_utf8")
     yield F.col("value").isNull(), _for("not_json")
     yield ~F.col("kind").startswith("OBJECT<"), _for("not_an_object", F.col("kind"))
@@ -174,7 +168,7 @@ def _objections() -> Iterator[Objection]:
 
 
 def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None = None) -> Iterator[Objection]:
-    """A field that every message, or every one `of` a type, must have: missing, of another type, of another form."""
+    """Conditions on a field that every message, or every one of the type ``of``, must have."""
     asked = F.lit(True) if of is None else _is(of)
     yield asked & _absent(name), _for("missing_field", F.lit(name))
     yield asked & (F.col(f"{name}_kind") != kind), _for("wrong_type", F.lit(name))
@@ -183,7 +177,7 @@ def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None =
 
 
 def _unfit_change(part: str) -> Iterator[Objection]:
-    """A part of a metadata change that is there, and is no object of properties (strings by name) and tags (strings)."""
+    """The condition that a part of a change is no object of properties (strings by name) and tags (strings)."""
     there = _is(METADATA) & ~_absent(part)
     its = f"its_{part}"
     strings = "schema_of_variant(each) = 'STRING'"

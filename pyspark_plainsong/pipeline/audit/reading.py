@@ -1,9 +1,7 @@
-"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them without holding them.
+"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them in little memory.
 
-Reading the tables: as they were after one batch of messages, with Spark or without.
-
-Everything read by one manifest fits together. The files that it names stay for a while after they were merged into
-others (`keep_s` of `Keeping`); a query that takes longer than that fails with a missing file, never with wrong rows.
+All that is read by one manifest fits together. The files that it names stay for a while after they were merged
+(``keep_s`` of `Keeping`); a query that takes longer fails with a missing file, and never returns wrong rows.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _TRIES = 3
 
 
 def manifest_of(root: Path) -> TablesManifest:
-    """The manifest in a folder. Raises TablesUnreadable when there is none."""
+    """The manifest in a folder. Raises TablesUnreadable: there is none."""
     manifest = load_manifest(root)
     if manifest is None:
         hint = "plainsong pipeline run audit run TOPIC --root DIR makes them"
@@ -49,14 +47,14 @@ def paths(root: Path, parts: list[Part]) -> list[str]:
 
 
 def unmerged(spark: SparkSession, root: Path, table: Table, parts: list[Part]) -> DataFrame:
-    """The rows of parts as they stand in the files."""
+    """The rows of parts, unmerged."""
     if not parts:
         return spark.createDataFrame([], table.columns)
     return spark.read.schema(table.columns).parquet(*paths(root, parts))
 
 
 def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifest | None = None) -> DataFrame:
-    """A table for Spark, as of `manifest` (default: the newest). Raises TablesUnreadable."""
+    """A table for Spark, as of ``manifest`` (by default the newest). Raises TablesUnreadable."""
     as_of = manifest or manifest_of(root)
     return table.merged(unmerged(spark, root, table, as_of.of(table.name)))
 
@@ -64,23 +62,23 @@ def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifes
 def arrow(
     root: Path, table: Table, where: ds.Expression | None = None, manifest: TablesManifest | None = None
 ) -> pa.Table:
-    """A table in memory, without Spark: the rows that fit `where`, which for a table of totals may name keys only.
+    """A table in memory, without Spark: the rows that match ``where``, which for a table of totals may name keys only.
 
-    Raises TablesUnreadable; and FileNotFoundError when `manifest` is older than what is kept.
+    Raises TablesUnreadable, and FileNotFoundError if the files of an old ``manifest`` are gone.
     """
     for left in reversed(range(_TRIES)):
         as_of = manifest or manifest_of(root)
         try:
             return table.merged_arrow(scan(root, table, as_of, where))
         except FileNotFoundError:
-            # Merged and cleaned away since the manifest was read: the newest knows where the rows went.
+            # The files were merged and removed since the manifest was read: read by the newest one.
             if manifest is not None or not left:
                 raise
     raise AssertionError
 
 
 def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expression | None = None) -> pa.Table:
-    """The rows of a table's parts that fit `where`, unmerged."""
+    """The rows of a table's parts that match ``where``, unmerged."""
     schema = to_arrow_schema(table.columns, timezone="UTC")
     parts = manifest.of(table.name)
     if not parts:
@@ -90,28 +88,27 @@ def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expressio
 
 # --- searching -------------------------------------------------------------------------------------
 #
-# Searching a table without holding it: the first rows by some columns, out of any number.
-
+# The first rows by some columns, out of any number, without holding more than these.
 
 Order = Literal["ascending", "descending"]
 
 
 def all_of(values: Mapping[str, str | None]) -> ds.Expression | None:
-    """That columns have these values; of None any will do."""
+    """The condition that columns have these values; None matches any."""
     return together([ds.field(name) == value for name, value in values.items() if value is not None])
 
 
 def together(conditions: Sequence[ds.Expression]) -> ds.Expression | None:
-    """All of these conditions; None when there are none."""
+    """The conjunction of conditions; None: there are none."""
     return reduce(and_, conditions) if conditions else None
 
 
 def first_rows(
     root: Path, table: Table, where: ds.Expression | None, by: Sequence[str], order: Order, limit: int
 ) -> pa.Table:
-    """The first `limit` rows of a table without keys that fit `where`, by these columns.
+    """The first ``limit`` rows, by some columns, of those that match ``where`` in a table without keys.
 
-    In memory are `limit` rows and a batch or two of files. Raises TablesUnreadable, FileNotFoundError.
+    It holds ``limit`` rows and a batch or two of a file in memory. Raises TablesUnreadable, FileNotFoundError.
     """
     schema = to_arrow_schema(table.columns, timezone="UTC")
     parts = manifest_of(root).of(table.name)
@@ -137,9 +134,9 @@ def trail_filter(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> ds.Expression | None:
-    """What a search asks of a row: all that is given. Times are of the event, `start` included, `end` not.
+    """The condition of a search: all that is given. Times are those of events, ``start`` inclusive, ``end`` exclusive.
 
-    `program:NAME` finds also what that program accessed.
+    ``program:NAME`` also finds what that program accessed.
     """
     conditions = []
     if namespace is not None:

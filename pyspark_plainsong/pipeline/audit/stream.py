@@ -1,6 +1,6 @@
-"""The stream that keeps the tables: topics in, batch by batch; how far they are behind, and which topics are merely quiet.
+"""The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
 
-The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
+It also finds how far the tables are behind, and which topics are merely quiet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep
 from pyspark_plainsong.pipeline.audit.manifest import first_look
 from pyspark_plainsong.pipeline.files import LocalFiles
-from pyspark_plainsong.pipeline.progress import watch
+from pyspark_plainsong.pipeline.streams import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
     from pyspark_plainsong.pipeline.job import Run
 
-#: Within the folder of the tables.
+#: The folder of the checkpoints, within the tables' folder.
 CHECKPOINTS: Final = "checkpoints"
 _CHECKPOINT: Final = re.compile("[0-9a-f]{16}")
-#: Without batches, what waits is asked about this often, in looks of a second.
+#: Seconds between questions about waiting messages, if no batch comes.
 TELL_EVERY: Final = 30
 
 
 @dataclass
 class Sum:
-    """What a run came to so far."""
+    """The figures of a run so far."""
 
     messages: int = 0
     bad: int = 0
@@ -56,22 +56,22 @@ class Choices:
     batch_rows: int = 100_000
     batch_bytes: int = 64 << 20
     keep_s: float = 3600.0
-    """How long merged files stay for those who read them."""
+    """How long merged files stay, for readers that have opened them."""
     every: str | None = None
-    """Go on for ever, looking so often ("10 seconds"); None: until what is there now is in."""
+    """Follow the topics at this interval ("10 seconds"); None: end when the messages of now are in the tables."""
     isolation: str | None = None
     may_lose: bool = False
-    """Go on behind what expired before it was read, instead of failing."""
+    """Go on behind messages that expired unread, instead of failing."""
 
 
 def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) -> tuple[Sum, TablesManifest]:
-    """Read topics from where the tables in `root` end, and add what they say.
+    """Read topics from where the tables in ``root`` end, and add their messages.
 
     Returns:
-      what this run added, and the manifest at its end.
+      the figures of this run, and the manifest at its end.
     Raises:
-      TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: what is in
-        is in, the rest is for the next run. CommandFailed: some messages may have expired unread.
+      TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: whole batches
+        are in, and the next run adds the rest. CommandFailed: some messages may have expired unread.
     """
     first_look(root)
     namespace = run.where.namespace
@@ -79,39 +79,39 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
         properties = {f"{namespace}:{topic}": client.properties(topic) for topic in topics}
         lives = {topic: int(each["generation"]) for topic, each in properties.items()}
         ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
-        run.session()  # before the folder is taken; and its start is no part of how fast it goes
+        run.session()  # before the folder is locked; and the start of Spark must not count in the rates
         run.progress.begin()
         with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
             keeping.begin(lives)
             quiet = Quiet(root, ttls_s)
             behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
-            told = _Told(run, keeping, behind)
+            report = _StreamReport(run, keeping, behind)
             behind.tell(keeping.manifest)
-            # One that is followed must look out for losses, which it can only from where something is.
+            # A query that follows must notice losses, which it can only from a position where there is a message.
             if choices.every is None or quiet.is_old(keeping.manifest):
                 safe = quiet.is_safe(keeping.manifest)
-                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, told)
+                _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, report)
                 behind.tell(keeping.manifest)
                 if safe and not choices.may_lose:
                     quiet.check()
             if choices.every is not None:
-                _go(run, lives, root, choices, keeping, told)
-            return told.total, keeping.manifest
+                _go(run, lives, root, choices, keeping, report)
+            return report.total, keeping.manifest
 
 
-def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, told: _Told) -> None:
-    """One query, to its end."""
+def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: Keeping, report: _StreamReport) -> None:
+    """Run one query to its end."""
     options = _source(run, choices, keeping.manifest, lives)
     messages = run.session().readStream.format("plainsong").options(**options).load()
-    query = messages.writeStream.foreachBatch(told.on_rows).queryName(f"audit {options['subscribe']}")
+    query = messages.writeStream.foreachBatch(report.on_rows).queryName(f"audit {options['subscribe']}")
     query = query.option("checkpointLocation", str(_checkpoint(root)))
     every = choices.every
     timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
-    watch(timed.start(), told.on_batch, idle=told.idle)
+    watch(timed.start(), report.on_batch, idle=report.idle)
 
 
-class _Told:
-    """Batches end in the query's thread, and are told in the command's."""
+class _StreamReport:
+    """The progress of a query: batches end in the query's thread, and are reported in the command's."""
 
     def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
         self.total = Sum()
@@ -119,14 +119,14 @@ class _Told:
         self._keeping = keeping
         self._behind = behind
         self._came_to: dict[int, Absorbed] = {}
-        self._looks = 0
+        self._seconds = 0
 
     def on_rows(self, rows: DataFrame, batch: int) -> None:
-        """A batch of the query."""
+        """Add a batch; called by the query, in its thread."""
         self._came_to[batch] = absorb(self._keeping, rows)
 
     def on_batch(self, progress: dict[str, Any]) -> None:
-        """It is in."""
+        """Report a batch that was added."""
         absorbed = self._came_to.pop(progress["batchId"], Absorbed())
         self.total.messages += absorbed.messages
         self.total.bad += absorbed.bad
@@ -147,9 +147,9 @@ class _Told:
         )
 
     def idle(self) -> None:
-        """A second went by."""
-        self._looks += 1
-        if self._looks % TELL_EVERY == 0:
+        """Report lag and metrics now and then; called every second."""
+        self._seconds += 1
+        if self._seconds % TELL_EVERY == 0:
             self._behind.tell(self._keeping.manifest)
 
 
@@ -175,9 +175,9 @@ def _source(run: Run, choices: Choices, manifest: TablesManifest, lives: dict[st
 
 
 def _checkpoint(root: Path) -> Path:
-    """Where Spark keeps its offsets, for one query: the next one begins where the tables end, whatever these say.
+    """A new checkpoint for one query: each query starts where the tables end, and no checkpoint counts.
 
-    Those that others left are taken away.
+    It removes the checkpoints of earlier queries.
     """
     folder = root.absolute() / CHECKPOINTS
     for each in folder.iterdir() if folder.is_dir() else ():
@@ -186,24 +186,21 @@ def _checkpoint(root: Path) -> Path:
     return folder / secrets.token_hex(8)
 
 
-# --- behind ----------------------------------------------------------------------------------------
-#
-# How far the tables are behind their topics: the age of the oldest message that waits, as the daemon tells it.
+# --- how far the tables are behind -----------------------------------------------------------------
 
-
-#: Messages that nobody waits for: readers of committed ones pass over them.
+#: States of messages that committed readers skip.
 _PASSED_OVER: Final = ("rolled-back", "invalid")
-#: How many messages are looked at, page by page, for the first that waits; it is nearly always the first of all.
+#: Sizes of the pages that are searched for the first waiting message, which is nearly always the very first.
 _PAGES: Final = (1, 100, 1000, 1000)
 
 
 class Behind:
-    """What waits in topics, told as metrics.
+    """Metrics about the messages that wait in topics.
 
     Args:
-      ttls_s: by topic (`namespace:name`).
-      quiet: is told when nothing waits.
-      uncommitted: the tables take messages of any transaction, so that those rolled back wait, too.
+      ttls_s: by topic (``namespace:name``).
+      quiet: gets a note when no message waits.
+      uncommitted: the tables take messages of any transaction, so rolled back ones wait, too.
     """
 
     def __init__(self, run: Run, client: Client, ttls_s: Mapping[str, int], quiet: Quiet, *, uncommitted: bool) -> None:
@@ -216,7 +213,7 @@ class Behind:
     def tell(self, manifest: TablesManifest) -> float:
         """Ask, and set the metrics of each topic; the greatest age in seconds.
 
-        A daemon that does not answer leaves them as they were: a run does not end of what is only told.
+        If the daemon does not answer, the metrics stay as they are: metrics must not end a run.
         """
         ages_s = [0.0]
         for topic, ttl_s in self._ttls_s.items():
@@ -234,7 +231,7 @@ class Behind:
         return max(ages_s)
 
     def _age_s(self, topic: str, last: str | None) -> float:
-        """Of the oldest message after `last` that a run takes, now or when it is decided; 0 when there is none."""
+        """The age of the oldest message after ``last`` that a run takes, now or once decided; 0: there is none."""
         start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
         seen: Sequence[Seen] = ()
         for limit in _PAGES:
@@ -245,7 +242,7 @@ class Behind:
             if not page:
                 return 0.0
             seen, start = page, after(bytes(page[-1].id))
-        # What waits, if anything, is younger than all these that are passed over.
+        # A waiting message, if there is one, is younger than all these.
         return _age_s(seen[-1])
 
 
@@ -253,45 +250,44 @@ def _age_s(message: Seen) -> float:
     return max(0.0, (now_ms() - message.publish_time_ms) / 1000)
 
 
-# --- quiet -----------------------------------------------------------------------------------------
+# --- quiet topics ----------------------------------------------------------------------------------
 #
-# Telling a quiet topic from one whose messages expired before they were read: when nothing was left to read in it.
+# Tells a quiet topic from one whose messages expired before they were read.
 #
-# The connector sees a position older than the topic's time to live, and has to take it for one behind which
-# messages may have expired. A run that had everything knows better: whatever came since is younger than that.
+# The connector sees a position that is older than the topic's time to live, and has to assume that messages behind it
+# have expired. A run that had read everything knows better: whatever came since is younger than that.
 
-
-#: Beside the manifest; lost, it is a false alarm at worst.
+#: A file beside the manifest; without it there may be a false alarm.
 NOTES: Final = "caught-up.json"
-#: A run that begins within this part of the ttl needs no look-out for losses.
+#: A run that starts within this part of the ttl cannot have lost a message.
 SAFE_PART: Final = 0.5
 
 
 @dataclass
 class Quiet:
-    """What is known of topics (`namespace:name`) with these times to live."""
+    """What is known of topics (``namespace:name``) with these times to live."""
 
     root: Path
     ttls_s: Mapping[str, int]
     _safe_until_ms: float = 0.0
 
     def note(self, manifest: TablesManifest, topic: str, asked_ms: int) -> None:
-        """At `asked_ms` the topic held nothing that the tables of `manifest` do not tell of.
+        """Record that at ``asked_ms`` the tables of ``manifest`` had all messages of the topic.
 
-        That is worth a note only while nothing can have come after them and have expired.
+        It does so only as long as no later message can have come and expired.
         """
         since_ms = self._since_ms(manifest, topic)
         if since_ms is not None and asked_ms - since_ms < self.ttls_s[topic] * 1000:
-            said = [manifest.lives.get(topic), manifest.through[topic], asked_ms]
-            LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: said}).encode())
+            noted = [manifest.lives.get(topic), manifest.through[topic], asked_ms]
+            LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: noted}).encode())
 
     def is_safe(self, manifest: TablesManifest) -> bool:
-        """Whether nothing after what the tables tell of can have expired yet; else somebody has to look out for it."""
+        """Whether no message behind the tables can have expired; else the connector has to look for losses."""
         untils_ms = []
         for topic, ttl_s in self.ttls_s.items():
             since_ms = self._since_ms(manifest, topic)
             if since_ms is None:
-                continue  # it is read from its beginning, whatever that is
+                continue  # the topic is read from its beginning
             if now_ms() - since_ms > SAFE_PART * ttl_s * 1000:
                 return False
             untils_ms.append(since_ms + ttl_s * 1000)
@@ -299,7 +295,7 @@ class Quiet:
         return True
 
     def _since_ms(self, manifest: TablesManifest, topic: str) -> int | None:
-        """Up to when it is known that the tables have all there was; None: they have nothing."""
+        """The time up to which the tables are known to be complete; None: they have no message of the topic."""
         last = manifest.through.get(topic)
         if last is None:
             return None
@@ -310,7 +306,7 @@ class Quiet:
         return published_ms
 
     def is_old(self, manifest: TablesManifest) -> bool:
-        """Whether the tables end where the connector would take messages for lost."""
+        """Whether the tables end at a position where the connector would assume a loss."""
         return any(
             unpack_id(bytes.fromhex(manifest.through[topic])).publish_ts_ms < now_ms() - ttl_s * 1000
             for topic, ttl_s in self.ttls_s.items()
@@ -318,7 +314,11 @@ class Quiet:
         )
 
     def check(self) -> None:
-        """After a run that did not look out. Raises CommandFailed: it took so long that it should have."""
+        """Check after a run that could not notice losses.
+
+        Raises:
+          CommandFailed: it took so long that messages may be lost.
+        """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = "the run took longer than messages live; some may have expired before they were read"
             raise CommandFailed(says, hint="run it more often, or raise the ttl")

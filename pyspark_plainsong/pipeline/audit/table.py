@@ -1,10 +1,8 @@
-"""The tables of the audit: their columns, how two parts make one, and the rows of the trail, of usage and of dead letters.
+"""The tables of the audit: their columns, how two parts are merged, and the rows of each table.
 
-What a table of the audit is: its columns, and how two parts of it make one.
-
-A table is kept as parts that are written once and never changed. Parts of a table without keys stand beside each other;
-parts of a table with keys hold subtotals, and are added up by key: a minimum, a maximum or a sum, in any order and any
-grouping. So parts can be merged, or read unmerged, whenever it suits, and the table is the same.
+A table is kept as parts, which are written once and never change. Parts of a table without keys are concatenated; parts
+of a table with keys hold subtotals, which add up by key: a minimum, a maximum or a sum, in any order and any grouping.
+So it does not matter whether and when parts are merged.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ Total = Literal["min", "max", "sum"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table's name, columns, the order within its files, and for one of totals: its keys and how each total adds up."""
+    """A table's name, columns and order within files; of a table of totals its keys, and how each total adds up."""
 
     name: str
     columns: StructType
@@ -36,7 +34,7 @@ class Table:
     totals: tuple[tuple[str, Total], ...] = ()
 
     def merged(self, parts: DataFrame) -> DataFrame:
-        """The rows of parts, put together, as the table's rows: one a key, where there are keys."""
+        """The table's rows from the rows of its parts: one for each key, if there are keys."""
         if not self.keys:
             return parts.select(*self.columns.names)
         how = {"min": F.min, "max": F.max, "sum": F.sum}
@@ -44,7 +42,7 @@ class Table:
         return parts.groupBy(*self.keys).agg(*totals).select(*self.columns.names)
 
     def merged_arrow(self, parts: pa.Table) -> pa.Table:
-        """The same of rows that are in memory."""
+        """The same for rows in memory."""
         if not self.keys:
             return parts
         summed = parts.group_by(list(self.keys)).aggregate(list(self.totals))
@@ -53,7 +51,7 @@ class Table:
 
 
 def totals(name: str, keys: tuple[str, ...], **columns: tuple[DataType, Total]) -> Table:
-    """A table with one row for each combination of `keys`, which are strings, and these totals."""
+    """A table with one row for each combination of ``keys``, which are strings, and these totals."""
     fields = [StructField(key, StringType()) for key in keys]
     fields += [StructField(column, kind) for column, (kind, _total) in columns.items()]
     how = tuple((column, total) for column, (_kind, total) in columns.items())
@@ -87,27 +85,22 @@ TRAIL: Final = Table(
 )
 
 
-def trail_rows(judged: DataFrame) -> DataFrame:
-    """The good ones among judged messages."""
-    return judged.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
+def trail_rows(parsed: DataFrame) -> DataFrame:
+    """The good ones among parsed messages."""
+    return parsed.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
 
 
 # --- accesses --------------------------------------------------------------------------------------
-#
-# The accesses among judged messages: what usage and lineage are made of.
 
 
-def access_rows(judged: DataFrame) -> DataFrame:
-    """One row for each good access: namespace, program, run, dataset (its name alone), access, time."""
-    good = judged.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
+def access_rows(parsed: DataFrame) -> DataFrame:
+    """A row for each good access: namespace, program, run, dataset (the name alone), access, time."""
+    good = parsed.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
     name = F.substring(F.col("entity"), len(DATASET) + 2, 2_000)
     return good.select("namespace", "program", "run", name.alias("dataset"), "access", "time")
 
 
 # --- usage -----------------------------------------------------------------------------------------
-#
-# The usage registry: which program uses which dataset, since when, until when, and how often it reads and writes.
-
 
 USAGE: Final = totals(
     "usage",
@@ -120,10 +113,10 @@ USAGE: Final = totals(
 )
 
 
-def usage_rows(judged: DataFrame) -> DataFrame:
-    """What judged messages add to the registry. Times are of the events, in whatever order they were published."""
+def usage_rows(parsed: DataFrame) -> DataFrame:
+    """The rows that parsed messages add to the registry. Times are those of events, in whatever order they came."""
     return USAGE.merged(
-        access_rows(judged).select(
+        access_rows(parsed).select(
             *USAGE.keys,
             F.col("time").alias("first_seen"),
             F.col("time").alias("last_seen"),
@@ -136,9 +129,6 @@ def usage_rows(judged: DataFrame) -> DataFrame:
 
 
 # --- dead letters ----------------------------------------------------------------------------------
-#
-# The dead letters: each message that could not be read, whole, with the reason; so that none is lost.
-
 
 DEAD_LETTERS: Final = Table(
     "dead_letters",
@@ -156,6 +146,6 @@ DEAD_LETTERS: Final = Table(
 )
 
 
-def dead_letter_rows(judged: DataFrame) -> DataFrame:
-    """The bad ones among judged messages."""
-    return judged.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)
+def dead_letter_rows(parsed: DataFrame) -> DataFrame:
+    """The bad ones among parsed messages."""
+    return parsed.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)

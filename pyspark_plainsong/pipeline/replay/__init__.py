@@ -1,1 +1,1 @@
-"""Replays archived messages into a topic: in their order, each once, with their first ids as attributes."""
+"""The job `replay`: publishes archived messages again, in order, each once, with their first ids as attributes."""

@@ -1,4 +1,4 @@
-"""``python -m pyspark_plainsong.pipeline.replay``."""
+"""``python -m pyspark_plainsong.pipeline.replay``, which ``plainsong pipeline run replay`` starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job ``replay``."""
+"""The job `replay`: its options and its output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
         plan = _planned(run, source, wanted, **options)
         plans = Plans(source.files, source.folder)
         if plan.chunks and not plan.done:
-            plans.save(plan)  # before the first chunk: from here on the chunks are what they are
+            plans.save(plan)  # before the first chunk: from now on the chunks must not change
         rows = replaying.follow(run, source, plans, plan, with_originals=not no_originals, ttl_s=ttl, check=hold.check)
     left = "" if rows else ": all of this has been replayed before"
     text = f"{into}: {show_count(rows)} of {show_count(plan.rows)} messages published{left}"
@@ -77,7 +77,11 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
 
 
 def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int) -> Plan:
-    """The plan to follow: one that was begun, or a new one with its chunks. Raises CommandFailed; nothing was done."""
+    """The plan to carry out: one that was begun, or a new one with its chunks.
+
+    Raises:
+      CommandFailed: nothing was done.
+    """
     from pyspark_plainsong.pipeline.replay import replaying
     from pyspark_plainsong.pipeline.replay.plans import Plans
 
@@ -107,7 +111,7 @@ def _source(
     archive_namespace: str | None,
     generation: int | None,
 ) -> tuple[Source, str, str]:
-    """What is replayed, and the range of its keys. Raises CommandFailed."""
+    """The source, and the range of its keys. Raises CommandFailed."""
     from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
 
     if parquet is not None:
@@ -134,8 +138,8 @@ def _source(
 
 
 def _key(place: str | bytes | int | None) -> str:
-    """A place as a key; empty for none."""
-    from plainsong.starts import as_bound
+    """A place as a key; empty: there is none."""
+    from plainsong.positions import as_bound
 
     return "" if place is None or isinstance(place, str) else as_bound(place).hex()
 

@@ -1,7 +1,7 @@
-"""What a replay is going to do, written down before it does anything: chunks that are the same in every run.
+"""The plan of a replay, written down before the first publish: chunks that are the same in every run.
 
-A chunk is published in one moment under the plan's producer, with the chunk's number as its sequence id, so a chunk
-that is published again is a duplicate, and the topic itself knows how far a replay has come. What is in a chunk must
+A chunk is published in one moment by the plan's producer, with the chunk's number as its sequence id. So a chunk that
+is published again is a duplicate, and the topic itself knows how far a replay has come. The content of a chunk must
 then never change: its bounds are found once, and kept in a file beside the archive.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.files import Files
 
 VERSION = 1
-#: Of a topic's name, in a producer's, which has 255 bytes at most.
+#: Bytes of a topic's name in the name of a producer, which has 255 at most.
 TOPIC_CHARS = 60
 
 
@@ -37,30 +37,30 @@ class Plan:
     """One replay."""
 
     source: str
-    """What is replayed: its name stays the same wherever it is mounted."""
+    """The name of the source, which stays the same wherever the files are mounted."""
     start: str
     end: str
-    """The range ``start <= key < end``, keys as text; empty for everything."""
+    """The range ``start <= key < end``, keys as text; empty: no bound."""
     namespace: str
     topic: str
     generation: int
-    """Of the topic that is published to."""
+    """The generation of the topic that is published to."""
     attempt: int = 0
-    """Of the same range, above 0 when somebody wanted it once more."""
+    """The number of this replay of the range; above 0 with ``--anew``."""
     chunks: tuple[ReplayChunk, ...] = ()
     done: int = 0
     """Chunks that are known to be published; there may be one more."""
     as_read: dict[str, str] = field(default_factory=dict)
-    """What else rows depend on: files that are no archive's may be others by now."""
+    """A fingerprint of files that are no archive: they may have changed since."""
 
     @property
     def family(self) -> str:
-        """What the names of all producers begin with that publish rows of this source."""
+        """The start of the names of all producers that publish rows of this source."""
         return f"replay:{hashlib.sha256(self.source.encode()).hexdigest()[:12]}:"
 
     @property
     def producer(self) -> str:
-        """The name that its chunks are published under."""
+        """The producer that publishes the chunks."""
         again = f":{self.attempt}" if self.attempt else ""
         bounds = f"{self.start or 'all'}-{self.end}"
         if len(bounds) > 81:  # two ids and a hyphen
@@ -69,18 +69,18 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The name of the plan's file."""
         return hashlib.sha256(f"{self.namespace}:{self.topic}\n{self.producer}".encode()).hexdigest()[:16] + ".json"
 
     @property
     def lock(self) -> str:
-        """The name of the lock that who follows it holds, and whoever publishes the same source there."""
-        said = "\n".join(str(each) for each in _aim(self))
-        return f"_{hashlib.sha256(said.encode()).hexdigest()[:16]}.lock"
+        """The name of the lock for all who publish the same source into the same topic."""
+        aim = "\n".join(str(each) for each in _aim(self))
+        return f"_{hashlib.sha256(aim.encode()).hexdigest()[:16]}.lock"
 
     @property
     def rows(self) -> int:
-        """Of all chunks."""
+        """The rows of all chunks."""
         return sum(chunk.rows for chunk in self.chunks)
 
     @property
@@ -89,12 +89,12 @@ class Plan:
         return self.done >= len(self.chunks)
 
     def bounds(self, number: int) -> tuple[str, str]:
-        """The keys of a chunk, ``start <= key < end``; an empty end is none."""
+        """The keys of a chunk, ``start <= key < end``; an empty end: no bound."""
         last = number + 1 == len(self.chunks)
         return self.chunks[number].start, self.end if last else self.chunks[number + 1].start
 
     def overlaps(self, other: Plan) -> bool:
-        """Whether rows could be in both. Keys that are ids compare as text does; others are asked for in full only."""
+        """Whether rows could be in both plans. Ids compare as text; other keys have no ranges, only the whole."""
         return (not self.end or other.start < self.end) and (not other.end or self.start < other.end)
 
 
@@ -106,25 +106,24 @@ class Plans:
         self._folder = folder
 
     def save(self, plan: Plan) -> None:
-        """Write it, whole or not at all."""
-        told = {"version": VERSION, "producer": plan.producer, **asdict(plan)}
-        told["chunks"] = [[chunk.start, chunk.rows] for chunk in plan.chunks]
-        self._files.write(f"{self._folder}/{plan.file}", json.dumps(told, indent=1).encode())
+        """Write a plan atomically."""
+        fields = {"version": VERSION, "producer": plan.producer, **asdict(plan)}
+        fields["chunks"] = [[chunk.start, chunk.rows] for chunk in plan.chunks]
+        self._files.write(f"{self._folder}/{plan.file}", json.dumps(fields, indent=1).encode())
 
     def all(self) -> list[Plan]:
-        """Every plan there is. Raises CommandFailed: one cannot be read."""
+        """All plans. Raises CommandFailed: one cannot be read."""
         names = [name for name in self._files.names(self._folder) if name.endswith(".json") and name[0] not in "._"]
         return [plan for plan in map(self._load, names) if plan is not None]
 
     def chosen(self, wanted: Plan, *, any_range: bool, anew: bool) -> Plan:
-        """The plan to follow: one that was begun, else ``wanted``, which has no chunks yet.
+        """The plan to carry out: one that was begun, or else ``wanted``, which has no chunks yet.
 
         Args:
-          any_range: nobody asked for a range, so one from the same start that was begun and not finished is gone on
-            with.
-          anew: publish rows once more that were published by an earlier plan.
+          any_range: the user named no range: go on with an unfinished plan from the same start.
+          anew: publish rows once more that an earlier plan has published.
         Raises:
-          CommandFailed: rows would be published a second time, or are others than they were; nothing was done.
+          CommandFailed: rows would be published twice, or have changed; nothing was done.
         """
         alike = [plan for plan in self.all() if _aim(plan) == _aim(wanted)]
         same = [plan for plan in alike if (plan.start, plan.end) == (wanted.start, wanted.end)]
@@ -155,18 +154,18 @@ class Plans:
         if text is None:
             return None
         try:
-            told = json.loads(text)
-            if told.pop("version") != VERSION:
+            fields = json.loads(text)
+            if fields.pop("version") != VERSION:
                 raise ValueError("it is of another version")
-            told.pop("producer")
-            chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in told.pop("chunks"))
-            return Plan(**told, chunks=chunks)
+            fields.pop("producer")
+            chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in fields.pop("chunks"))
+            return Plan(**fields, chunks=chunks)
         except (ValueError, KeyError, TypeError) as error:
             raise CommandFailed(f"the plan {name} cannot be read: {error}", code=Exit.STORE) from error
 
 
 def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
-    """The plan. Raises CommandFailed: its rows are no longer those that it was made of."""
+    """The plan. Raises CommandFailed: its rows have changed since it was made."""
     if plan.as_read != wanted.as_read:
         says = f"{plan.source}: the files are not those whose replay into {plan.topic} was begun"
         raise CommandFailed(says, hint="bring them back, or publish what is there now: --anew", code=Exit.USAGE)

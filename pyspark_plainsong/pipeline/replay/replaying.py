@@ -1,6 +1,6 @@
-"""Follows a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them one after the other.
+"""Carries out a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them in order.
 
-What is replayed: an archive, or any Parquet with a payload and a column to order it by.
+It goes on behind the last chunk that the topic has.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
 
 FIRST_ID, LAST_ID = "00" * 20, "ff" * 20
-#: Columns that a message is made of, as far as a source has them.
+#: The columns of a message, those that a source has.
 PARTS = ("payload", "routing_key", "headers")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows with a key, ``start <= key < end``; keys are told as text."""
+    """Rows with keys, which are text in bounds: ``start <= key < end``."""
 
     name: str
-    """The same for the same rows, wherever they are mounted."""
+    """A name of the source, the same wherever its files are mounted."""
     files: Files
     folder: str
-    """Where plans are kept, from the files' root."""
+    """The folder of the plans, from the files' root."""
     key: str
     """The column that orders the rows."""
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """The rows of a range; an empty bound is none."""
+        """The rows of a range; an empty bound: none."""
         raise NotImplementedError
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """What would tell other rows of the same name; nothing, where a name always means the same."""
+        """A text that changes with the rows; empty if the name always means the same rows."""
         return {}
 
 
@@ -66,14 +66,14 @@ class ArchiveSource(Source):
     log: Log
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """As ``Source``; days that were compacted meanwhile are the same rows."""
+        """As ``Source``: compacted days have the same rows."""
         found = reading.pieces_of(reading.load_manifests(self.files, self.log.folder))
         bounds = (bytes.fromhex(start or FIRST_ID), bytes.fromhex(end or LAST_ID))
         return reading.rows_of(spark, self.files, reading.within(found, *bounds))
 
     @property
     def end(self) -> str:
-        """The first id after all that is archived. Raises CommandFailed: nothing is."""
+        """The first id behind all archived ones. Raises CommandFailed: none is archived."""
         held = covered(reading.load_manifests(self.files, self.log.folder))
         if not held:
             raise CommandFailed(f"there is no archive of {self.log.name} in {self.root}", code=Exit.NOT_FOUND)
@@ -99,9 +99,9 @@ class ParquetSource(Source):
         return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """As ``Source``: which files there are, of which size and time."""
-        told = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
-        files = sorted(map(str, spark.read.parquet(self.path).select(*told).distinct().collect()))
+        """As ``Source``: the files with their sizes and times."""
+        columns = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
+        files = sorted(map(str, spark.read.parquet(self.path).select(*columns).distinct().collect()))
         return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
 
 
@@ -112,7 +112,7 @@ def archive_source(root: str, log: Log, files: Files) -> ArchiveSource:
 
 
 def parquet_source(spark: SparkSession, path: str, key: str) -> ParquetSource:
-    """Parquet files below a path, or one file; plans are kept in the folder, or beside the file."""
+    """Parquet files below a path, or one file. Plans are kept in the folder, or beside the file."""
     at = PurePosixPath(path) if "://" not in path else None
     root = path if not path.rstrip("/").endswith(".parquet") or at is None else str(at.parent)
     name = f"{path.rstrip('/').rpartition('/')[2]} by {key}"
@@ -129,28 +129,25 @@ def _value(text: str, kind: types.DataType) -> Column:
 
 
 # --- replaying -------------------------------------------------------------------------------------
-#
-# Following a plan: its chunks found, then published one after the other from where the topic says it stands.
-
 
 ORIGINAL_ID = "originalId"
 ORIGINAL_TIME = "originalPublishTimeMs"
-#: The longest that a daemon remembers a producer by default: a replay may pause for so long.
+#: The longest that daemons remember a producer by default: so long a replay may pause.
 MEMORY_DAYS = 90
-#: ``monotonically_increasing_id`` counts the rows of a partition in so many bits.
+#: Bits of ``monotonically_increasing_id`` for the rows of a partition.
 _ROW_BITS = 33
 
 
 def with_chunks(spark: SparkSession, source: Source, plan: Plan, chunk_rows: int) -> Plan:
-    """The plan with its chunks, each of at most so many rows.
+    """The plan with its chunks, of at most ``chunk_rows`` rows each.
 
     Raises:
-      CommandFailed: rows have no key, no payload, or the key of another row, so that they have no order.
+      CommandFailed: a row has no key, no payload, or the key of another row, so the rows have no order.
     """
     rows = source.rows(spark, plan.start, plan.end)
     kind = rows.schema[source.key].dataType
     _check(rows, source.key)
-    # Ranges of keys, sorted: chunks are counted off in each, so the last one of each is smaller.
+    # Sorted ranges of keys: each is cut into chunks by counting, so its last chunk is smaller.
     numbered = rows.select(source.key).orderBy(source.key).withColumn("number", sf.monotonically_increasing_id())
     part = sf.shiftright("number", _ROW_BITS).alias("part")
     in_part = sf.floor(sf.col("number").bitwiseAND((1 << _ROW_BITS) - 1) / chunk_rows).alias("chunk")
@@ -172,7 +169,7 @@ def _check(rows: DataFrame, key: str) -> None:
 
 
 def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
-    """Rows as they are published, sorted: payload, routing key, headers with the ids they had."""
+    """Rows as they are published, sorted: payload, routing key, and headers with their original ids."""
     has_id = "message_id" in rows.columns and with_originals
     found = rows.select(key, *(part for part in PARTS if part != key and part in rows.columns), *_id(rows, key, has_id))
     if has_id:
@@ -182,7 +179,7 @@ def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
         time_ms = sf.conv(sf.substring(digits, 1, 16), 16, 10)
         originals = sf.create_map(sf.lit(ORIGINAL_ID), digits, sf.lit(ORIGINAL_TIME), time_ms)
         found = found.withColumn("headers", sf.map_concat(kept, originals))
-    # One partition: what several tasks store at once stands interleaved.
+    # One partition: rows that several tasks store at once would be interleaved.
     in_order = found.repartition(1).sortWithinPartitions(key)
     return in_order.select(*(part for part in PARTS if part in found.columns))
 
@@ -201,13 +198,13 @@ def follow(
     ttl_s: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Publish what is left of a plan; how many rows.
+    """Publish the remaining chunks of a plan; returns the number of rows.
 
     Args:
-      check: called before each chunk; raises when this process is no longer the only one that replays this.
+      check: called before each chunk; raises if this process does not hold the lock any more.
     Raises:
-      CommandFailed: the topic has forgotten how far the replay came. What Spark raises: the chunk at hand is there or
-        not, and the next run finds out.
+      CommandFailed: the topic has forgotten how far the replay came.
+      Exception: what Spark raises: the present chunk may be published, which the next run finds out.
     """
     first = resume_at(run, plan)
     if first > plan.done:
@@ -231,7 +228,7 @@ def follow(
 
 
 def resume_at(run: Run, plan: Plan) -> int:
-    """The number of the first chunk that the topic does not have. Raises CommandFailed: nobody can tell any more."""
+    """The number of the first chunk that the topic does not have. Raises CommandFailed: the topic has forgotten it."""
     with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
         known = calls.producer(plan.topic, plan.producer)
     last = -1 if known is None else known.last_sequence_id
@@ -246,10 +243,10 @@ def resume_at(run: Run, plan: Plan) -> int:
 
 
 def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
-    """A plan that nobody has begun, as one whose producer the topic does not know.
+    """Check a plan whose producer the topic does not know: it must be a new one.
 
     Raises:
-      CommandFailed: the topic has rows of the same source by a replay whose plan is not there: they might come twice.
+      CommandFailed: the topic has rows of the same source by a replay whose plan is gone: rows might come twice.
     """
     with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
         known = set(calls.producers(plan.topic, plan.family))

@@ -1,1 +1,1 @@
-"""The job `report`: queue sizes, throughput, publish-to-visible latency and transaction hold times over a time range."""
+"""The job `report`: queue sizes, throughput, publish-to-visible latency and hold times over a time range."""

@@ -1,4 +1,4 @@
-"""``python -m pyspark_plainsong.pipeline.report``: the job as a program of its own."""
+"""``python -m pyspark_plainsong.pipeline.report``, which ``plainsong pipeline run report`` starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The job `report`: its options, the steps of one report, and how it is told.
-
-``plainsong pipeline run report``: its options, and how it is told.
-"""
+"""The job `report`: its options, the steps of one report, and its output."""
 
 from __future__ import annotations
 
@@ -27,16 +24,15 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.report.facts import Grid, Report, TopicFacts
     from pyspark_plainsong.pipeline.report.sources import Asked
 
-#: What is looked at unless somebody says from when on.
+#: The default time range.
 DEFAULT_RANGE_MS = 24 * 3600 * 1000
 
 
-# --- course ----------------------------------------------------------------------------------------
+# --- steps -----------------------------------------------------------------------------------------
 #
-# The course of one report: what is known of the topics, then their messages, then every figure.
+# What is known of the topics, then their messages, then every figure.
 
-
-#: Transactions the daemon is asked about: some thousand a second.
+#: Transactions that the daemon is asked about, some thousand a second.
 MAX_POINTERS = 20_000
 
 
@@ -94,7 +90,7 @@ def report(
     if run.dry_run:
         _say(run, facts, grid)
         return
-    _tell(run, report_on(run, wanted, facts, grid), html)
+    _show(run, report_on(run, wanted, facts, grid), html)
 
 
 def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | None:
@@ -107,7 +103,7 @@ def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | N
 
 
 def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
-    """What would be read."""
+    """Report what would be read."""
     rows = [
         (
             each.topic,
@@ -124,12 +120,12 @@ def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
     run.progress.result("\n".join([span, *lines]), "plan", topics=names, startMs=grid.start_ms, endMs=grid.end_ms)
 
 
-def _tell(run: Run, made: Report, html: Path | None) -> None:
+def _show(run: Run, made: Report, html: Path | None) -> None:
     from pyspark_plainsong.pipeline.report.text import as_json, lines_of
 
     if html is not None:
         from pyspark_plainsong.pipeline.report.page import (
-            write_page,  # here: the plots' library is of no use to the others
+            write_page,  # here, since only a page needs the plots' library
         )
 
         write_page(made, html)
@@ -139,26 +135,26 @@ def _tell(run: Run, made: Report, html: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a report is to be made from."""
+    """The choices for a report."""
 
     topics: tuple[str, ...] = ()
-    """Names and patterns; none: all of the namespace."""
+    """Names and patterns; none: all topics of the namespace."""
     archive: str | None = None
-    """Its root; None: the topics alone."""
+    """The root of the archive; None: read the topics alone."""
     offline: bool = False
-    """The archive alone; no daemon is asked."""
+    """Read the archive alone, and ask no daemon."""
     ttl_ms: int | None = None
-    """For ``offline``: how long messages lived."""
+    """The topics' time to live, for ``offline``."""
     parquet: str | None = None
-    """A folder for all tables."""
+    """The folder for all tables; None: none."""
     max_pointers: int = MAX_POINTERS
 
 
 def topics_of(run: Run, wanted: ReportOptions) -> list[TopicFacts]:
-    """What is known of the topics that are meant; Spark is started only where there is an archive to look into.
+    """What is known of the topics chosen. It starts Spark only to read an archive.
 
     Raises:
-      CommandFailed: there is no such topic, or none at all.
+      CommandFailed: a topic does not exist, or there is none at all.
     """
     namespace = run.where.namespace
     if wanted.offline:
@@ -182,10 +178,10 @@ def topics_of(run: Run, wanted: ReportOptions) -> list[TopicFacts]:
 
 
 def report_on(run: Run, wanted: ReportOptions, topics: Sequence[TopicFacts], grid: Grid) -> Report:
-    """Read all messages once, ask what became of their transactions, and compute every figure.
+    """Read all messages once, ask for the outcomes of their transactions, and compute every figure.
 
     Raises:
-      CommandFailed: a folder for Parquet holds something else; nothing was written.
+      CommandFailed: a folder for Parquet holds other files; nothing was written.
     """
     from pyspark_plainsong.pipeline.files import check_replaceable, open_files
     from pyspark_plainsong.pipeline.report import figures
@@ -227,7 +223,7 @@ def _messages(run: Run, wanted: ReportOptions, topics: Sequence[TopicFacts], gri
 
 
 def _asked(run: Run, wanted: ReportOptions, messages: DataFrame) -> tuple[Asked, list[str]]:
-    """What the daemon says of the transactions, and what the report has to say about that."""
+    """The outcomes of the transactions, and notes about those that are not known."""
     from pyspark_plainsong.pipeline.report.figures import pointers_of
     from pyspark_plainsong.pipeline.report.sources import ask_about, not_asked
 

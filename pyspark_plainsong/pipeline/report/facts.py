@@ -1,14 +1,11 @@
-"""A report as plain values: the time it covers cut into steps, what is known of each topic, and every figure.
-
-A report: every figure in it, as plain values, and what they are made from.
-"""
+"""A report as plain values: its time range cut into steps, what is known of each topic, and every figure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plainsong.core import calls
+from plainsong import calls
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.ids import parse_id, unpack_id
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from plainsong import Client
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]]"
-#: What every page and table says of its figures, by the section it stands in.
+#: What each figure is made from, by section; in the page and in the tables.
 MADE_FROM = {
     "sizes": "Counted from publish times and the topic's present ttl: a message is in the queue from its publish until "
     "it expires. Rolled back and invalid messages are left out. A message with a shorter time to live of its own is "
@@ -39,45 +36,44 @@ MADE_FROM = {
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of a time range. Rows are those of the tables in ``pipeline/report``, as dictionaries."""
+    """The figures of a time range. Rows are those of the tables in ``figures``, as dictionaries."""
 
     grid: Grid
     made_ms: int
     topics: Sequence[TopicFacts]
     messages: int
-    """That were read: those of the range, and those that were still alive when it began."""
+    """Messages read: those of the range, and those that were still alive when it began."""
     sizes: Rows
     rates: Rows
     latency: Rows
     latency_steps: Rows
     stored: Rows
     holds: Rows
-    """The longest, at most ``gather.MAX_HOLDS``."""
+    """The longest, at most ``figures.MAX_HOLDS``."""
     hold_quantiles: Rows
     """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms`` of ``held_ms``."""
     notes: Sequence[str] = field(default_factory=tuple)
     """What is not known, and why."""
 
     def of_topic(self, rows: Rows, topic: str) -> Rows:
-        """Those of one topic, in time order where they have a time."""
+        """The rows of one topic, in the order of their times."""
         return sorted((row for row in rows if row["topic"] == topic), key=lambda row: row.get("time_ms", 0))
 
 
-# --- grid ------------------------------------------------------------------------------------------
+# --- time range ------------------------------------------------------------------------------------
 #
-# The time a report is about, cut into steps: rates are of the steps, sizes of the moments between them.
+# Rates are of the steps, sizes of the moments between them.
 
-
-#: So many steps at most, unless a step is asked for: a plot shows no more.
+#: Steps by default, at most: a plot shows no more.
 STEPS = 120
-#: And with any step: the figures of a step are held in memory.
+#: Steps at most: the figures of each are in memory.
 MAX_STEPS = 10_000
 _NICE_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """``start_ms <= time < end_ms``, in steps of ``step_ms`` from the start on; the last may be shorter."""
+    """A time range, ``start_ms <= time < end_ms``, in steps of ``step_ms``; the last may be shorter."""
 
     start_ms: int
     end_ms: int
@@ -85,19 +81,19 @@ class Grid:
 
     @property
     def steps(self) -> int:
-        """How many."""
+        """The number of steps."""
         return -(-(self.end_ms - self.start_ms) // self.step_ms)
 
     def starts(self) -> list[int]:
-        """When each step begins, in milliseconds."""
+        """The start of each step, in milliseconds."""
         return [self.start_ms + step * self.step_ms for step in range(self.steps)]
 
     def samples(self) -> list[int]:
-        """The start of every step and the end of the last: one more than there are steps, in milliseconds."""
+        """The start of every step and the end of the last, in milliseconds."""
         return [*self.starts(), self.end_ms]
 
     def length_s(self, step: int) -> float:
-        """How long a step is, in seconds."""
+        """The length of a step, in seconds."""
         start_ms = self.start_ms + step * self.step_ms
         return (min(start_ms + self.step_ms, self.end_ms) - start_ms) / 1000
 
@@ -128,10 +124,9 @@ def _nice_step_s(range_s: float) -> int:
     return int(days) * 86_400
 
 
-# --- facts -----------------------------------------------------------------------------------------
+# --- topics ----------------------------------------------------------------------------------------
 #
-# What is known of each topic before any message is read: how long messages live, and since when all are there.
-
+# Known before any message is read: how long messages live, and since when all of them are there.
 
 #: Columns of ``rows_of``.
 TOPICS = "topic STRING, ttl_ms BIGINT, known_from_ms BIGINT, whole BOOLEAN"
@@ -139,32 +134,32 @@ TOPICS = "topic STRING, ttl_ms BIGINT, known_from_ms BIGINT, whole BOOLEAN"
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic, as the daemon or an archive tells of it."""
+    """What the daemon or an archive knows of a topic."""
 
     topic: str
     """``namespace:topic``."""
     generation: int
     ttl_ms: int
     known_from_ms: int
-    """Every message published since then can be read, unless it had a shorter time to live of its own."""
+    """All messages published since then can be read, but those with a shorter time to live of their own."""
     whole: bool
-    """Nothing was published before."""
+    """No message was published before ``known_from_ms``."""
     stats: dict[str, Any]
-    """What the daemon's ``stats`` said; empty without a daemon."""
+    """The daemon's ``stats``; empty without a daemon."""
     note: str = ""
-    """What the reader of the report should know of it."""
+    """Notes for the reader of the report."""
 
     @property
     def name(self) -> str:
-        """Without the namespace."""
+        """The name without the namespace."""
         return self.topic.partition(":")[2]
 
 
 def facts_of(client: Client, topic: str) -> TopicFacts:
-    """Ask the daemon. Raises TopicNotFound."""
+    """Ask the daemon about a topic. Raises TopicNotFound."""
     properties, stats = client.properties(topic), client.stats(topic)
     call = calls.topic_offsets(client.namespace, topic, {"maxMessages": 1})
-    earliest = client._shell.run(client._operations.call(call))["earliest"]
+    earliest = client._channel.call(call)["earliest"]
     earliest_ms = unpack_id(parse_id(earliest)).publish_ts_ms
     return TopicFacts(
         f"{client.namespace}:{topic}",
@@ -177,11 +172,11 @@ def facts_of(client: Client, topic: str) -> TopicFacts:
 
 
 def with_archive(facts: TopicFacts, ranges: Sequence[tuple[int, int]], archived_from_start: bool) -> TopicFacts:
-    """The same, when messages that expired in the topic stand in an archive.
+    """The facts with an archive, which has messages that expired in the topic.
 
     Args:
       ranges: publish times that the archive holds without a gap, ``(first_ms, end_ms)``, in order.
-      archived_from_start: the first of them begins before any message of the generation.
+      archived_from_start: the first range starts before all messages of the generation.
     """
     if facts.whole or not ranges:
         return facts

@@ -1,7 +1,4 @@
-"""Every figure of a report: queue sizes, throughput, publish-to-visible latency and hold times, from messages read once.
-
-All figures of a report, gathered: messages read once, their transactions asked about, every table computed.
-"""
+"""The figures of a report: queue sizes, throughput, publish-to-visible latency and hold times."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.report.facts import Grid, TopicFacts
 
-#: Transactions listed one by one, the longest; Parquet has all.
+#: Transactions in the list, the longest; Parquet has all.
 MAX_HOLDS = 500
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The tables of a report before they are collected, by the names of their Parquet folders."""
+    """The tables of a report, not yet collected, by the names of their Parquet folders."""
 
     sizes: DataFrame
     rates: DataFrame
@@ -48,7 +45,7 @@ class Frames:
 
 
 def pointers_of(messages: DataFrame, max_pointers: int) -> tuple[list[Found], int]:
-    """The write pointers that messages carry, the newest of them, and how many there are in all."""
+    """The newest write pointers that messages carry, and how many there are in all."""
     under = messages.where("pointer != 0").select(sf.abs("pointer").alias("pointer"), "publish_ms")
     each = under.groupBy("pointer").agg(sf.min("publish_ms").alias("first_ms")).cache()
     try:
@@ -66,7 +63,7 @@ def frames_of(
     grid: Grid,
     now_ms: int,
 ) -> Frames:
-    """Every table, not computed yet."""
+    """All tables, not yet computed."""
     decisions = spark.createDataFrame(list(asked.decisions), DECISIONS)
     names = spark.createDataFrame(of_topics.rows_of(topics), of_topics.TOPICS)
     decided = with_decisions(messages, decisions)
@@ -96,7 +93,7 @@ def report_of(
     *,
     step: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Compute and collect.
+    """Compute and collect the tables.
 
     Args:
       step: called with the name of each table before it is computed.
@@ -124,25 +121,25 @@ def report_of(
 
 # --- sizes -----------------------------------------------------------------------------------------
 #
-# Queue sizes over time: at each moment of a grid, the messages that were published and had not expired.
+# Queue sizes: at each moment of a grid, the messages that were published and had not expired.
 #
 # A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two
-# times alone. Messages that are known to be rolled back or invalid are left out: nobody reads them.
+# times alone. Messages that are known to be rolled back or invalid are left out, since no reader gets them.
 #
 #     SIZES  topic, time_ms, messages, bytes, complete
 #
-# ``complete`` is false where messages may be missing: they were alive then, and have expired since, so that the
-# topic cannot show them any more. The figure is then a lower bound.
+# ``complete`` is false where messages may be missing: they were alive then and have expired since, so the topic cannot
+# show them any more. The figure is then a lower bound.
 
 
 def queue_sizes(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
     """How many messages and bytes each topic held at each moment of ``grid.samples()``.
 
     Args:
-      messages: those of ``MESSAGES`` that count.
-      topics: ``topic, ttl_ms, known_from_ms, whole``: what is there since when; ``whole``: nothing was there before.
+      messages: the rows of ``MESSAGES`` that count.
+      topics: ``topic, ttl_ms, known_from_ms, whole``: since when messages are known; ``whole``: there were none before.
     Returns:
-      ``SIZES``, a row for every topic and moment.
+      ``SIZES``, with a row for every topic and moment.
     """
     living = messages.join(sf.broadcast(topics), "topic").select(
         "topic", "bytes", "publish_ms", (sf.col("publish_ms") + sf.col("ttl_ms")).alias("last_ms")
@@ -181,13 +178,13 @@ def _samples(frame: DataFrame, grid: Grid) -> DataFrame:
 
 
 def _at_or_after(column: str, grid: Grid) -> Column:
-    """The first moment at or after a time that is not behind the end."""
+    """The first moment at or after a time, if there is one."""
     since = f"greatest({column} - {grid.start_ms}, 0)"
     return sf.expr(f"cast(({since} + {grid.step_ms - 1}) div {grid.step_ms} as int)").alias("sample")
 
 
 def _after(column: str, grid: Grid) -> Column:
-    """The first moment after a time that is before the end."""
+    """The first moment after a time, if there is one."""
     since = f"{column} - {grid.start_ms}"
     return sf.expr(f"if({since} < 0, 0, cast(least(({since}) div {grid.step_ms} + 1, {grid.steps}) as int))").alias(
         "sample"
@@ -196,10 +193,11 @@ def _after(column: str, grid: Grid) -> Column:
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# Throughput: messages and bytes published in each step of a grid, and how long stored ones waited to be published.
+# Throughput: messages and bytes published in each step of a grid, and how long stored messages waited for their
+# publish.
 #
-# RATES topic, time_ms (of the step's start), messages, bytes STORED topic, messages, p50_ms, p95_ms, p99_ms, max_ms
-
+#     RATES   topic, time_ms (of the step's start), messages, bytes
+#     STORED  topic, messages, p50_ms, p95_ms, p99_ms, max_ms
 
 _QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
 
@@ -217,7 +215,7 @@ def step_of(grid: Grid) -> Column:
 
 
 def throughput(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
-    """``RATES``: what was published in each step, whatever became of it; a row for every topic and step."""
+    """``RATES``: all messages published in each step, in whatever state; a row for every topic and step."""
     counted = (
         in_range(messages, grid)
         .groupBy("topic", step_of(grid))
@@ -238,7 +236,7 @@ def throughput(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
 
 
 def stored_for(messages: DataFrame, grid: Grid) -> DataFrame:
-    """``STORED``: for messages that were stored first, the time from their store to their publish."""
+    """``STORED``: the time from store to publish of messages that were stored first."""
     waited = in_range(messages, grid).where("write_ms is not null")
     return (
         waited.select("topic", (sf.col("publish_ms") - sf.col("write_ms")).alias("value_ms"))
@@ -248,7 +246,7 @@ def stored_for(messages: DataFrame, grid: Grid) -> DataFrame:
 
 
 def quantiles(column: str) -> list[Column]:
-    """Median, 95th and 99th percentile, exact and interpolated, and the maximum; null where there is no value."""
+    """Median, 95th and 99th percentile, exact and interpolated, and the maximum; null without values."""
     return [
         *(sf.percentile(column, part).alias(name) for name, part in _QUANTILES),
         sf.max(column).alias("max_ms"),
@@ -257,40 +255,40 @@ def quantiles(column: str) -> list[Column]:
 
 # --- visibility ------------------------------------------------------------------------------------
 #
-# Publish to visible: for how long a committed reader could not get a message that was already published.
+# Publish to visible: how long a committed reader could not get a message that was already published.
 #
-# A committed reader stops at the first undecided message of a topic. So a message becomes visible when the
-# transactions of all messages up to it, its own included, are decided: at the latest of these times, or at its own
-# publish where nothing before it was open. Rolled back and invalid messages hold a reader up until they are
-# decided, too, and are never visible themselves.
+# A committed reader stops at the first undecided message of a topic. So a message becomes visible when the transactions
+# of all messages up to it, its own included, are decided: at the latest of these times, or at its own publish if none
+# of them was open. Rolled back and invalid messages block readers until they are decided, too, and never become
+# visible.
 #
 #     VISIBLE   topic, message_id, publish_ms, waited_ms, known
-#     known     exact     waited_ms is what it was
-#               at_least  a message up to this one has a transaction whose end is not remembered: it may have been longer
+#     known     exact     waited_ms is right
+#               at_least  may be longer: a message up to this one is of a transaction whose end is not remembered
 #               waiting   not visible yet; waited_ms is null
 #               never     rolled back or invalid; null
-#               unknown   of a transaction whose outcome nobody remembers; null
+#               unknown   the outcome of its transaction is not remembered; null
 
 
 def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
     """``MESSAGES`` with ``state`` and ``decided_ms`` of their transactions.
 
-    ``state`` is ``plain`` where there is none, ``rolled_back`` where the message says so itself, else what the
-    transaction service said: ``committed``, ``aborted``, ``invalid``, ``in_progress`` or ``unknown``.
+    ``state`` is ``plain`` without a transaction, ``rolled_back`` if the message itself is marked so, else the answer of
+    the transaction service: ``committed``, ``aborted``, ``invalid``, ``in_progress`` or ``unknown``.
     """
     joined = messages.withColumn("positive", sf.abs("pointer")).join(
         sf.broadcast(decisions.select(sf.col("pointer").alias("positive"), "state", "decided_ms")), "positive", "left"
     )
-    said = sf.coalesce("state", sf.lit("unknown"))
-    state = sf.when(sf.col("pointer") == 0, "plain").when(sf.col("pointer") < 0, "rolled_back").otherwise(said)
-    # Messages may be rolled back while their transaction goes on: nobody keeps from when on they held nobody up.
-    rolled_back_alone = (sf.col("pointer") < 0) & said.isin("committed", "in_progress")
+    remembered = sf.coalesce("state", sf.lit("unknown"))
+    state = sf.when(sf.col("pointer") == 0, "plain").when(sf.col("pointer") < 0, "rolled_back").otherwise(remembered)
+    # Messages may be rolled back while their transaction goes on: when they ceased to block readers is not stored.
+    rolled_back_alone = (sf.col("pointer") < 0) & remembered.isin("committed", "in_progress")
     ended = sf.when(~rolled_back_alone, sf.col("decided_ms"))
     return joined.select(*messages.columns, state.alias("state"), ended.alias("decided_ms"))
 
 
 def visibility(decided: DataFrame) -> DataFrame:
-    """``VISIBLE`` of messages ``with_decisions``, all of a topic from some point on; one task sorts a topic."""
+    """``VISIBLE`` of messages ``with_decisions``: all of a topic from some point on. One task sorts a topic."""
     up_to = Window.partitionBy("topic").orderBy("message_id").rowsBetween(Window.unboundedPreceding, 0)
     free_ms = sf.when(sf.col("state") == "plain", sf.col("publish_ms")).otherwise(
         sf.greatest("publish_ms", sf.coalesce("decided_ms", "publish_ms"))
@@ -312,7 +310,7 @@ def visibility(decided: DataFrame) -> DataFrame:
 
 
 def latency_by_topic(visible: DataFrame, grid: Grid) -> DataFrame:
-    """``topic, messages, p50_ms, p95_ms, p99_ms, max_ms, at_least, waiting, never, unknown`` of those in the range."""
+    """``topic, messages, p50_ms, p95_ms, p99_ms, max_ms, at_least, waiting, never, unknown`` of the range."""
     counts = [
         sf.count_if(sf.col("known") == known).alias(known) for known in ("at_least", "waiting", "never", "unknown")
     ]
@@ -324,24 +322,24 @@ def latency_by_topic(visible: DataFrame, grid: Grid) -> DataFrame:
 
 
 def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
-    """``topic, time_ms, messages, p50_ms, p95_ms, p99_ms, max_ms`` of the steps in which something was published."""
+    """``topic, time_ms, messages, p50_ms, p95_ms, p99_ms, max_ms`` of the steps with messages."""
     shown = in_range(visible, grid).where("waited_ms is not null")
     return shown.groupBy("topic", step_of(grid)).agg(sf.count("*").alias("messages"), *quantiles("waited_ms"))
 
 
 # --- holds -----------------------------------------------------------------------------------------
 #
-# Transaction hold times: how long a transaction was open, and how long its messages held up each topic's readers.
+# Hold times: how long a transaction was open, and how long its messages blocked each topic's readers.
 #
 #     HOLDS  transaction, topic, client, state, messages, bytes, begun_ms, first_publish_ms, decided_ms, open_ms, held_ms
 #
-# ``open_ms`` is from its begin to its end, ``held_ms`` from its first message in the topic to its end; of one that
-# is still open both are up to the moment of the report. They are null where the end is not remembered. A
-# transaction with several write pointers is one, by its id.
+# ``open_ms`` is from a transaction's begin to its end, ``held_ms`` from its first message in the topic to its end; if
+# it is still open, both are up to the moment of the report. They are null if the end is not remembered. A transaction
+# with several write pointers counts once, by its id.
 
 
 def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFrame:
-    """``HOLDS`` of the transactions that published any of ``messages``, longest first."""
+    """``HOLDS`` of the transactions that published one of ``messages``, longest first."""
     under = messages.where("pointer != 0").withColumn("pointer", sf.abs("pointer"))
     each = (
         under.join(sf.broadcast(decisions), "pointer")
@@ -366,10 +364,10 @@ def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFr
 
 
 def hold_quantiles(holds: DataFrame) -> DataFrame:
-    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long each topic was held.
+    """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long topics' readers were blocked.
 
-    Of ``HOLDS``; ``open`` are those still in progress, which count with the time so far, and ``unknown`` those whose
-    end is not remembered, which do not.
+    From ``HOLDS``: ``open`` transactions count with their time so far, ``unknown`` ones, whose end is not remembered,
+    do not.
     """
     return holds.groupBy("topic").agg(
         sf.count("*").alias("transactions"),

@@ -1,8 +1,6 @@
 """A report as one HTML page: plots and tables, what each figure is made from, and what is not known.
 
-A report as one HTML page: plots and tables, what each figure is made from, and what is not known.
-
-The page needs nothing else: no script, no font, no picture from elsewhere; it may be mailed and printed.
+The page is complete: no script, no font and no picture from elsewhere; it may be mailed and printed.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ def page_of(report: Report) -> str:
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write it, whole or not at all. Raises OSError: what was there is as it was."""
+    """Write the page atomically. Raises OSError: the file is as it was."""
     beside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(page_of(report), encoding="utf-8")
@@ -81,10 +79,10 @@ def write_page(report: Report, file: Path) -> None:
 def _sections(report: Report) -> list[str]:
     plots = {plot.key: plot for plot in plots_of(report)}
     parts: list[str] = []
-    told: set[str] = set()
+    explained: set[str] = set()
     for key, title, headings, rows in tables_of(report):
         parts.append(f"<h2>{escape(title)}</h2>")
-        if key not in told:
+        if key not in explained:
             parts.append(f"<p>{escape(MADE_FROM[key])}</p>")
             if key in plots:
                 caption = plots[key].title + _left_out(report, key)
@@ -92,7 +90,7 @@ def _sections(report: Report) -> list[str]:
                 parts.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
             elif key == "latency" and report.latency_steps:
                 parts.append("<p>Of the messages that could be read, none was held up.</p>")
-        told.add(key)
+        explained.add(key)
         parts.append(_table(headings, rows))
     return parts
 
@@ -121,17 +119,15 @@ def _unknown(notes: Sequence[str]) -> list[str]:
 
 # --- plots -----------------------------------------------------------------------------------------
 #
-# The plots of a report, as SVG that takes the page's own colours: on a light page dark text, on a dark one light.
-#
-# Without a display and without time stamps: the same report makes the same bytes.
+# SVG in the page's own colours, which follow the reader's light or dark. The same report makes the same bytes: there
+# are no time stamps in it.
 
-
-#: Topics with a line of their own; of the others the tables tell.
+#: Topics with a line of their own; the tables have the others.
 MAX_LINES = 8
-#: Readable on white and on near-black alike, and told apart by those who see fewer colours.
+#: Readable on white and on near-black, and distinct for people with colour blindness.
 COLOURS = ("#3584c6", "#d97a00", "#1f9e77", "#c05a9b", "#cf4a32", "#7a6cd0", "#8a8f98", "#b59a00")
 STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": COLOURS[6], "invalid": COLOURS[4]}
-#: Stand for the page's colours in what is drawn, and are replaced in the SVG.
+#: Placeholders for the page's colours, which the SVG replaces.
 _TEXT, _GRID = "#010203", "#040506"
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -153,7 +149,7 @@ _STYLE: Any = {
 
 
 class Plot(NamedTuple):
-    """One picture and what it shows."""
+    """A plot and its caption."""
 
     key: str
     """Its section in ``MADE_FROM``."""
@@ -162,7 +158,7 @@ class Plot(NamedTuple):
 
 
 def plots_of(report: Report) -> list[Plot]:
-    """All plots that have something to show."""
+    """All plots that have data."""
     found = [
         Plot("sizes", "Messages in the queue", _drawn("sizes", report, _sizes)),
         Plot("rates", "Messages published per second", _drawn("rates", report, _rates)),
@@ -182,7 +178,7 @@ def plots_of(report: Report) -> list[Plot]:
 
 def _drawn(name: str, report: Report, draw: Callable[[Axes, Report], None]) -> str:
     """One figure as an ``svg`` element."""
-    # A salt of its own for each: ids of several pictures in one page must not meet.
+    # Each figure has a salt of its own: the ids of several figures in one page must differ.
     with mpl.rc_context({**_STYLE, "svg.hashsalt": f"plainsong {name}"}):
         figure = Figure(figsize=(8.6, 3.2), layout="constrained")
         axes = figure.add_subplot()
@@ -206,7 +202,7 @@ def _drawn(name: str, report: Report, draw: Callable[[Axes, Report], None]) -> s
 def _sizes(axes: Axes, report: Report) -> None:
     for topic, colour in _lines(report, report.sizes):
         rows = report.of_topic(report.sizes, topic)
-        # A point belongs to both lines where one turns into the other, so that no gap is seen.
+        # Where one line continues the other, both have the point, so that there is no gap.
         known = [row["messages"] if row["complete"] else None for row in rows]
         least = [
             row["messages"] if not row["complete"] or not rows[max(0, at - 1)]["complete"] else None
@@ -225,7 +221,7 @@ def _rates(axes: Axes, report: Report) -> None:
     for topic, colour in _lines(report, report.rates):
         rows = report.of_topic(report.rates, topic)
         per_second = [row["messages"] / report.grid.length_s(step) for step, row in enumerate(rows)]
-        # The last step ends where the range does.
+        # The last step ends with the range.
         steps = [*rows, {"time_ms": report.grid.end_ms}]
         _plot(axes, steps, [*per_second, per_second[-1]], colour, drawstyle="steps-post", label=_name(topic))
     axes.set_ylim(bottom=0)
@@ -235,7 +231,7 @@ def _rates(axes: Axes, report: Report) -> None:
 def _latency(axes: Axes, report: Report) -> None:
     for topic, colour in _lines(report, report.latency_steps):
         rows = report.of_topic(report.latency_steps, topic)
-        # No lines: between steps with messages there is nothing.
+        # No lines: between the steps with messages there is no value.
         points: dict[str, Any] = {"linestyle": "none", "markersize": 4}
         _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", label=_name(topic), **points)
         _plot(axes, rows, [row["p99_ms"] for row in rows], colour, marker="^", alpha=0.6, **points)
@@ -263,14 +259,14 @@ def _plot(
 
 
 def _lengths(axes: Axes) -> None:
-    """A scale from nothing to days."""
+    """A scale from zero to days."""
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_length(value)))
 
 
 def _lines(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The topics that get a line, those with most messages, each with its colour."""
+    """The topics with most messages, each with the colour of its line."""
     total = {facts.topic: 0 for facts in report.topics}
     for row in rows:
         total[row["topic"]] = max(total.get(row["topic"], 0), row["messages"])
@@ -280,12 +276,12 @@ def _lines(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str,
 
 
 def _time(time_ms: int) -> float:
-    """As matplotlib counts: days since 1970."""
+    """A time as matplotlib counts it: days since 1970."""
     return time_ms / 86_400_000
 
 
 def _name(topic: str) -> str:
-    # A name that begins with an underscore would be left out of the legend.
+    # matplotlib leaves names that start with an underscore out of the legend.
     return " " + topic.partition(":")[2]
 
 

@@ -1,13 +1,13 @@
-"""What a report reads: messages of topics and of an archive, each once, and the daemon's decisions about their transactions.
+"""What a report reads: messages of topics and of an archive, each once, and the outcomes of their transactions.
 
-What every figure is made from: one slim row for a message, whether it came from a topic or an archive.
+A message is one slim row, wherever it came from:
 
-topic        STRING  namespace:topic
-message_id   BINARY  20 bytes, sorts as the topic does
-publish_ms   BIGINT  when it was published
-write_ms     BIGINT  when it was stored, for those that were stored before they were published; else null
-bytes        BIGINT  of the payload
-pointer      BIGINT  its write pointer: 0 none, negative rolled back
+    topic        STRING  namespace:topic
+    message_id   BINARY  20 bytes, sorts as the topic does
+    publish_ms   BIGINT  when it was published
+    write_ms     BIGINT  when it was stored, if it was stored before it was published; else null
+    bytes        BIGINT  of the payload
+    pointer      BIGINT  its write pointer: 0 none, negative rolled back
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from plainsong.sync.transactions import Transactions
-    from plainsong.transactions.values import TransactionStatus
+    from plainsong._sync.transactions import Transactions
+    from plainsong.transactions import TransactionStatus
     from pyspark_plainsong.pipeline.archive.manifest import Manifest
     from pyspark_plainsong.pipeline.report.facts import Grid
 
@@ -50,10 +50,10 @@ MESSAGES = StructType(
 
 
 def messages_of(rows: DataFrame) -> DataFrame:
-    """Rows of the data source, or of an archive, brought to ``MESSAGES``.
+    """``MESSAGES`` from rows of the data source or of an archive.
 
-    Rows without the column ``transaction_write_pointer`` were read as a committed reader reads: each was visible, and
-    which transaction published it is not known; their pointer is 0.
+    Rows without the column ``transaction_write_pointer`` were read with committed isolation: each was visible, and its
+    transaction is not known; their pointer is 0.
     """
     has_pointer = "transaction_write_pointer" in rows.columns
     pointer = sf.coalesce("transaction_write_pointer", sf.lit(0)) if has_pointer else sf.lit(0)
@@ -68,14 +68,12 @@ def messages_of(rows: DataFrame) -> DataFrame:
 
 
 # --- sources ---------------------------------------------------------------------------------------
-#
-# Where the messages of a report come from: topics, an archive, or both, each message once.
 
 
 def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
-    """``MESSAGES`` of topics, of open and rolled back transactions too.
+    """``MESSAGES`` of topics, those of open and rolled back transactions included.
 
-    From the oldest that could be alive when the grid begins until its end.
+    From the oldest one that could be alive when the grid begins to the end of the grid.
     """
     options = {
         "subscribe": ",".join(facts.name for facts in topics),
@@ -83,7 +81,7 @@ def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence
         "endingTimestamp": str(grid.end_ms + 1),
         "isolation": "uncommitted",
         "includeTransaction": "true",
-        "failOnDataLoss": "false",  # what expires while it is read is what the report says of its edge anyway
+        "failOnDataLoss": "false",  # the report says that sizes at its edge are lower bounds
     }
     return messages_of(spark.read.format("plainsong").options(**source).options(**options).load())
 
@@ -107,7 +105,7 @@ def from_archive(spark: SparkSession, root: str, topics: Sequence[TopicFacts], g
 
 
 def each_once(topics: DataFrame, archive: DataFrame) -> DataFrame:
-    """Both: what the topic still has comes from there, since it knows the write pointers."""
+    """``MESSAGES`` of both; the topic's own come from the topic, which knows their write pointers."""
     return topics.unionByName(archive.join(topics, ["topic", "message_id"], "left_anti"))
 
 
@@ -119,10 +117,10 @@ def _since(topics: Sequence[TopicFacts], grid: Grid) -> int:
 
 
 def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, ttl_ms: int | None) -> TopicFacts:
-    """What an archive alone tells of a topic: of its last generation, from the beginning of its last range without gap.
+    """The facts that an archive alone has of a topic: of its last generation, since the last gap.
 
     Raises:
-      CommandFailed: the archive has nothing of it, or nobody says how long its messages live.
+      CommandFailed: the archive does not have the topic, or its time to live is not known.
     """
     entries = _entries(spark, root, namespace, topic)
     if not entries:
@@ -148,16 +146,14 @@ def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list
     return load_manifests(open_files(root, lambda: spark), topic_folder(namespace, topic))
 
 
-# --- decisions -------------------------------------------------------------------------------------
+# --- outcomes --------------------------------------------------------------------------------------
 #
-# What became of the transactions whose messages were found: the daemon is asked about each write pointer once.
+# The outcomes of transactions: the daemon is asked about each write pointer once.
 #
 #     DECISIONS  pointer, transaction, client, state, begun_ms, decided_ms
 #
-# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). Of a pointer it does not know, the
-# state is ``unknown``, and all that is left is the pointer itself: this service's pointers say when they were
-# issued.
-
+# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). If it does not know a pointer, the
+# state is ``unknown``, and all that is left is the pointer itself, which says when it was issued.
 
 DECISIONS = StructType(
     [
@@ -169,12 +165,12 @@ DECISIONS = StructType(
         StructField("decided_ms", LongType()),
     ]
 )
-#: A pointer that nobody knows was issued at the time it says if that is no longer before its first message.
+#: A forgotten pointer was issued at the time in it, if that is at most so long before its first message.
 MAX_AGE_MS = 25 * 3600 * 1000
 
 
 class Found(NamedTuple):
-    """A write pointer that messages carry, made positive, and when the first of them was published."""
+    """A write pointer of messages, positive, and when the first of them was published."""
 
     pointer: int
     first_publish_ms: int
@@ -193,27 +189,27 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the service said, and what it could not be asked."""
+    """The answers of the transaction service, and what is missing."""
 
     decisions: Sequence[Decision]
     unavailable: str | None = None
-    """Why the service said nothing; None: it answered."""
+    """Why the service did not answer; None: it answered."""
 
 
 def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Callable[[], None] = lambda: None) -> Asked:
-    """What became of each pointer.
+    """Ask for the outcome of each pointer.
 
     Args:
-      step: called behind each question.
+      step: called after each request.
     Raises:
-      PlainsongError: what goes wrong on the way. That the daemon has no service is an answer.
+      PlainsongError: a request failed. A daemon without a transaction service is no failure.
     """
     decisions: list[Decision] = []
     unavailable = None
     for each in found:
         if unavailable is None:
             try:
-                decisions.append(_told(each, transactions.get(each.pointer)))
+                decisions.append(_decision(each, transactions.get(each.pointer)))
                 step()
                 continue
             except TransactionsUnavailable as error:
@@ -223,11 +219,11 @@ def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Calla
 
 
 def not_asked(found: Iterable[Found], why: str) -> Asked:
-    """The same where there is nobody to ask."""
+    """The answers without a daemon."""
     return Asked([_unknown(each) for each in found], why)
 
 
-def _told(found: Found, status: TransactionStatus) -> Decision:
+def _decision(found: Found, status: TransactionStatus) -> Decision:
     if status.state == "unknown":
         return _unknown(found)
     return Decision(found.pointer, status.id, status.client_id, status.state, status.started_ms, status.decided_ms)

@@ -1,4 +1,4 @@
-"""A report for people at a terminal, as tables, and for programs, as JSON."""
+"""A report as tables for people at a terminal, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.report.facts import Report
 
-#: Transactions listed for people.
+#: Transactions in the list for people.
 MAX_LISTED = 10
 _QUANTILES = (">P50", ">P95", ">P99", ">MAX")
 _NAMES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 
 def tables_of(report: Report) -> Iterator[tuple[str, str, Sequence[str], list[tuple[str, ...]]]]:
-    """Every section that has something to say: its key in ``MADE_FROM``, its title, headings and rows."""
+    """Every section with data: its key in ``MADE_FROM``, its title, headings and rows."""
     yield "sizes", "Queue sizes", ("TOPIC", ">NOW", ">BYTES", ">AT START", ">LEAST", ">MOST", "TTL"), _sizes(report)
     yield "rates", "Throughput", ("TOPIC", ">MESSAGES", ">BYTES", ">MEAN", ">BUSIEST STEP"), _rates(report)
     waited = ("TOPIC", ">MESSAGES", *_QUANTILES, ">AT LEAST", ">WAITING", ">NEVER", ">UNKNOWN")
@@ -44,12 +44,12 @@ def lines_of(report: Report) -> list[str]:
     """The whole report as text."""
     grid = report.grid
     lines = [f"{show_time(grid.start_ms)} to {show_time(grid.end_ms)}, in steps of {show_length(grid.step_ms)}"]
-    told: set[str] = set()
+    explained: set[str] = set()
     for key, title, headings, rows in tables_of(report):
         lines += ["", title, *table(headings, rows, columns=160)]
-        if key not in told:
+        if key not in explained:
             lines += wrap(MADE_FROM[key], width(), initial_indent="  ", subsequent_indent="  ")
-            told.add(key)
+            explained.add(key)
     if report.notes:
         wrapped = (wrap(note, width(), initial_indent="  ", subsequent_indent="    ") for note in report.notes)
         lines += ["", "Not known", *(line for lines_ in wrapped for line in lines_)]
@@ -138,7 +138,7 @@ def _lengths(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def show_wait(milliseconds: float | None) -> str:
-    """A length of time; of less than a minute with its fractions: ``0ms``, ``1.25s``, ``3m 5s``."""
+    """A length of time, with fractions below a minute: ``0ms``, ``1.25s``, ``3m 5s``."""
     if milliseconds is None or not 1000 <= milliseconds < 60_000:
         return show_length(milliseconds)
     return f"{milliseconds / 1000:.2f}".rstrip("0").rstrip(".") + "s"

@@ -165,7 +165,7 @@ async def test_many_topics_of_one_owner_are_one_question(nodes):
 
 async def test_an_ask_is_answered_wherever_the_topic_is(nodes):
     for name in "abc":
-        asking = nodes[name].cluster.asking
+        asking = nodes[name].cluster.asks
         for topic in TOPICS:
             assert (await asking.ask(TopicName("ns", topic), Describe())).metadata.generation == 1
         with pytest.raises(TopicNotFound):
@@ -173,7 +173,7 @@ async def test_an_ask_is_answered_wherever_the_topic_is(nodes):
 
 
 async def test_a_look_keeps_its_deadline_over_a_link(nodes):
-    asking = nodes["a"].cluster.asking
+    asking = nodes["a"].cluster.asks
     begun_s = trio.current_time()
     span = await asking.ask(TopicName("ns", "t-b"), Look(FIRST_BOUND, deadline_s=begun_s + 0.3))
     assert span.since >= span.until
@@ -182,7 +182,7 @@ async def test_a_look_keeps_its_deadline_over_a_link(nodes):
 
 async def test_an_ask_without_an_owner_is_refused_and_one_in_doubt_is_said_to_be(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 0.2)
-    asking = nodes["a"].cluster.asking
+    asking = nodes["a"].cluster.asks
     nodes.move("ns:t-b", None)
     with pytest.raises(NoOwner):
         await asking.ask(TopicName("ns", "t-b"), Describe(), patience_s=0.2)

@@ -1,0 +1,1 @@
+"""The client for event loops, and the source that the client for threads is generated from (``scripts/unasync.py``)."""

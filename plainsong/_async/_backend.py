@@ -1,0 +1,317 @@
+"""What the asynchronous client stands on: time, locks, tasks, connections. ``plainsong/_sync/_backend.py`` is its twin.
+
+Both are written by hand and have the same names; everything above them is written once. Runs on asyncio and trio.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import contextmanager
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import httpcore2
+
+from plainsong.calls import Failure
+from plainsong.errors import Closed
+from plainsong.transport.http import BROKEN, KEEP_ALIVE_S, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+    from anyio.abc import ByteStream, TaskGroup
+
+    from plainsong.calls import Answer, Send
+    from plainsong.messages import Message
+    from plainsong.settings import Settings
+
+T = TypeVar("T")
+
+#: Says what is missing where something is used outside of its block.
+BLOCK_HINT = "use it within its async with block"
+
+now = anyio.current_time
+sleep = anyio.sleep
+run_blocking = anyio.to_thread.run_sync
+"""Calls a function that may wait, in a worker thread."""
+run_from_worker = anyio.from_thread.run
+"""Runs a coroutine function on the event loop, for a function that ``run_blocking`` called."""
+let_others_run = anyio.lowlevel.checkpoint
+Lock = threading.Lock  # never waited for: nobody holds it over an await, but in a condition, which releases it
+
+
+class Condition:
+    """As ``threading.Condition``, for tasks that share a lock."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._waiters: deque[anyio.Event] = deque()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it was notified in time. With the lock, which is free meanwhile."""
+        event = anyio.Event()
+        self._waiters.append(event)
+        self._lock.release()
+        try:
+            with anyio.move_on_after(timeout_s):
+                await event.wait()
+        finally:
+            self._lock.acquire()
+            if not event.is_set():
+                self._waiters.remove(event)
+        return event.is_set()
+
+    async def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Whether the predicate came true in time. With the lock, which is free meanwhile."""
+        with anyio.move_on_after(timeout_s):
+            while not predicate():
+                await self.wait()
+        return predicate()
+
+    def notify(self) -> None:
+        """Wake the one that has waited longest. With the lock."""
+        if self._waiters:
+            self._waiters.popleft().set()
+
+    def notify_all(self) -> None:
+        """Wake all. With the lock."""
+        while self._waiters:
+            self._waiters.popleft().set()
+
+
+class TaskLock:
+    """A lock held over awaits; whoever holds it may take it again, in the same task."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+        self._holder: int | None = None
+        self._times = 0
+
+    async def __aenter__(self) -> None:
+        task = anyio.get_current_task().id
+        if self._holder != task:
+            await self._lock.acquire()
+            self._holder = task
+        self._times += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._times -= 1
+        if not self._times:
+            self._holder = None
+            self._lock.release()
+
+
+@contextmanager
+def shielded(seconds: float | None = None) -> Iterator[anyio.CancelScope]:
+    """A block that is brought to its end also in a cancelled task, within ``seconds``."""
+    with anyio.move_on_after(seconds, shield=True) as scope:
+        yield scope
+
+
+async def told(method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a participant's method returns; awaited, where it is asynchronous."""
+    result = method(*arguments)
+    return await result if isawaitable(result) else result
+
+
+#: Whether a stream whose block an error leaves waits for no more answers.
+ERRORS_END_STREAMS = True
+
+
+def gives_up_after(kind: type[BaseException]) -> bool:
+    """Whether a block that was left by this sends nothing more: its task is cancelled."""
+    return not issubclass(kind, Exception)
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class Workers:
+    """The tasks of a publisher, a producer or a stream, in a task group that lives in its block."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: TaskGroup | None = None
+
+    async def open(self) -> None:
+        """The block begins."""
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One more."""
+        if self._tasks is not None:
+            self._tasks.start_soon(work, name=self._name)
+
+    async def join(self, timeout_s: float | None = None) -> None:
+        """Nothing to wait for: they end with the block."""
+
+    async def aclose(self, abandon: Callable[[], int]) -> int:
+        """The block ends: whatever still waits is abandoned. How many messages were under way."""
+        under_way = abandon()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            # The error that left the block, if any, is its own business: the tasks are gone, and it goes on.
+            await self._tasks.__aexit__(None, None, None)
+        return under_way
+
+
+class Owned:
+    """Publishers, producers and streams of a client: each is opened and closed by its own block."""
+
+    def add(self, each: T) -> T:
+        """One more."""
+        return each
+
+    async def aclose(self) -> None:
+        """The client is closed."""
+
+
+# --- loops over messages -------------------------------------------------------------------------
+
+
+class Pages(Protocol):
+    """A reading, as a loop over its messages sees it."""
+
+    closed: bool
+    at_hand: Message | None
+    keeps_position: bool
+    is_inside: bool
+
+    def is_time_up(self) -> bool:
+        """Whether its transaction leaves no time to go on."""
+        ...
+
+    def done_with_message_at_hand(self, now_s: float) -> bool:
+        """The loop asks for the next; whether it is time to save."""
+        ...
+
+    async def next_page(self) -> Sequence[Message] | None:
+        """None: the end."""
+        ...
+
+    async def save(self, *, patiently: bool = False) -> None:
+        """Keep what the loop is done with."""
+        ...
+
+
+class Messages:
+    """The messages of a reading, one by one.
+
+    No asynchronous generator: one that is left early complains, and cannot be ended where it is forgotten.
+    """
+
+    def __init__(self, reading: Pages) -> None:
+        self._reading = reading
+        self._page: Iterator[Message] = iter(())
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> Message:
+        reading = self._reading
+        if reading.keeps_position and reading.done_with_message_at_hand(now()):
+            await reading.save(patiently=True)
+        while True:
+            if reading.is_inside and reading.is_time_up():
+                raise StopAsyncIteration
+            for message in self._page:
+                if reading.keeps_position:
+                    reading.at_hand = message
+                return message
+            page = None if reading.closed else await reading.next_page()
+            if page is None:
+                await reading.save()
+                raise StopAsyncIteration
+            self._page = iter(page)
+
+    async def aclose(self) -> None:
+        """The reader is closed: what is at hand is not done, and nothing more comes."""
+        self._reading.at_hand = None
+        self._page = iter(())
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+#: Beyond the limits of each step, so that those, which know whether anything was sent, come first.
+_GRACE_S = 0.05
+
+
+class Pool:
+    """Kept connections to all daemons of a client, for one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._token = settings.token
+        self._max_connections = settings.max_connections
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._closed = False
+
+    async def carry(self, send: Send) -> Answer | Failure:
+        """One request and its answer. Raises Closed."""
+        if self._closed:
+            raise Closed("the client is closed")
+        if self._pool is None:
+            self._pool = httpcore2.AsyncConnectionPool(
+                max_connections=self._max_connections, keepalive_expiry=KEEP_ALIVE_S
+            )
+        try:
+            with anyio.move_on_after(send.timeout_s + _GRACE_S):
+                response = await self._pool.handle_async_request(http_request(send, self._token, send.timeout_s))
+                try:
+                    body = b"".join([chunk async for chunk in response.aiter_stream()])
+                finally:
+                    await response.aclose()
+                return answer_of(response, body)
+        except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
+            return failure_of(error, send.timeout_s)
+        return Failure("timeout", f"no answer within {send.timeout_s:g} s")
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed = True
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+
+
+RECEIVE_BYTES = 1 << 16
+#: What a broken connection raises, and one that does not come about.
+BROKEN_STREAM = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+
+
+class Connection:
+    """A connection for a stream; ``connect`` makes it."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    async def send(self, data: bytes) -> None:
+        """Raises BROKEN_STREAM."""
+        await self._stream.send(data)
+
+    async def receive(self, timeout_s: float) -> bytes:
+        """What comes next; nothing when the time is over. Raises BROKEN_STREAM, also at its end."""
+        with anyio.move_on_after(timeout_s):
+            return await self._stream.receive(RECEIVE_BYTES)
+        return b""
+
+    def forget(self) -> None:
+        """In a forked child."""
+
+    async def aclose(self) -> None:
+        """At once, also in a cancelled task. Idempotent."""
+        with anyio.CancelScope(shield=True):
+            await anyio.aclose_forcefully(self._stream)
+
+
+async def connect(host: str, port: int, *, tls: bool, timeout_s: float) -> Connection:
+    """A new connection. Raises TimeoutError, BROKEN_STREAM."""
+    with anyio.fail_after(timeout_s):
+        if tls:
+            return Connection(await anyio.connect_tcp(host, port, tls=True))
+        return Connection(await anyio.connect_tcp(host, port))

@@ -1,0 +1,844 @@
+"""The client: topics, publishing, polling, reading and transactions of one namespace."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plainsong import calls, gathering
+from plainsong._async._backend import Owned, Pool, shielded
+from plainsong._async.producer import AsyncProducer
+from plainsong._async.publisher import AsyncPublisher
+from plainsong._async.read import AsyncReader, reading_in
+from plainsong._async.retry import AsyncChannel
+from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
+from plainsong._async.transactions import AsyncTransactions
+from plainsong.errors import NotSent
+from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
+from plainsong.positions import DEFAULT_PAGE_MESSAGES, OLDEST, checked_isolation, is_inclusive, read_plan
+from plainsong.producing import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
+from plainsong.protocol.errors import InvalidParameter, NoMessages, TransactionConflict
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
+from plainsong.serializers import serializer_for
+from plainsong.settings import DEFAULT_URL, Settings, from_environment
+from plainsong.streaming import DEFAULT_PENDING_BYTES
+from plainsong.transactions import (
+    DEFAULT_BUFFER_BYTES,
+    DEFAULT_BUFFER_MESSAGES,
+    DEFAULT_RETRIES,
+    Retries,
+    Transaction,
+    block_of,
+    pointer_of,
+    publish_under,
+    rollback,
+    snapshot_of,
+    store,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from typing import Self
+
+    from plainsong._async.stream import AsyncStream
+    from plainsong.gathering import Mode, Overflow
+    from plainsong.messages import DroppedMessage, MessageId, Page, Receipt, Seen
+    from plainsong.participants import AnyParticipant
+    from plainsong.positions import Position, Start
+    from plainsong.protocol.requests import Isolation
+    from plainsong.serializers import SerializerLike
+    from plainsong.transactions import TransactionKind, Under
+
+T = TypeVar("T")
+
+log = logging.getLogger("plainsong.client")
+
+
+class AsyncClient:
+    """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
+
+    For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
+    Connections are made when they are needed: making a client does not need a daemon. A task that is
+    cancelled in the middle of a call leaves it: what became of the request is then unknown, as after a
+    broken connection.
+
+    Every method raises ``PlainsongError`` and nothing else on account of the daemon or the network; the error's
+    ``outcome`` says whether the request happened. Calls are tried again, with pauses, as long as that is safe
+    and ``deadline_s`` is not over.
+
+    Args:
+      url: of the daemon, or several (a list, or one string with commas): the next is tried when one cannot be
+        reached or is leaving.
+      namespace: of all topics.
+      token_file: a file whose one line is sent as a bearer token; read once.
+      connect_timeout_s: for a connection to come about.
+      request_timeout_s: for one request and its whole answer.
+      deadline_s: for a call with all its retries; methods take one of their own. The time that a poll is
+        asked to wait is added to both.
+      retry: False: one attempt at each URL, and no pauses.
+      max_connections: open at once; further requests wait for one.
+      follow_owners: of several instances, go to the one that owns the topic, which its first answer names; False:
+        only ever to ``url``, as behind a load balancer.
+    Raises:
+      InvalidName, InvalidParameter: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] = DEFAULT_URL,
+        *,
+        namespace: str = "default",
+        token_file: str | os.PathLike[str] | None = None,
+        connect_timeout_s: float = 5.0,
+        request_timeout_s: float = 30.0,
+        deadline_s: float = 60.0,
+        retry: bool = True,
+        max_connections: int = 100,
+        follow_owners: bool = True,
+    ) -> None:
+        self._settings = Settings.checked(
+            url,
+            namespace=namespace,
+            token_file=token_file,
+            connect_timeout_s=connect_timeout_s,
+            request_timeout_s=request_timeout_s,
+            deadline_s=deadline_s,
+            retry=retry,
+            max_connections=max_connections,
+            follow_owners=follow_owners,
+        )
+        self._channel = AsyncChannel(self._settings, Pool(self._settings))
+        self._owned = Owned()
+
+    @classmethod
+    def from_environment(cls, **options: Any) -> Self:
+        """A client for ``PLAINSONG_URL`` and ``PLAINSONG_NAMESPACE``; ``options`` as above, which win."""
+        return cls(**{**from_environment(), **options})
+
+    async def aclose(self) -> None:
+        """Close all connections; what is under way fails. Idempotent. Its publishers end with their own blocks."""
+        try:
+            await self._owned.aclose()
+        finally:
+            await self._channel.pool.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            with shielded():
+                await self.aclose()
+        except NotSent as error:
+            if kind is None:
+                raise
+            log.warning("a client was left by an error: %s", error.detail)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.namespace} at {self._channel.places.current}>"
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of all topics of this client."""
+        return self._channel.namespace
+
+    # --- publishing ------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        messages: Any = (),
+        *,
+        ttl_s: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
+        serializer: SerializerLike = None,
+        retry_unknown: bool = False,
+        deadline_s: float | None = None,
+        transaction: Under = None,
+        direct: bool = False,
+    ) -> Receipt:
+        """Publish, and return when it is durable. In a block of ``transaction()``: publish with its commit.
+
+        Args:
+          messages: one, or a list (or tuple) of several, which become visible together; each is what the
+            serializer takes (bytes, without one), or an ``Outgoing`` around it. With a ``transaction`` there may be
+            none: then what was stored under it is published.
+          ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          attributes, routing_key: of all that have none themselves (``Outgoing``).
+          retry_unknown: also try again when an attempt may have taken: at least once, perhaps twice. Not in a
+            transaction, which is undone as a whole instead.
+          deadline_s: for this call.
+          transaction: ``"own"``: one that is begun and committed by this call; a ``Transaction`` or its write
+            pointer: under that one, now, whose commit or rollback is then the caller's.
+          direct: not as part of the transaction whose block this is in.
+        Raises:
+          TopicNotFound, MessageTooLarge, BodyTooLarge, NotEncodable, NoMessages, ConnectFailed: nothing happened.
+          ConnectionLost, OutcomeUnknown: unknown. DeadlineExceeded: as its ``outcome`` says.
+          TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
+          with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
+        """
+        if attributes is not None or routing_key is not None:
+            messages = all_with_attributes(messages, attributes, routing_key)
+        if transaction == "own":
+            return await publish_in_one(self, topic, messages, ttl_s=ttl_s, serializer=serializer)
+        many = messages if isinstance(messages, (list, tuple)) else [messages]
+        channel = self._channel
+        if transaction is not None:
+            request = outgoing_request(many, serializer, ttl_s)
+            if not isinstance(transaction, (Transaction, int)):
+                raise InvalidParameter(
+                    f"transaction is {transaction!r}", hint='use a Transaction, its write pointer, or "own"'
+                )
+            request.write_pointer = pointer_of(transaction)
+            return await channel.call(publish_under(channel.namespace, topic, request), deadline_s)
+        block = None if direct else block_of(self, AsyncTransactionContext)
+        if block is not None:
+            return await block.publish(topic, many, ttl_s=ttl_s, serializer=serializer)
+        if not many:
+            raise NoMessages("the list is empty")
+        request = outgoing_request(many, serializer, ttl_s)
+        call = calls.publish(channel.namespace, topic, request, retry_unknown=retry_unknown)
+        return await channel.call(call, deadline_s)
+
+    async def store(
+        self,
+        topic: str,
+        messages: Any,
+        transaction: Transaction | int,
+        *,
+        ttl_s: int | None = None,
+        serializer: SerializerLike = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Put messages down under a transaction, to be published with it later: ``publish(topic, transaction=…)``.
+
+        A transaction's own ``publish`` does this by itself when much comes together.
+
+        Raises:
+          as ``publish``; AlreadyPublished: what was stored there has been published, nothing happened.
+        """
+        request = outgoing_request(as_list(messages), serializer, ttl_s)
+        if not request.messages:
+            raise NoMessages("the list is empty")
+        request.write_pointer = pointer_of(transaction)
+        await self._channel.call(store(self.namespace, topic, request), deadline_s)
+
+    async def rollback(self, topic: str, transaction: Transaction | int) -> None:
+        """Hide from committed readers all that a transaction published or stored in a topic. The same made twice.
+
+        Of a ``Transaction`` every write pointer it has had is rolled back. The transaction itself goes on.
+
+        Raises:
+          TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown; repeat it.
+        """
+        pointers: tuple[int, ...] = (pointer_of(transaction),)
+        if isinstance(transaction, Transaction) and transaction.pointers:
+            pointers = transaction.pointers
+        for pointer in pointers:
+            await self._channel.call(rollback(self.namespace, topic, pointer))
+
+    def publisher(
+        self,
+        topic: str | None = None,
+        *,
+        linger_ms: float = 0,
+        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        overflow: Overflow | None = None,
+        mode: Mode = "reliable",
+        delivery_timeout_s: float | None = None,
+        retry_unknown: bool = False,
+        on_drop: Callable[[DroppedMessage], object] | None = None,
+        serializer: SerializerLike = None,
+        connections: int = 4,
+        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+    ) -> AsyncPublisher:
+        """A buffer for publishing without waiting; use it in an ``async with`` block.
+
+        Args:
+          topic: of messages that name none.
+          linger_ms: how long a first message waits for company; with 0, what accumulates while a request is
+            under way is gathered all the same.
+          max_batch_messages, max_batch_bytes: of one request.
+          max_pending_bytes: that the buffer may occupy, about 400 bytes for each message beside its payload.
+          overflow: when the buffer is full: ``"wait"`` (the default), ``"raise"`` BufferFull, or ``"drop"`` the
+            new message.
+          mode: ``"reliable"``: every failure is told by the message's future, and by ``flush`` and ``close``.
+            ``"best_effort"``: a message that cannot be delivered is dropped, counted and told to ``on_drop``;
+            nothing waits, and nothing raises.
+          delivery_timeout_s: after which a message that could not be delivered fails or is dropped; None: 120
+            in reliable mode, 10 in best effort. A request under way is waited for no longer than that.
+          retry_unknown: as for ``publish``.
+          on_drop: called with a ``DroppedMessage``, on the event loop; it must not wait.
+          connections: requests under way at once, for different topics; never two for one topic.
+          exit_timeout_s: how long the end of the program, or of a block that an error left, may wait.
+        Raises:
+          InvalidParameter: an option makes no sense.
+        """
+        overflow = overflow or ("wait" if mode == "reliable" else "drop")
+        bounds = gathering.publisher_bounds(
+            linger_ms=linger_ms,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_pending_bytes=max_pending_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            mode=mode,
+            overflow=overflow,
+            retry_unknown=retry_unknown,
+            connections=connections,
+        )
+        return self._owned.add(
+            AsyncPublisher(
+                self._channel,
+                bounds,
+                topic=topic,
+                overflow=overflow,
+                connections=connections,
+                serializer=serializer,
+                on_drop=on_drop,
+                exit_timeout_s=exit_timeout_s,
+            )
+        )
+
+    # --- producers ---------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        initial_sequence_id: int | None = None,
+        optional: bool = False,
+        retention_s: int | None = None,
+        serializer: SerializerLike = None,
+        linger_ms: float = 0,
+        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        overflow: Overflow = "wait",
+        delivery_timeout_s: float | None = None,
+        transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+        deadline_s: float | None = None,
+    ) -> AsyncProducer:
+        """A producer: it sends in order, and each message is stored once, whatever breaks in between.
+
+        It is opened by its ``async with`` block. Whoever held the name before is fenced off: what he still sends is
+        refused.
+
+        Args:
+          name: who it is, over restarts; None: the daemon makes a name that nobody ever had.
+          initial_sequence_id: the first automatic id. None: 0 for a new name, else the one after the last. At or below
+            the last, each message up to that is reported as a duplicate.
+          optional: also where deduplication is switched off; then a message may be stored twice, and receipts say so.
+          retention_s: how long the topic remembers the name without hearing of it, if that is longer than its default.
+          serializer: of all its messages.
+          linger_ms, max_batch_messages, max_batch_bytes, max_pending_bytes: as for ``publisher``.
+          overflow: when the buffer is full: ``"wait"``, or ``"raise"`` BufferFull.
+          delivery_timeout_s: for how long a message is tried; None: 120.
+          transaction_timeout_s: how long a lightweight transaction may be open.
+          exit_timeout_s: how long the end of the program, or of a block that an error left, may wait.
+          deadline_s: for the opening.
+        Raises:
+          InvalidParameter: an option makes no sense. The block raises DeduplicationDisabled, TopicNotFound,
+            TooManyProducers, InvalidSequenceIds.
+        """
+        bounds = producer_bounds(
+            linger_ms=linger_ms,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_pending_bytes=max_pending_bytes,
+            overflow=overflow,
+            delivery_timeout_s=delivery_timeout_s,
+        )
+        return self._owned.add(
+            AsyncProducer(
+                self,
+                self._channel,
+                topic,
+                name,
+                bounds,
+                initial_sequence_id=initial_sequence_id,
+                optional=optional,
+                retention_s=retention_s,
+                serializer=serializer_for(serializer),
+                overflow=overflow,
+                transaction_timeout_s=transaction_timeout_s,
+                exit_timeout_s=exit_timeout_s,
+                deadline_s=deadline_s,
+            )
+        )
+
+    async def publish_atomic(
+        self,
+        topic: str,
+        routing_key: str,
+        messages: Any,
+        *,
+        ttl_s: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        serializer: SerializerLike = None,
+        deadline_s: float | None = None,
+    ) -> Receipt:
+        """A lightweight transaction without a producer: all messages in one piece, or none. Never part of a block.
+
+        Raises:
+          as ``publish``: sent once, so that a lost answer is ``ConnectionLost``, unknown; a producer's finds out.
+          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages; nothing happened.
+        """
+        request = unnumbered_atomic_request(routing_key, messages, serializer_for(serializer), ttl_s, attributes)
+        call = calls.publish(self._channel.namespace, topic, request)
+        return await self._channel.call(call, deadline_s)
+
+    # --- looking after them ----------------------------------------------------------------------
+
+    async def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> dict[str, Any]:
+        """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic keeps them.
+
+        Raises TopicNotFound, InvalidParameter.
+        """
+        call = calls.list_producers(self._channel.namespace, topic, after, limit)
+        return await self._channel.call(call)
+
+    async def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> dict[str, Any]:
+        """``epoch``, ``lastSequenceId``, ``recent``, … of one; with a ``generation`` also of a topic that is deleted.
+
+        Raises TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired.
+        """
+        call = calls.show_producer(self._channel.namespace, topic, name, generation)
+        return await self._channel.call(call)
+
+    async def delete_producer(self, topic: str, name: str) -> None:
+        """Forget one: its sequence ids may be used again, its session is over. Raises TopicNotFound, ProducerNotFound."""
+        await self._channel.call(calls.delete_producer(self._channel.namespace, topic, name))
+
+    @property
+    def namespaces(self) -> AsyncNamespaces:
+        """The daemon's namespaces, and what they say for their topics."""
+        return AsyncNamespaces(self._channel)
+
+    def stream(
+        self, topic: str, *, max_pending_bytes: int = DEFAULT_PENDING_BYTES, serializer: SerializerLike = None
+    ) -> AsyncStream:
+        """A connection on which publishes go ahead of their answers; use it in an ``async with`` block.
+
+        For loops of single publishes, each with its own receipt. A ``publisher`` outlives its connections and tries
+        again; a stream does neither: its tickets say what became of each request. Outside of transactions.
+
+        Args:
+          max_pending_bytes: that requests without an answer may occupy, about 300 bytes for each beside its
+            messages; ``publish`` waits when they do. A larger request goes alone.
+        Raises:
+          InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.
+        """
+        from plainsong._async.stream import AsyncStream  # WebSockets, which most programs do without
+
+        return self._owned.add(
+            AsyncStream(self._channel, topic, max_pending_bytes=max_pending_bytes, serializer=serializer)
+        )
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def poll(
+        self,
+        topic: str,
+        start: Start = OLDEST,
+        *,
+        inclusive: bool | None = None,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        wait_ms: int | None = None,
+        until: Start = None,
+        serializer: SerializerLike = None,
+        deadline_s: float | None = None,
+        isolation: Isolation | None = None,
+        transaction: Transaction | None = None,
+        direct: bool = False,
+    ) -> Page:
+        """One page of messages, oldest first.
+
+        Args:
+          start: see ``plainsong.positions``; go on after a page with its ``last_id``.
+          inclusive: whether a message at ``start`` belongs to it; None: at a time yes, at an id no.
+          limit, max_bytes: at most so much; None: what the daemon gives at once (100 000 messages, 16 MiB).
+          wait_ms: wait so long (60 000 at most) for a first message when there is none.
+          until: end before it.
+          isolation: ``"committed"``: up to the first message whose transaction is undecided (then ``held`` of the page
+            says whose), without those of transactions that came to nothing. None, ``"uncommitted"``: everything.
+          transaction: with its snapshot instead: what was committed before it began, and what is its own.
+          direct: without the snapshot of the transaction whose block this is in.
+        Raises:
+          TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: nothing happens by
+            reading, and it is tried again until ``deadline_s`` is over.
+          TransactionsUnavailable: nobody here knows what is committed. NoTransaction: the block's has ended.
+        """
+        if transaction is None and not direct:
+            block = block_of(self, AsyncTransactionContext)
+            transaction = None if block is None else block._needed("poll")
+        snapshot = snapshot_of(transaction)
+        checked_isolation(isolation)
+        if isolation is not None and snapshot is not None:
+            raise InvalidParameter(
+                "a transaction reads its own snapshot", hint="leave isolation out, or say direct=True"
+            )
+        if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
+            raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")
+        for name, number in (("limit", limit), ("max_bytes", max_bytes)):
+            if number is not None and not (isinstance(number, int) and 0 < number < 1 << 31):
+                raise InvalidParameter(f"{name} is {number!r}", hint="use a whole number above 0")
+        channel = self._channel
+        origin = Origin(topic, serializer_for(serializer))
+        position = await channel.resolve(topic, start, deadline_s)
+        request = PollRequest(position, is_inclusive(position, inclusive), limit)
+        request.max_bytes = max_bytes
+        request.wait_ms = wait_ms
+        request.isolation = isolation
+        request.transaction = snapshot
+        if until is not None:
+            request.end_before = await channel.resolve_end(topic, until, deadline_s)
+        return await channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
+
+    def read(
+        self,
+        topics: str | Iterable[str],
+        start: Start = OLDEST,
+        *,
+        follow: bool = False,
+        until: Start = None,
+        limit: int | None = None,
+        position: Position | None = None,
+        serializer: SerializerLike = None,
+        isolation: Isolation | None = None,
+        direct: bool = False,
+        page_messages: int = DEFAULT_PAGE_MESSAGES,
+        save_every: int = 1_000,
+        save_interval_s: float = 5.0,
+    ) -> AsyncReader:
+        """An asynchronous iterator over messages, in the order of each topic, fair between several.
+
+        Args:
+          topics: a name, a pattern (``orders-*``), or several of them. A pattern takes in new topics while
+            following, within ten seconds.
+          start: where to begin, for topics that ``position`` knows nothing of.
+          follow: wait for more at the end, for ever, through restarts of the daemon; else end there.
+          until: end before it (not with ``follow``).
+          limit: end after so many messages.
+          position: a ``FilePosition`` or ``ServerPosition``; where the loop was is where the next one begins.
+          isolation: ``"committed"``: only what the daemon's own transaction service knows as committed, in order:
+            it stops at the first message whose transaction is undecided (``held`` says whose), and goes on by itself
+            while following. In a block of ``transaction()`` the transaction's snapshot is read instead, the position
+            is part of the transaction, and reading ends when 90 % of its time are over.
+          direct: not as part of the transaction whose block this is in.
+          page_messages: fetched at once.
+          save_every, save_interval_s: the position is saved after so many messages or seconds, whichever is
+            first, before waiting at the end, and at the end. What was read after the last save comes again
+            after a crash; nothing is skipped.
+        Raises:
+          InvalidParameter, InvalidName, NoTransaction: at once. The iterator raises as ``poll`` does (while following only what
+            waiting does not cure, such as TopicNotFound), PositionNotSaved, and PositionChanged.
+        """
+        plan = read_plan(
+            topics,
+            start,
+            until=until,
+            follow=follow,
+            limit=limit,
+            serializer=serializer,
+            page_messages=page_messages,
+            save_every=save_every,
+            save_interval_s=save_interval_s,
+            isolation=isolation,
+        )
+        block = None if direct else block_of(self, AsyncTransactionContext)
+        return AsyncReader(reading_in(block, self._channel, plan, position))
+
+    # --- transactions ------------------------------------------------------------------------------
+
+    @property
+    def transactions(self) -> AsyncTransactions:
+        """The daemon's transaction service: to begin and end transactions by hand, and to look after all of them."""
+        return AsyncTransactions(self._channel)
+
+    def transaction(
+        self,
+        participants: Iterable[AnyParticipant] = (),
+        *,
+        timeout_s: int | None = None,
+        type: TransactionKind = "short",  # noqa: A002 - the service's word
+        client_id: str | None = None,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        buffer_messages: int = DEFAULT_BUFFER_MESSAGES,
+    ) -> AsyncTransactionContext:
+        """A transaction, to be used in an ``async with`` block: committed at its end, undone when an exception leaves it.
+
+        Args:
+          participants: what takes part beside the messages (``AsyncTransactionAware``), in the order in which they
+            are asked; messages always come last.
+          timeout_s: a whole number of seconds after which it is invalid; None: the daemon's default, 30.
+          type: ``"short"``, or ``"long"`` for what takes hours: it is not checked for conflicts as cheaply, and one
+            that fails leaves a trace in the list of invalid transactions.
+          client_id: who it is, for those who look at what is under way; None: this machine's name and the process.
+          buffer_bytes, buffer_messages: so much is kept here until the commit; what is more is stored with the daemon.
+        Raises:
+          InvalidParameter: at once. The block raises as ``AsyncTransactionContext.start`` and ``finish`` do.
+        """
+        return AsyncTransactionContext(
+            self,
+            participants,
+            timeout_s=timeout_s,
+            type=type,
+            client_id=client_id,
+            buffer_bytes=buffer_bytes,
+            buffer_messages=buffer_messages,
+        )
+
+    async def run_in_transaction(
+        self,
+        function: Callable[[AsyncTransactionContext], Awaitable[T]],
+        *,
+        retries: int = DEFAULT_RETRIES,
+        participants: Iterable[AnyParticipant] = (),
+        timeout_s: int | None = None,
+        type: TransactionKind = "short",  # noqa: A002 - the service's word
+        client_id: str | None = None,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        buffer_messages: int = DEFAULT_BUFFER_MESSAGES,
+    ) -> T:
+        """What ``function(transaction)`` returns, once its transaction is committed.
+
+        After a conflict with another transaction it is undone and the function called again, in a new one, after a
+        pause that doubles and is shortened at random. It reads the same messages again: positions have not moved.
+        Nothing but a conflict is tried again.
+
+        Args:
+          retries: so many attempts after the first.
+        Raises:
+          TransactionConflict: every attempt met one. What the function raises, and what a transaction's block does.
+        """
+        attempts = Retries(retries, self._channel.random)
+        taking_part = list(participants)
+        while True:
+            context = self.transaction(
+                taking_part,
+                timeout_s=timeout_s,
+                type=type,
+                client_id=client_id,
+                buffer_bytes=buffer_bytes,
+                buffer_messages=buffer_messages,
+            )
+            try:
+                async with context as transaction:
+                    result = await function(transaction)
+            except TransactionConflict as conflict:
+                pause_s = attempts.pause_s(conflict)
+            else:
+                return result
+            await self._channel.sleep(pause_s)
+
+    # --- topics ------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> AsyncTopic:
+        """A topic to work with; nothing is asked of the daemon. Raises InvalidName."""
+        return AsyncTopic(self, name)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics of the namespace, sorted."""
+        return await self._channel.call(calls.list_topics(self.namespace))
+
+    async def create_topic(
+        self, name: str, *, ttl_s: int | None = None, if_not_exists: bool = False, **properties: Any
+    ) -> AsyncTopic:
+        """Make a topic.
+
+        Args:
+          ttl_s: seconds a message lives; None: the daemon's default, seven days.
+          if_not_exists: be content with a topic of equal properties; then a lost answer is asked for again.
+          properties: ``transactional``, ``deduplication``, ``max_bytes``, as the daemon knows them.
+        Raises:
+          TopicExists, InvalidName, InvalidProperty: nothing happened.
+          ConnectionLost, DeadlineExceeded: unknown; look with ``topics``, or repeat with ``if_not_exists``.
+        """
+        given = calls.checked_properties(properties, ttl_s)
+        call = calls.create_topic(self.namespace, name, given, if_not_exists=if_not_exists)
+        await self._channel.call(call)
+        return AsyncTopic(self, name)
+
+    async def properties(self, topic: str) -> dict[str, str]:
+        """The topic's properties, its generation among them, every value a string. Raises TopicNotFound."""
+        return await self._channel.call(calls.describe_topic(self.namespace, topic))
+
+    async def set_properties(self, topic: str, *, ttl_s: int | None = None, **properties: Any) -> None:
+        """Replace all properties; what is not given has its default again. Raises TopicNotFound, InvalidProperty."""
+        given = calls.checked_properties(properties, ttl_s)
+        await self._channel.call(calls.set_properties(self.namespace, topic, given))
+
+    async def delete_topic(self, topic: str) -> None:
+        """The topic and its messages are gone for every reader.
+
+        Raises:
+          TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
+        """
+        await self._channel.call(calls.delete_topic(self.namespace, topic))
+
+    async def undelete_topic(self, topic: str) -> None:
+        """Bring a deleted topic back. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
+        await self._channel.call(calls.undelete_topic(self.namespace, topic))
+
+    async def stats(self, topic: str, *, reader: str | bytes | None = None) -> dict[str, Any]:
+        """Numbers of a topic as the daemon tells them (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
+
+        Args:
+          reader: an id: how much stands after it, as ``reader``.
+        Raises:
+          TopicNotFound.
+        """
+        at = reader.hex() if isinstance(reader, bytes) else reader
+        return await self._channel.call(calls.topic_stats(self.namespace, topic, at))
+
+    async def messages(
+        self, topic: str, start: Start = OLDEST, *, until: Start = None, limit: int | None = None
+    ) -> Sequence[Seen]:
+        """Look at messages, each with its state, without consuming them (``start <= id < until``).
+
+        Args:
+          limit: at most so many, 100 if it is None, 1 000 at most.
+        Raises:
+          TopicNotFound, InvalidParameter.
+        """
+        since = await self._channel.resolve(topic, start)
+        end = await self._channel.resolve(topic, until)
+        return await self._channel.call(calls.look(self.namespace, topic, since, end, limit))
+
+    async def position_of_last(self, topic: str, count: int) -> MessageId | None:
+        """The id after which the last ``count`` messages stand; None: start at the oldest. Raises TopicNotFound."""
+        return await self._channel.position_of_last(topic, count)
+
+    # --- readers that the daemon keeps -----------------------------------------------------------
+
+    async def readers(self, topic: str) -> list[dict[str, Any]]:
+        """All positions kept for a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
+        return await self._channel.call(calls.list_readers(self.namespace, topic))
+
+    async def reader(self, topic: str, name: str) -> dict[str, Any]:
+        """One of them. Raises NotFound (there is none of that name), TopicNotFound."""
+        return await self._channel.call(calls.show_reader(self.namespace, topic, name))
+
+    async def set_reader(self, topic: str, name: str, position: bytes | str) -> None:
+        """Put a position in place, whatever was there. Raises TopicNotFound, InvalidMessageId."""
+        call = calls.set_reader(self.namespace, topic, name, calls.checked_position(position))
+        await self._channel.call(call)
+
+    async def delete_reader(self, topic: str, name: str) -> None:
+        """Forget a position. Raises NotFound, TopicNotFound: nothing happened."""
+        await self._channel.call(calls.delete_reader(self.namespace, topic, name))
+
+
+class AsyncTopic:
+    """A topic of a client. Every method is the client's of the same name, and raises what that raises."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        topic_name(client.namespace, name)
+        self._client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<AsyncTopic {self._client.namespace}:{self.name}>"
+
+    async def publish(self, messages: Any = (), **options: Any) -> Receipt:
+        """``AsyncClient.publish``."""
+        return await self._client.publish(self.name, messages, **options)
+
+    async def store(self, messages: Any, transaction: Transaction | int, **options: Any) -> None:
+        """``AsyncClient.store``."""
+        await self._client.store(self.name, messages, transaction, **options)
+
+    async def rollback(self, transaction: Transaction | int) -> None:
+        """``AsyncClient.rollback``."""
+        await self._client.rollback(self.name, transaction)
+
+    def publisher(self, **options: Any) -> AsyncPublisher:
+        """``AsyncClient.publisher``."""
+        return self._client.publisher(self.name, **options)
+
+    def stream(self, **options: Any) -> AsyncStream:
+        """``AsyncClient.stream``."""
+        return self._client.stream(self.name, **options)
+
+    def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
+        """``AsyncClient.producer``."""
+        return self._client.producer(self.name, name, **options)
+
+    async def publish_atomic(self, routing_key: str, messages: Any, **options: Any) -> Receipt:
+        """``AsyncClient.publish_atomic``."""
+        return await self._client.publish_atomic(self.name, routing_key, messages, **options)
+
+    async def producers(self, **options: Any) -> dict[str, Any]:
+        """``AsyncClient.producers``."""
+        return await self._client.producers(self.name, **options)
+
+    async def poll(self, start: Start = OLDEST, **options: Any) -> Page:
+        """``AsyncClient.poll``."""
+        return await self._client.poll(self.name, start, **options)
+
+    def read(self, start: Start = OLDEST, **options: Any) -> AsyncReader:
+        """``AsyncClient.read``."""
+        return self._client.read(self.name, start, **options)
+
+    async def messages(self, start: Start = OLDEST, *, until: Start = None, limit: int | None = None) -> Sequence[Seen]:
+        """``AsyncClient.messages``."""
+        return await self._client.messages(self.name, start, until=until, limit=limit)
+
+    async def position_of_last(self, count: int) -> MessageId | None:
+        """``AsyncClient.position_of_last``."""
+        return await self._client.position_of_last(self.name, count)
+
+    async def properties(self) -> dict[str, str]:
+        """``AsyncClient.properties``."""
+        return await self._client.properties(self.name)
+
+    async def set_properties(self, *, ttl_s: int | None = None, **properties: Any) -> None:
+        """``AsyncClient.set_properties``."""
+        await self._client.set_properties(self.name, ttl_s=ttl_s, **properties)
+
+    async def stats(self, *, reader: str | bytes | None = None) -> dict[str, Any]:
+        """``AsyncClient.stats``."""
+        return await self._client.stats(self.name, reader=reader)
+
+    async def readers(self) -> list[dict[str, Any]]:
+        """``AsyncClient.readers``."""
+        return await self._client.readers(self.name)
+
+    async def delete(self) -> None:
+        """``AsyncClient.delete_topic``."""
+        await self._client.delete_topic(self.name)
+
+    async def undelete(self) -> None:
+        """``AsyncClient.undelete_topic``."""
+        await self._client.undelete_topic(self.name)
+
+
+class AsyncNamespaces:
+    """Made by ``AsyncClient.namespaces``."""
+
+    def __init__(self, channel: AsyncChannel) -> None:
+        self._channel = channel
+
+    async def list(self) -> list[str]:
+        """The names of those with topics or properties, sorted."""
+        return await self._channel.call(calls.list_namespaces())
+
+    async def show(self, namespace: str | None = None) -> dict[str, Any]:
+        """Its ``properties``, and what they come to; None: the client's own. Raises InvalidName."""
+        return await self._channel.call(calls.show_namespace(self._named(namespace)))
+
+    async def set(self, namespace: str | None = None, /, **properties: Any) -> dict[str, Any]:
+        """Replace all its properties (``deduplication``), in force at once. Raises InvalidProperty, InvalidName."""
+        call = calls.set_namespace(self._named(namespace), properties)
+        return await self._channel.call(call)
+
+    def _named(self, namespace: str | None) -> str:
+        return self._channel.namespace if namespace is None else namespace

@@ -1,0 +1,299 @@
+"""One request of a producer, brought to its end: stored once, or certainly not, or nobody can know and it is said.
+
+A request whose outcome is in doubt is never simply sent again. First the producer's session is opened anew, so that
+what is still on its way can take no more; then it is asked whether it took, and only what cannot have been there
+before is believed. Otherwise exactly the same is sent under the new epoch, and the daemon judges it. Before that the
+topic is asked who holds the name now: a session that somebody else has opened since is not taken back from him.
+"""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NoReturn
+
+from plainsong import calls
+from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
+from plainsong.producing import FINAL, Session, as_answered, as_found, check_name, checked_sequence_id, refusal
+from plainsong.protocol.errors import (
+    DeduplicationDisabled,
+    GenerationChanged,
+    Gone,
+    InvalidParameter,
+    OutcomeUnknown,
+    PlainsongError,
+    ProducerExpired,
+    ProducerFenced,
+    ProducerNotFound,
+    TopicNotFound,
+)
+from plainsong.retry import Backoff, may_repeat
+
+if TYPE_CHECKING:
+    from plainsong._async.retry import AsyncChannel
+    from plainsong.calls import Known
+    from plainsong.messages import Receipt
+    from plainsong.producing import Delivered
+    from plainsong.protocol.requests import PublishRequest
+
+#: Seconds for finding out what became of a request, also when its own time is over.
+FIND_OUT_S = 5.0
+
+
+async def begin(
+    channel: AsyncChannel,
+    topic: str,
+    name: str | None,
+    *,
+    initial_sequence_id: int | None,
+    optional: bool,
+    retention_s: int | None,
+    deadline_s: float | None,
+) -> Session:
+    """A session, and whatever older one there was of that name is over.
+
+    Raises:
+      InvalidParameter, InvalidSequenceIds: nothing was sent.
+      DeduplicationDisabled: it is switched off there, and not ``optional``. TopicNotFound, TooManyProducers, and
+      whatever the daemon answers: nothing happened that another opening would not mend.
+    """
+    if name is not None:
+        check_name(name)
+    if initial_sequence_id is not None:
+        checked_sequence_id(initial_sequence_id)
+    if retention_s is not None and not (isinstance(retention_s, int) and retention_s > 0):
+        raise InvalidParameter(f"retention_s is {retention_s!r}", hint="use a whole number of seconds above 0")
+    limit_s = channel.settings.deadline_s if deadline_s is None else deadline_s
+    try:
+        known, _ = await opened(channel, topic, name, retention_s=retention_s, limit_s=limit_s)
+    except DeduplicationDisabled:
+        if not optional:
+            raise
+        return Session(topic, name or uuid.uuid4().hex, None, 0, -1, optional)
+    return Session(topic, known.producer, known.epoch, known.generation, known.last_sequence_id, optional)
+
+
+async def opened(
+    channel: AsyncChannel,
+    topic: str,
+    name: str | None,
+    *,
+    limit_s: float,
+    retention_s: int | None = None,
+    generation: int | None = None,
+) -> tuple[Known, int]:
+    """What the daemon knows of it, and how many sessions this may have opened.
+
+    An opening whose answer is lost is made again: one session more that nobody uses.
+    """
+    call = calls.open_session(channel.namespace, topic, name, retention_s=retention_s, generation=generation)
+    begun_s = channel.now()
+    backoff, count = Backoff(channel.random), 1
+    left_s = limit_s
+    while True:
+        try:
+            known = await channel.call(call, max(0.001, left_s))
+        except PlainsongError as error:
+            if error.outcome != "unknown":
+                raise
+            pause_s = backoff.next_s(error)
+            now_s = channel.now()
+            left_s = begun_s + limit_s - now_s - pause_s
+            if left_s <= 0 or not channel.settings.retry:
+                raise
+            await channel.sleep(pause_s)
+            count += 1
+        else:
+            return known, count
+
+
+class AsyncDelivery:
+    """One request, until it is known what became of it.
+
+    Args:
+      request: with its messages and ``sequence_ids``; the session's part is added here.
+      until_s: no attempt begins after it.
+    """
+
+    def __init__(self, channel: AsyncChannel, session: Session, request: PublishRequest, until_s: float) -> None:
+        self._channel = channel
+        self._session = session
+        self._request = request
+        self._until_s = until_s
+        self._ids = request.sequence_ids = list(request.sequence_ids or ())
+        self._before = session.last_sequence_id
+        self._doubted = session.doubted
+        self._in_doubt = False
+        self._backoff = Backoff(channel.random)
+
+    async def run(self) -> Delivered:
+        """What became of it.
+
+        Raises:
+          OutcomeUnknown: nobody can know (TransactionOutcomeUnknown of an atomic one).
+          DeadlineExceeded, and what the daemon refuses it with: nothing happened.
+          ProducerFenced, ProducerExpired, GenerationChanged: nothing happened, and the session is over.
+        """
+        if self._session.over is not None:
+            raise refusal(self._session.over)
+        self._session.doubted = max(self._doubted, self._ids[-1])  # also when whoever waits for it goes away
+        try:
+            delivered = await self._attempts()
+        except PlainsongError as error:
+            if error.outcome == "not-applied":
+                self._session.doubted = self._doubted
+            if isinstance(error, FINAL):
+                self._session.over = error
+            raise
+        self._session.doubted = self._doubted
+        if delivered.last_sequence_id is not None:
+            self._session.passed(delivered.last_sequence_id)
+        if not delivered.deduplicated and not self._session.optional and self._request.write_pointer is None:
+            self._session.over = DeduplicationDisabled(
+                "deduplication was switched off while the producer was at work",
+                hint="its messages are stored, but not protected; open it with optional=True to go on",
+            )
+        return delivered
+
+    async def _attempts(self) -> Delivered:
+        while True:
+            receipt, error = await self._attempt()
+            if error is None:
+                assert receipt is not None
+                return as_answered(receipt, self._ids)
+            if error.outcome != "not-applied":
+                delivered = await self._find_out(error)
+                if delivered is not None:
+                    return delivered
+                if not self._channel.settings.retry:
+                    self._check_certain("it was not to be sent again", error)
+                    error.outcome = "not-applied"
+                    raise error
+            elif not (may_repeat("twice", error) and self._channel.settings.retry):
+                raise error
+            await self._pause(error)
+
+    async def _attempt(self) -> tuple[Receipt | None, PlainsongError | None]:
+        channel, session, request = self._channel, self._session, self._request
+        request.producer = session.name
+        request.producer_epoch = session.epoch
+        request.generation = session.generation or None
+        call = calls.publish_in_session(channel.namespace, session.topic, request)
+        return await channel.attempt(call, max(0.001, self._until_s - channel.now()))
+
+    async def _pause(self, error: PlainsongError) -> None:
+        pause_s = self._backoff.next_s(error)
+        now_s = self._channel.now()
+        if now_s + pause_s >= self._until_s:
+            self._check_certain("its time was over before the daemon could judge it", error)
+            late = DeadlineExceeded(f"not delivered in time; the last attempt: {error.detail}", hint=error.hint)
+            late.__cause__ = error
+            raise late
+        await self._channel.sleep(pause_s)
+
+    # --- what became of it -----------------------------------------------------------------------
+
+    async def _find_out(self, doubt: PlainsongError) -> Delivered | None:
+        """Where it is, if it took; None: it did not, or that is for the daemon to judge. It cannot take any more."""
+        session = self._session
+        if session.epoch is None:
+            self._unknown("there is no session to ask, since deduplication is switched off", doubt)
+        try:
+            known = await self._asked()
+        except (ProducerNotFound, Gone):
+            self._forgotten(doubt)
+        except PlainsongError as error:
+            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+        self._check_holder(known, 0, doubt)
+        if self._took(known):
+            return as_found(known, self._ids, self._before)
+        try:
+            left_s = self._left_s()
+            known, openings = await opened(
+                self._channel, session.topic, session.name, limit_s=left_s, generation=session.generation
+            )
+        except (GenerationChanged, TopicNotFound) as gone:
+            return await self._of_one_that_is_gone(gone, doubt)
+        except PlainsongError as error:
+            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+        self._check_holder(known, openings, doubt)
+        session.epoch = known.epoch
+        session.passed(known.last_sequence_id)
+        return as_found(known, self._ids, self._before) if self._took(known) else None
+
+    def _took(self, known: Known) -> bool:
+        """Whether it is there for certain; what may be an earlier request's, perhaps undone, is left in doubt."""
+        ids, pointer = self._ids, self._request.write_pointer
+        self._in_doubt = False
+        if known.last_sequence_id < ids[-1]:
+            return False
+        alone = self._doubted < ids[0]  # no request of unknown outcome can have used these ids
+        new = bisect_right(ids, self._before) if alone else 0
+        low = ids[new if new < len(ids) else 0]
+        for each in known.recent:
+            if each.first <= low and ids[-1] <= each.last:
+                return each.pointer == pointer
+        came_since = self._before < ids[-1]
+        if came_since and alone and pointer is None:
+            return True
+        self._in_doubt = came_since
+        return False
+
+    async def _asked(self) -> Known:
+        session, channel = self._session, self._channel
+        call = calls.ask_producer(channel.namespace, session.topic, session.name, session.generation)
+        left_s = self._left_s()
+        return await channel.call(call, left_s)
+
+    async def _of_one_that_is_gone(self, gone: GenerationChanged | TopicNotFound, doubt: PlainsongError) -> Delivered:
+        """The topic was deleted, perhaps made anew. Nothing can take in the old one, which tells as long as it can.
+
+        Raises:
+          GenerationChanged, TopicNotFound: it did not take. OutcomeUnknown: the old one tells no more.
+        """
+        if isinstance(gone, GenerationChanged):
+            self._session.over = gone
+        try:
+            known = await self._asked()
+        except PlainsongError as error:
+            self._unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
+        if not self._took(known):
+            self._check_certain("the topic was deleted", doubt)
+            gone.outcome = "not-applied"
+            raise gone
+        return as_found(known, self._ids, self._before)
+
+    def _check_holder(self, known: Known, openings: int, doubt: PlainsongError) -> None:
+        """Raises ProducerFenced when somebody else has opened the name since, OutcomeUnknown when it began anew."""
+        epoch = self._session.epoch
+        assert epoch is not None
+        if known.epoch < epoch + bool(openings):
+            self._forgotten(doubt)
+        if known.epoch > epoch + openings:
+            fenced = ProducerFenced(
+                f"somebody else has opened producer {self._session.name!r}", hint="one name, one producer at a time"
+            )
+            if known.last_sequence_id >= self._ids[0]:
+                self._session.over = fenced
+                self._unknown("somebody else has opened the producer, and came as far as this or further", doubt)
+            raise fenced from doubt
+
+    def _check_certain(self, why: str, doubt: PlainsongError) -> None:
+        """Raises OutcomeUnknown when its ids are taken, and whether by itself is not known."""
+        if self._in_doubt:
+            self._unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
+
+    def _forgotten(self, doubt: PlainsongError) -> NoReturn:
+        self._session.over = ProducerExpired(
+            f"producer {self._session.name!r} was forgotten by the topic", hint="open it anew, if you know where it was"
+        )
+        self._unknown("the topic remembers the producer no more", doubt)
+
+    def _unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
+        kind = TransactionOutcomeUnknown if self._request.atomic else OutcomeUnknown
+        raise kind(
+            f"{doubt.detail}; {why}", hint="look into the topic before you send it again: it was not sent again here"
+        ) from doubt
+
+    def _left_s(self) -> float:
+        return max(FIND_OUT_S, self._until_s - self._channel.now())

@@ -1,0 +1,452 @@
+"""Reading topics from end to end: where each stands, which to ask next, when to wait, and what to save.
+
+A topic that has more is polled by itself, in frames; topics take turns. When all are at their end and the
+reader follows, one poll waits for all of them. A page is handed out whole, and the position of its messages
+moves only when the loop says that it is done with them. Inside a transaction the polls see its snapshot, the
+position is kept with its end, and reading ends by itself while there is time left for the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from plainsong import calls
+from plainsong._async._backend import Messages, now, run_blocking, run_from_worker, shielded
+from plainsong.errors import Closed
+from plainsong.messages import Origin
+from plainsong.positions import WILD, Plan, Track, is_inclusive
+from plainsong.protocol import ids
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    PlainsongError,
+    TopicNotFound,
+    TransactionsUnavailable,
+    Unavailable,
+)
+from plainsong.protocol.names import topic_name
+from plainsong.protocol.requests import PollRequest
+from plainsong.retry import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from typing import Self
+
+    from plainsong._async.retry import AsyncChannel
+    from plainsong.messages import Held, Message, Page
+    from plainsong.positions import Position, Start
+    from plainsong.transactions import Transaction
+
+T = TypeVar("T")
+
+log = logging.getLogger("plainsong.reader")
+
+#: How long a save may take when the block is left by an error or cancelled.
+_LAST_SAVE_S = 5.0
+#: How long one poll waits for something new.
+WAIT_MS = 30_000
+
+
+#: How often a pattern is compared with the topics there are.
+REFRESH_S = 10.0
+
+
+#: How long a follower of committed messages waits for the transaction service to come back.
+UNAVAILABLE_S = 60.0
+
+
+#: How long one of several topics is waited for inside a transaction.
+TURN_MS = 1_000
+
+
+#: Topics that one waiting poll can name. Source: the HTTP contract, section 6.
+MAX_TOPICS = 1_000
+
+
+class BlockingChannel:
+    """The daemon as positions reach it: each call waits for its answer, in the thread it is made in."""
+
+    def __init__(self, channel: AsyncChannel) -> None:
+        self._channel = channel
+        self.namespace = channel.namespace
+
+    def call(self, call: calls.Call[T]) -> T:
+        """The answer, after as many attempts as are allowed."""
+        answer: T = run_from_worker(self._channel.call, call)
+        return answer
+
+
+class AsyncReading:
+    """Where a reader is in each of its topics, and what its loop is done with.
+
+    Args:
+      transaction: the one it is part of, asked for each time, since a checkpoint changes it.
+    """
+
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        plan: Plan,
+        position: Position | None,
+        transaction: Callable[[], Transaction] | None = None,
+    ) -> None:
+        for topic in plan.topics:
+            if not WILD & set(topic):
+                topic_name(channel.namespace, topic)
+        # Whoever follows waits for a daemon that is away; whoever leaves does not.
+        waits = plan.follow and transaction is None
+        self._channel = channel.without_end() if waits else channel
+        self._bounded = channel
+        self._plan = plan
+        self._position = position
+        self._transaction = transaction
+        self.keeps_position = position is not None
+        self.is_inside = transaction is not None
+        self.closed = False
+        #: The message that the loop has been given and is not done with yet.
+        self.at_hand: Message | None = None
+        self._done: dict[str, bytes] = {}
+        self._done_messages = 0
+        self._saved_s: float | None = None
+        self._turns: deque[Track] = deque()
+        self._left = plan.limit
+        self._begun = False
+        self._refresh_s = 0.0
+        self._answered_s: float | None = None
+        self._backoff = Backoff(channel.random)
+
+    # --- pages ---------------------------------------------------------------------------------
+
+    async def next_page(self) -> Sequence[Message] | None:
+        """The next messages; None at the end.
+
+        Raises:
+          PlainsongError: nothing happens by reading; what was not handed out comes again.
+        """
+        if not self._begun:
+            await self._begin()
+        while (self._left is None or self._left > 0) and not self.is_time_up():
+            track = self._next_track()
+            if track is None and not self._plan.follow:
+                return None
+            try:
+                messages = await self._asked(track)
+                self._answered_s = self._channel.now()
+            except TransactionsUnavailable as error:
+                messages = []
+                await self._outlast(error)
+            if messages:
+                if self._left is not None:
+                    messages = messages[: self._left]
+                    self._left -= len(messages)
+                return messages
+        return None
+
+    async def _asked(self, track: Track | None) -> Sequence[Message]:
+        """What one topic has, or what comes after all of them are at their end."""
+        if track is not None:
+            return await self._poll(track, wait_ms=0)
+        await self.save(patiently=True)
+        return await self._wait()
+
+    async def _outlast(self, error: TransactionsUnavailable) -> None:
+        """Who follows outlasts a service that is being loaded again, but not one that was never there."""
+        now_s = self._channel.now()
+        if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
+            raise error
+        await self._channel.sleep(self._backoff.next_s(error))
+
+    async def _begin(self) -> None:
+        names = await self._matching()
+        now_s = self._channel.now()
+        self._refresh_s = now_s + REFRESH_S
+        self._saved_s = now_s
+        await self._add(names, self._plan.start)
+        self._begun = True
+
+    async def _matching(self) -> list[str]:
+        """The topics that are meant, now."""
+        patterns = self._plan.patterns
+        names = [topic for topic in self._plan.topics if topic not in patterns]
+        if patterns:
+            there = await self._channel.call(calls.list_topics(self._channel.namespace))
+            names += [topic for topic in there if any(fnmatchcase(topic, pattern) for pattern in patterns)]
+        return list(dict.fromkeys(names))
+
+    async def _add(self, names: list[str], start: Start) -> None:
+        """Take topics in, at their saved positions or at ``start``, which is kept for those that have none."""
+        channel, position = self._channel, self._position
+        daemon = BlockingChannel(channel)
+        saved = {} if position is None else await run_blocking(position.load, daemon, names)
+        first: dict[str, bytes] = {}
+        for name in names:
+            at: bytes | int | None = saved.get(name)
+            if at is None:
+                at = await channel.resolve(name, start)
+                # A start that moves with the clock or the topic would skip after a crash.
+                if (
+                    at is not None
+                    and (bound := at if isinstance(at, bytes) else ids.before(ids.bound_at(at))) is not None
+                ):
+                    first[name] = bound
+            until = await channel.resolve_end(name, self._plan.until)
+            origin = Origin(name, self._plan.serializer)
+            self._turns.append(Track(origin, at, until))
+        if position is not None and first:
+            await run_blocking(position.save, daemon, first)
+
+    def _next_track(self) -> Track | None:
+        """Another one each time, of those that have more."""
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            if not self._turns[-1].at_end:
+                return self._turns[-1]
+        return None
+
+    async def _poll(self, track: Track, wait_ms: int) -> Sequence[Message]:
+        request = self._request(track)
+        request.wait_ms = wait_ms or None
+        call = calls.poll(self._channel.namespace, track.origin, request)
+        try:
+            page = await self._channel.call(call)
+        except TopicNotFound:
+            if not self._plan.patterns or track.origin.topic in self._plan.topics:
+                raise
+            self._turns.remove(track)
+            return []
+        return self._taken(track, page)
+
+    def _request(self, track: Track) -> PollRequest:
+        limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
+        inclusive = is_inclusive(track.start, None)
+        request = PollRequest(track.start, inclusive, limit, end_before=track.until)
+        if self._transaction is None:
+            request.isolation = self._plan.isolation
+        else:
+            request.transaction = self._transaction().snapshot
+        return request
+
+    def _taken(self, track: Track, page: Page) -> Sequence[Message]:
+        if page.last_id is not None:
+            track.start = bytes(page.last_id)
+        track.held = page.held
+        track.at_end = page.end != "more"
+        return page.messages
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    async def _wait(self) -> Sequence[Message]:
+        """What comes next, from any topic; nothing when the time is over. Then all are asked again."""
+        if self._plan.patterns:
+            await self._refresh()
+        if not self._turns:
+            await self._channel.sleep(REFRESH_S)
+            return []
+        if self._transaction is not None:
+            return await self._wait_inside(self._transaction())
+        if len(self._turns) == 1 and not self._plan.patterns:
+            return await self._poll(self._turns[0], WAIT_MS)
+        return await self._wait_for_many()
+
+    async def _wait_inside(self, transaction: Transaction) -> Sequence[Message]:
+        """A snapshot shows little that is new: topics take turns, with short waits where there are several."""
+        left_ms = min(WAIT_MS if len(self._turns) == 1 else TURN_MS, int(transaction.reading_s * 1000))
+        self._turns.rotate(-1)
+        track = self._turns[-1]
+        messages = await self._poll(track, left_ms)
+        if not messages and track.held is not None:
+            await self._channel.sleep(
+                left_ms / 1000
+            )  # what is held stays held in this snapshot, so nobody waited for it
+        return messages
+
+    async def _wait_for_many(self) -> Sequence[Message]:
+        tracks = {track.origin.topic: track for track in list(self._turns)[:MAX_TOPICS]}
+        if len(self._turns) > MAX_TOPICS:
+            self._turns.rotate(-MAX_TOPICS)
+        wait_ms = int(REFRESH_S * 1000) if self._plan.patterns or len(self._turns) > MAX_TOPICS else WAIT_MS
+        limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
+        call = calls.poll_many(
+            self._channel.namespace,
+            {name: track.origin for name, track in tracks.items()},
+            {name: self._request(track) for name, track in tracks.items()},
+            wait_ms=wait_ms,
+            limit=limit,
+            isolation=self._plan.isolation,
+        )
+        pages = await self._channel.call(call)
+        found: list[Message] = []
+        passing: PlainsongError | None = None
+        for name, page in pages.items():
+            if not isinstance(page, PlainsongError):
+                found += self._taken(tracks[name], page)
+            elif isinstance(page, Unavailable):
+                passing = page
+            elif isinstance(page, TopicNotFound) and name not in self._plan.topics:
+                self._turns.remove(tracks[name])
+            elif not found:
+                raise page
+        if passing is None:
+            self._backoff.count = 0
+        elif not found:
+            await self._channel.sleep(self._backoff.next_s(passing))
+        return found
+
+    async def _refresh(self) -> None:
+        now_s = self._channel.now()
+        if now_s < self._refresh_s:
+            return
+        self._refresh_s = now_s + REFRESH_S
+        known = {track.origin.topic for track in self._turns}
+        new = [name for name in (await self._matching()) if name not in known]
+        # They were created since: all of them is new.
+        await self._add(new, None)
+
+    def is_time_up(self) -> bool:
+        """Whether it is part of a transaction 90 % of whose time are over."""
+        return self._transaction is not None and self._transaction().reading_s <= 0
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """Who holds up which topic, as of the last poll of each."""
+        return {track.origin.topic: track.held for track in self._turns if track.held is not None}
+
+    # --- what the loop is done with --------------------------------------------------------------
+
+    def done_with_message_at_hand(self, now_s: float) -> bool:
+        """The loop is done with it, and all before it; whether it is time to save."""
+        message, self.at_hand = self.at_hand, None
+        if message is None:
+            return False
+        self._done[message.topic] = message.id_bytes
+        self._done_messages += 1
+        if self._done_messages >= self._plan.save_every:
+            return True
+        return self._saved_s is not None and now_s - self._saved_s >= self._plan.save_interval_s
+
+    async def save(self, *, patiently: bool = False) -> None:
+        """Keep what the loop is done with; inside a transaction that is for its end (``settle``).
+
+        Args:
+          patiently: wait for a daemon that is away, if the reader follows.
+        Raises:
+          PositionNotSaved, PositionChanged, DeadlineExceeded: what was read since the last save will come again.
+        """
+        if self._transaction is None:
+            await self._save(patiently=patiently)
+
+    @property
+    def transactional(self) -> bool:
+        """Whether the position is kept by what the transaction's participants commit."""
+        return bool(getattr(self._position, "transactional", False))
+
+    async def save_what_was_left(self) -> None:
+        """The loop was left: keep what it was done with before, and be quiet, since nobody hears of an error."""
+        try:
+            await self.save()
+        except PlainsongError as error:
+            log.warning("a reader's position was not saved: %s", error.detail)
+
+    async def settle(self) -> None:
+        """The transaction ends: keep what the loop is done with. Raises as ``save`` does."""
+        await self._save(patiently=False)
+
+    async def _save(self, *, patiently: bool) -> None:
+        if self._position is None or not self._done:
+            return
+        done, self._done, self._done_messages = self._done, {}, 0
+        try:
+            channel = self._channel if patiently else self._bounded
+            await run_blocking(self._position.save, BlockingChannel(channel), done)
+        except BaseException:
+            self._done = {**done, **self._done}
+            raise
+        self._saved_s = self._channel.now()
+
+
+class Block(Protocol):
+    """The transaction that a reading is part of."""
+
+    def _needed(self, what: str) -> Transaction: ...
+
+    def _enlist(self, reader: AsyncReading) -> None: ...
+
+
+def reading_in(context: Block | None, channel: AsyncChannel, plan: Plan, position: Position | None) -> AsyncReading:
+    """A reading, part of a transaction if there is one.
+
+    Raises:
+      NoTransaction: it has ended. InvalidParameter: an isolation is asked for beside its snapshot.
+    """
+    if context is None:
+        return AsyncReading(channel, plan, position)
+    if plan.isolation is not None:
+        raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
+    context._needed("reading")
+    reading = AsyncReading(channel, plan, position, lambda: context._needed("reading"))
+    context._enlist(reading)
+    return reading
+
+
+class AsyncReader:
+    """The messages of one or several topics, in order; made by ``AsyncClient.read``, which explains the options.
+
+    Iterate over it once, in one task. With a position, the loop is done with a message when it asks for the next
+    one. Use it in an ``async with`` block: when that ends without an exception, the message at hand counts as
+    done, and the position is saved; after an exception, that message comes again. Without a block, a loop that
+    is left early saves nothing more: what came after the last save comes again.
+    """
+
+    def __init__(self, reading: AsyncReading) -> None:
+        self._reading = reading
+        self._messages = Messages(reading)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._messages
+
+    async def __anext__(self) -> Message:
+        return await self._messages.__anext__()
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """Who holds up which topic, as of its last poll; only with committed messages, or in a transaction."""
+        return self._reading.held
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether it ends, or ended, because 90 % of its transaction's time are over."""
+        return self._reading.is_time_up()
+
+    async def save(self) -> None:
+        """Count the message at hand as done, and save now (in a transaction: with its end).
+
+        Raises:
+          PositionNotSaved, PositionChanged: what was read since the last save will come again.
+        """
+        self._reading.done_with_message_at_hand(now())
+        await self._reading.save()
+
+    async def aclose(self) -> None:
+        """Save what the loop is done with, and end. Idempotent. Raises as ``save`` does."""
+        if not self._reading.closed:
+            self._reading.closed = True
+            await self._messages.aclose()
+            await self._reading.save()
+
+    async def __aenter__(self) -> Self:
+        if self._reading.closed:
+            raise Closed("the reader is closed")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._reading.done_with_message_at_hand(now())
+            await self.aclose()
+            return
+        with shielded(_LAST_SAVE_S):
+            try:
+                await self.aclose()
+            except PlainsongError as error:
+                log.warning("a reader's position was not saved after an error: %s", error.detail)

@@ -1,0 +1,174 @@
+"""One call as a series of attempts: when to try again, where, after what pause, and what to say at the end."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from plainsong import calls
+from plainsong._async import _backend
+from plainsong.calls import Send
+from plainsong.messages import MessageId
+from plainsong.positions import NEWEST, as_bound, parse_start
+from plainsong.protocol import ids
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.retry import Backoff, Places, covering, first_round, late, may_repeat, owned_part, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plainsong.calls import Call
+    from plainsong.positions import Start
+    from plainsong.protocol.errors import PlainsongError
+    from plainsong.settings import Settings
+
+T = TypeVar("T")
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class AsyncChannel:
+    """Sends the calls of one client to its daemons, and repeats them while that is safe.
+
+    Args:
+      random: a number from 0 to 1.
+      wall_ms: this computer's time of day, in milliseconds since 1970.
+      clock: seconds that only go forward, by which transactions count their time.
+      endless: no call has a deadline.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: _backend.Pool,
+        *,
+        random: Callable[[], float] = random.random,
+        wall_ms: Callable[[], int] = _wall_ms,
+        clock: Callable[[], float] = time.monotonic,
+        places: Places | None = None,
+        endless: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.namespace = settings.namespace
+        self.pool = pool
+        self.places = places or Places(settings.urls, follow=settings.follow_owners, clock=clock)
+        self.endless = endless
+        self.random = random
+        self.wall_ms = wall_ms
+        self.clock = clock
+        #: The world's, unless a test has its own.
+        self.now = _backend.now
+        self.sleep = _backend.sleep
+
+    def without_end(self) -> AsyncChannel:
+        """The same, except that every call is tried until it works or fails for good."""
+        endless = AsyncChannel(
+            self.settings,
+            self.pool,
+            random=self.random,
+            wall_ms=self.wall_ms,
+            clock=self.clock,
+            places=self.places,
+            endless=True,
+        )
+        endless.now, endless.sleep = self.now, self.sleep
+        return endless
+
+    async def call(
+        self, call: Call[T], deadline_s: float | None = None, *, on_send: Callable[[], None] | None = None
+    ) -> T:
+        """The answer to ``call``, after as many attempts as are allowed.
+
+        What the caller is told covers all attempts: if one of them may have taken, the outcome is unknown, whatever
+        the last one was answered.
+
+        Args:
+          deadline_s: instead of the settings' own.
+          on_send: called before each attempt.
+        Raises:
+          PlainsongError: ``outcome`` covers all attempts.
+        """
+        settings, places, endless = self.settings, self.places, self.endless
+        limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
+        part = owned_part(call.request.path)
+        now_s = self.now()
+        over_s = float("inf") if endless else now_s + limit_s
+        backoff, tries, in_doubt = Backoff(self.random), 0, False
+        while True:
+            url = places.where(part)
+            timeout_s = min(settings.request_timeout_s + call.wait_s, over_s - now_s)
+            if on_send is not None:
+                on_send()
+            answer = await self.pool.carry(
+                Send(url, call.request, places.connect_s(url, min(settings.connect_timeout_s, timeout_s)), timeout_s)
+            )
+            result, error = read_answer(call, answer, url)
+            goes_back = places.heard(part, url, answer, error)
+            if error is None:
+                return result  # type: ignore[no-any-return] # the call says what it is
+            now_s = self.now()
+            if goes_back and now_s < over_s:
+                continue
+            tries += 1
+            at_once = first_round(tries, places, error)
+            again = may_repeat(call.repeat, error, outlasts=call.outlasts) and (settings.retry or endless or at_once)
+            if call.repeat == "reading":
+                error.outcome = "not-applied"
+            in_doubt |= error.outcome == "unknown"
+            if not again:
+                raise covering(error, in_doubt)
+            pause_s = 0.0 if at_once else backoff.next_s(error)
+            if now_s + pause_s >= over_s:
+                raise late(error, tries, limit_s, in_doubt)
+            if pause_s:
+                await self.sleep(pause_s)
+                now_s = self.now()
+                if now_s >= over_s:  # a busy machine wakes whoever sleeps later
+                    raise late(error, tries, limit_s, in_doubt)
+
+    async def attempt(self, call: Call[T], left_s: float) -> tuple[T | None, PlainsongError | None]:
+        """One attempt, for no longer than ``left_s``: the answer, or what went wrong. The next one may go elsewhere."""
+        settings, places = self.settings, self.places
+        part = owned_part(call.request.path)
+        timeout_s = min(settings.request_timeout_s, left_s)
+        url = places.where(part)
+        connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
+        answer = await self.pool.carry(Send(url, call.request, connect_s, timeout_s))
+        result, error = read_answer(call, answer, url)
+        places.heard(part, url, answer, error)
+        return result, error
+
+    # --- where to start --------------------------------------------------------------------------
+
+    async def resolve(self, topic: str, start: Start, deadline_s: float | None = None) -> bytes | int | None:
+        """A start as an id, a time or None for the oldest; ``newest`` is asked of the daemon."""
+        if start != NEWEST:
+            return parse_start(start, self.wall_ms())
+        stats = await self.call(calls.topic_stats(self.namespace, topic), deadline_s)
+        newest, end = stats.get("newestId"), stats.get("end")
+        if newest is None and end is not None and int(end, 16):
+            # Nothing of the last that was published can be read any more: what comes stands behind it.
+            return ids.before(bytes.fromhex(end))
+        return None if newest is None else bytes(MessageId(newest))
+
+    async def resolve_end(self, topic: str, until: Start, deadline_s: float | None = None) -> bytes | None:
+        """An end as a bound, exclusive; ``newest`` ends after the newest message there is now."""
+        position = await self.resolve(topic, until, deadline_s)
+        if position is None:
+            return None
+        return ids.after(position) if until == NEWEST and isinstance(position, bytes) else as_bound(position)
+
+    async def position_of_last(self, topic: str, count: int) -> MessageId | None:
+        """The id after which the last ``count`` messages stand; None: there are no more than that."""
+        if count < 0:
+            raise InvalidParameter(f"count is {count}", hint="use 0 or more")
+        all_of_it = await self.call(calls.topic_offsets(self.namespace, topic, {}))
+        before = int(all_of_it["count"]) - count
+        if before <= 0:
+            return None
+        bounds = {"maxMessages": before, "end": all_of_it["end"]}
+        upto = await self.call(calls.topic_offsets(self.namespace, topic, bounds))
+        return MessageId((int.from_bytes(MessageId(upto["end"]), "big") - 1).to_bytes(20, "big"))

@@ -1,0 +1,629 @@
+"""A transaction of the client: who takes part, in which order it goes, and what is done when something fails.
+
+    begin → start_tx on each │ … the work … │ tx_changes → prepare → commit_tx on each → commit → post_tx_commit
+
+A failure before the decision undoes: ``rollback_tx`` on every member, then the service is told ``abort`` when all
+said True, else ``invalidate``; what failed first is raised, what failed after it is told in its notes. A failure
+after the decision changes nothing of it. The one step that decides is asked about until somebody knows; only when
+nobody does is the transaction in doubt, and then nothing is undone.
+
+The order and the rules are Apache Tephra's; that messages come last, and that a lost answer to a commit is
+asked for, are ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from plainsong import transactions as service
+from plainsong._async._backend import TaskLock, shielded, told
+from plainsong._async.transaction_messages import UNDO_S, AsyncTransactionMessages, left_s
+from plainsong.calls import outlasting
+from plainsong.errors import Closed, NoTransaction, TransactionFailed, TransactionInProgress
+from plainsong.messages import PENDING, Receipt, as_list, outgoing_request
+from plainsong.participants import METHODS
+from plainsong.positions import OLDEST
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    NoMessages,
+    PlainsongError,
+    TransactionConflict,
+    TransactionNotFound,
+    TransactionNotInProgress,
+)
+from plainsong.transactions import (
+    DEFAULT_BUFFER_BYTES,
+    DEFAULT_BUFFER_MESSAGES,
+    BufferBounds,
+    Failures,
+    check_free,
+    default_client_id,
+    enter,
+    failure_of,
+    in_doubt,
+    leave,
+    timed_out,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from typing import Self
+
+    from plainsong._async.read import AsyncReader
+    from plainsong._async.retry import AsyncChannel
+    from plainsong.messages import Page
+    from plainsong.participants import AnyParticipant
+    from plainsong.positions import Start
+    from plainsong.serializers import SerializerLike
+    from plainsong.transactions import Entered, Transaction, TransactionKind, TransactionState
+
+T = TypeVar("T")
+
+log = logging.getLogger("plainsong.transaction")
+
+#: How long a cancelled task may take to undo its transaction, or to hear what became of it.
+INTERRUPTED_S = 30.0
+#: How often somebody is asked what became of a commit: a commit and a fence may cross once, not for ever.
+MAX_QUESTIONS = 3
+
+
+class Enlisted(Protocol):
+    """A reader inside the transaction, as far as its end is concerned."""
+
+    @property
+    def transactional(self) -> bool:
+        """Whether its position is written into what the participants commit."""
+        ...
+
+    async def settle(self) -> None:
+        """Keep the position of what the loop was done with."""
+        ...
+
+
+class AsyncMember:
+    """A participant as the transaction calls it, asynchronous or not."""
+
+    def __init__(self, participant: AnyParticipant) -> None:
+        for method in METHODS:
+            if not callable(getattr(participant, method, None)):
+                raise InvalidParameter(
+                    f"{type(participant).__name__} cannot take part in a transaction: it has no {method}",
+                    hint="see plainsong.TransactionAware",
+                )
+        self.participant = participant
+
+    @property
+    def name(self) -> str:
+        """Its own name, or its type's."""
+        try:
+            return str(self.participant.name)
+        except Exception:  # noqa: BLE001 - the name is only for errors, and must not be one
+            return type(self.participant).__name__
+
+    async def start_tx(self, transaction: Transaction) -> None:
+        """``participant.start_tx``."""
+        await told(self.participant.start_tx, transaction)
+
+    async def update_tx(self, transaction: Transaction) -> None:
+        """``participant.update_tx``."""
+        await told(self.participant.update_tx, transaction)
+
+    async def tx_changes(self) -> Collection[bytes]:
+        """``participant.tx_changes``; raises TypeError when that is no collection of bytes."""
+        changes: Any = await told(self.participant.tx_changes)
+        if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
+            raise TypeError("tx_changes has to return a collection of bytes")
+        return list(changes)
+
+    async def commit_tx(self) -> bool:
+        """``participant.commit_tx``; anything but True is a failure."""
+        return bool((await told(self.participant.commit_tx)) is True)
+
+    async def post_tx_commit(self) -> None:
+        """``participant.post_tx_commit``."""
+        await told(self.participant.post_tx_commit)
+
+    async def rollback_tx(self) -> bool:
+        """``participant.rollback_tx``; anything but True is a failure."""
+        return bool((await told(self.participant.rollback_tx)) is True)
+
+    async def abandon_tx(self) -> None:
+        """``participant.abandon_tx``, if it has one."""
+        abandon = getattr(self.participant, "abandon_tx", None)
+        if abandon is not None:
+            await told(abandon)
+
+
+class AsyncTransactionContext:
+    """Transactions one after the other, with the same participants; made by ``AsyncClient.transaction``, which explains the options.
+
+    In an ``async with`` block the transaction begins with the block and is committed at its end; an exception undoes it
+    and goes on. Inside, ``client.publish``, ``poll`` and ``read`` take part by themselves. Without a block, ``start``
+    and ``finish`` (or ``abort``) do the same by hand; then only the methods of this object take part.
+
+    ``publish`` may be called from several tasks; everything else belongs to one task at a time. A task that is cancelled
+    inside the block leaves the transaction undone; in the middle of the commit, the commit is brought to its end.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        participants: Iterable[AnyParticipant] = (),
+        *,
+        timeout_s: int | None = None,
+        type: TransactionKind = "short",  # noqa: A002 - the service's word
+        client_id: str | None = None,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        buffer_messages: int = DEFAULT_BUFFER_MESSAGES,
+    ) -> None:
+        self.client = client
+        self._channel: AsyncChannel = client._channel
+        self._options = (type, timeout_s, client_id)
+        self._messages = AsyncTransactionMessages(self._channel, BufferBounds(buffer_bytes, buffer_messages))
+        once = {id(each): AsyncMember(each) for each in participants}
+        self._others = list(once.values())
+        self._readers: list[Enlisted] = []
+        self._under_way: Transaction | None = None
+        #: Whether the commit has been asked for: whoever is interrupted then may not undo.
+        self._deciding = False
+        #: How the last one ended; None before the first, and while one is under way.
+        self._state: TransactionState | None = None
+        self._lock = TaskLock()
+        self._entered: Entered | None = None
+
+    def __repr__(self) -> str:
+        transaction = self._under_way
+        name = f"{transaction.id}, in progress" if transaction else self._state or "not begun"
+        return f"<AsyncTransactionContext {name}>"
+
+    # --- what is known of it ---------------------------------------------------------------------
+
+    @property
+    def transaction(self) -> Transaction:
+        """The transaction under way. Raises NoTransaction."""
+        return self._needed("this")
+
+    @property
+    def state(self) -> TransactionState | None:
+        """``in_progress``, or how the last one ended (``unknown``: in doubt); None before the first."""
+        return "in_progress" if self._under_way is not None else self._state
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the transaction under way times out. Raises NoTransaction."""
+        return self.transaction.remaining_s
+
+    @property
+    def receipts(self) -> dict[str, list[Receipt]]:
+        """What was published, by topic: one for each flush of its messages (the commit, and checkpoints before it)."""
+        return self._messages.receipts
+
+    # --- who takes part --------------------------------------------------------------------------
+
+    async def add(self, participant: AnyParticipant) -> None:
+        """One more, after the others and before the messages; under way, its ``start_tx`` is called.
+
+        Raises:
+          InvalidParameter: it has not all methods. What its ``start_tx`` raises; it takes part nevertheless.
+        """
+        if any(each.participant is participant for each in self._others):
+            return
+        member = AsyncMember(participant)
+        self._others.append(member)
+        if self._under_way is not None:
+            await member.start_tx(self._under_way)
+
+    def remove(self, participant: AnyParticipant) -> bool:
+        """Whether it was one of them. Raises TransactionInProgress while one is under way."""
+        if self._under_way is not None:
+            raise TransactionInProgress("participants cannot leave a transaction under way")
+        before = len(self._others)
+        self._others = [each for each in self._others if each.participant is not participant]
+        return len(self._others) < before
+
+    # --- the course ------------------------------------------------------------------------------
+
+    async def start(self) -> Transaction:
+        """Begin one.
+
+        Raises:
+          TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and whatever the service
+            answers. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
+        """
+        return await self._whole(self._start)
+
+    async def finish(self) -> None:
+        """Commit it; see ``docs/client.md`` for everything that can happen.
+
+        Raises:
+          TransactionConflict, TransactionTooLarge, TransactionTimedOut, TransactionFailed, and every other error
+            whose outcome is ``not-applied``: it was undone.
+          CommittedWithErrors: it is committed. TransactionInDoubt: nobody knows. NoTransaction: there is none.
+        """
+        await self._whole(self._finish)
+
+    async def checkpoint(self) -> Transaction:
+        """Persist what there is, messages too, and go on under a new write pointer; readers still see nothing.
+
+        Raises:
+          as ``finish`` does; the transaction was undone.
+        """
+        return await self._whole(self._checkpoint)
+
+    async def abort(self, cause: BaseException | None = None) -> TransactionState | None:
+        """Undo it; nothing happens when none is under way.
+
+        Args:
+          cause: why; what fails meanwhile is told in its notes.
+        Returns:
+          ``aborted``, or ``invalid`` when not everything could be undone; None: there was nothing to abort.
+        Raises:
+          without a ``cause``, what failed first: TransactionFailed, or an error of the service's.
+        """
+        async with self._lock:
+            return await self._abort(cause)
+
+    async def _whole(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do what must not stay half done: whatever interrupts it, a way out is taken first."""
+        async with self._lock:
+            try:
+                return await step()
+            except Exception:
+                raise
+            except BaseException:
+                with shielded(INTERRUPTED_S) as scope:
+                    await self._interrupted()
+                check_undone(scope)
+                raise
+
+    # --- messages --------------------------------------------------------------------------------
+
+    async def publish(
+        self, topic: str, messages: Any, *, ttl_s: int | None = None, serializer: SerializerLike = None
+    ) -> Receipt:
+        """Publish with the commit, in the order of the calls; the arguments are those of ``AsyncClient.publish``.
+
+        Returns:
+          a receipt without ids: nothing has been published yet (see ``receipts`` after the commit).
+        Raises:
+          NoTransaction, NotEncodable: nothing happened. When much has come together it is stored with the daemon,
+            and what that raises means that the transaction can only be undone.
+        """
+        request = outgoing_request(as_list(messages), serializer, ttl_s)
+        async with self._lock:
+            transaction = self._needed("publish")
+            if self._messages.take(topic, request):
+                await self._spill(transaction)
+        return Receipt(None, None, len(request.messages), PENDING)
+
+    async def _spill(self, transaction: Transaction) -> None:
+        """Store what is too much to be kept here. Raises what storing it is answered."""
+        try:
+            await self._messages.spill()
+        except PlainsongError as error:
+            late = timed_out(transaction, error)
+            if late is None:
+                raise
+            raise late from error
+
+    async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
+        """``AsyncClient.poll`` with the transaction's snapshot: what was committed before it began, and what is its own."""
+        page: Page = await self.client.poll(topic, start, transaction=self.transaction, **options)
+        return page
+
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> AsyncReader:
+        """``AsyncClient.read`` with the transaction's snapshot and, with a ``position``, as a part of it."""
+        entered = enter(self)
+        try:
+            reader: AsyncReader = self.client.read(topics, start, **options)
+            return reader
+        finally:
+            leave(entered)
+
+    # --- as a block ------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        check_free(self)
+        await self.start()
+        self._entered = enter(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            leave(entered)
+        if self._under_way is None:
+            return  # ended by hand
+        if error is None:
+            await self.finish()
+        else:
+            with shielded(INTERRUPTED_S) as scope:
+                await self.abort(error)
+            check_undone(scope)
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def _needed(self, what: str) -> Transaction:
+        """The transaction under way. Raises NoTransaction."""
+        if self._under_way is None:
+            ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
+            raise NoTransaction(f"{what} needs a transaction, and {ended}", hint="direct=True stays outside of any")
+        return self._under_way
+
+    @property
+    def _members(self) -> list[AsyncMember | AsyncTransactionMessages]:
+        return [*self._others, self._messages]
+
+    def _enlist(self, reader: Enlisted) -> None:
+        """A reader inside the transaction: its position is part of it."""
+        self._readers.append(reader)
+
+    async def _start(self) -> Transaction:
+        """Begin, and tell each member."""
+        if self._under_way is not None:
+            raise TransactionInProgress(f"transaction {self._under_way.id} is under way", hint="finish it, or abort it")
+        transaction = await begun(self._channel, *self._options)
+        self._under_way, self._deciding, self._state, self._readers = transaction, False, None, []
+        started: list[AsyncMember] = []
+        for member in self._members:
+            try:
+                await member.start_tx(transaction)
+            except Exception as error:  # noqa: BLE001 - raised after the abort
+                await self._not_started(transaction, started, member.name, error)
+            if isinstance(member, AsyncMember):
+                started.append(member)
+        return transaction
+
+    async def _not_started(
+        self, transaction: Transaction, started: list[AsyncMember], name: str, error: Exception
+    ) -> NoReturn:
+        """Nothing has been done, so nothing is rolled back. An abort that fails is what is raised."""
+        self._under_way, self._state = None, "aborted"
+        raised = failure_of(transaction, f"starting {name}", error)
+        for member in started:
+            try:
+                await member.abandon_tx()
+            except Exception as failed:  # noqa: BLE001 - the failed start is what is raised
+                raised.add_note(f"{member.name} did not let go: {failed!r}")
+        try:
+            self._state = await self._channel.call(service.abort(transaction.id), self._undo_s)
+        except PlainsongError as failed:
+            failed.add_note(f"after {name} had failed to start: {error!r}")
+            raise failed from error
+        raise raised
+
+    # --- finish ------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        transaction = self._needed("finish")
+        failures = Failures("saving positions")
+        try:
+            await self._save_positions(transactional=True)
+            changes = await self._changes(failures)
+            if changes:
+                failures.doing = "detecting conflicts"
+                call = outlasting(service.prepare(transaction.id, changes))
+                await self._channel.call(call, left_s(self._channel, transaction))
+            await self._persist(failures)
+        except Exception as error:  # noqa: BLE001 - raised after the undoing
+            await self._fail(failures, error)
+        await self._decide(transaction)
+        await self._after_commit(transaction)
+
+    async def _changes(self, failures: Failures) -> list[bytes]:
+        union: dict[bytes, None] = {}
+        for member in self._members:
+            failures.doing = f"collecting the changes of {member.name}"
+            union.update(dict.fromkeys(await member.tx_changes()))
+        return list(union)
+
+    async def _persist(self, failures: Failures) -> None:
+        for member in self._members:
+            failures.doing = f"persisting {member.name}"
+            if not (await member.commit_tx()):
+                raise TransactionFailed(f"{failures.doing}: commit_tx did not return True")
+
+    async def _decide(self, transaction: Transaction) -> None:
+        failures = Failures("committing")
+        self._deciding = True
+        try:
+            await self._committed(transaction)
+        except PlainsongError as error:
+            if error.outcome == "unknown":
+                self._under_way, self._state = None, "unknown"
+                raise
+            await self._fail(failures, error)
+        self._under_way, self._deciding, self._state = None, False, "committed"
+
+    async def _committed(self, transaction: Transaction) -> None:
+        """Commit, and come back when it is certain.
+
+        Raises:
+          PlainsongError: with the outcome ``not-applied``: it is certainly not committed, and never will be by this
+            request. TransactionInDoubt: nobody knows.
+        """
+        try:
+            await self._channel.call(outlasting(service.commit(transaction.id)))
+        except (TransactionNotInProgress, TransactionConflict) as error:
+            # A commit that took is answered like the first time: so no earlier attempt took either.
+            error.outcome = "not-applied"
+            raise
+        except Exception as error:
+            # Closed by another thread: the request may have left.
+            if isinstance(error, PlainsongError) and error.outcome == "not-applied" and not isinstance(error, Closed):
+                raise
+            await self._find_out(transaction, error)
+
+    async def _find_out(self, transaction: Transaction, error: Exception) -> None:
+        """Nobody answered the commit: ask what became of it."""
+        channel = self._channel
+        state: TransactionState = "unknown"
+        for _ in range(MAX_QUESTIONS):
+            try:
+                state = (await channel.call(outlasting(service.get(transaction.id)))).state
+                if state == "in_progress":
+                    # The commit may still be on its way: shut the door before saying that it did not take.
+                    state = await channel.call(outlasting(service.invalidate(transaction.id)))
+                break
+            except TransactionNotInProgress:
+                continue  # it was decided between the two
+            except PlainsongError as failed:
+                raise in_doubt(transaction, f"nobody can be asked: {failed.detail}") from error
+        if state == "committed":
+            return
+        if state in ("aborted", "invalid"):
+            raise TransactionFailed(
+                f"the commit of transaction {transaction.id} did not take: it is {state}"
+            ) from error
+        raise in_doubt(transaction, f"the service calls it {state.replace('_', ' ')}") from error
+
+    async def _after_commit(self, transaction: Transaction) -> None:
+        """Everybody is told, whoever fails."""
+        failures = Failures("following the commit")
+        steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            (f"following the commit: {member.name}", member.post_tx_commit) for member in self._members
+        ]
+        steps.append(("saving positions", lambda: self._save_positions(transactional=False)))
+        for doing, step in steps:
+            try:
+                await step()
+            except Exception as error:  # noqa: BLE001 - told at the end
+                failures.add(doing, error)
+        self._readers = []
+        if failures.errors:
+            raise failures.after_commit(transaction)
+
+    async def _save_positions(self, *, transactional: bool) -> None:
+        for reader in self._readers:
+            if reader.transactional is transactional:
+                await reader.settle()
+
+    # --- checkpoint, and the way back ---------------------------------------------------------------
+
+    async def _checkpoint(self) -> Transaction:
+        transaction = self._needed("checkpoint")
+        failures = Failures()
+        try:
+            await self._persist(failures)
+            failures.doing = "making a checkpoint"
+            call = outlasting(service.checkpoint(transaction))
+            transaction = await self._channel.call(call, left_s(self._channel, transaction))
+            self._under_way = transaction
+            for member in self._members:
+                failures.doing = f"updating {member.name}"
+                await member.update_tx(transaction)
+        except Exception as error:  # noqa: BLE001 - raised after the undoing
+            await self._fail(failures, error)
+        return transaction
+
+    async def _interrupted(self) -> None:
+        """Something ended a step in the middle: undo, unless the commit may have been taken and stands. Raises nothing."""
+        transaction = self._under_way
+        if transaction is None:
+            return
+        if self._deciding:
+            try:
+                await self._decide(transaction)
+            except PlainsongError as error:
+                log.warning("transaction %d, after an interruption: %s", transaction.id, error.detail)
+                return
+            try:
+                await self._after_commit(transaction)
+            except PlainsongError as error:
+                log.warning("transaction %d is committed: %s", transaction.id, error.detail)
+            return
+        failures = Failures("aborting")
+        await self._undo(transaction, failures)
+        for failed in failures.errors:
+            log.warning("transaction %d, after an interruption: %r", transaction.id, failed)
+
+    async def _abort(self, cause: BaseException | None = None) -> TransactionState | None:
+        if self._under_way is None:
+            return None
+        failures = Failures("aborting")
+        transaction = self._under_way
+        await self._undo(transaction, failures)
+        if cause is not None:
+            failures.tell(cause, self._state)
+        elif failures.errors:
+            told = failure_of(transaction, failures.doing, failures.errors[0])
+            failures.without_first().tell(told, self._state)
+            raise told
+        return self._state
+
+    async def _fail(self, failures: Failures, error: Exception) -> NoReturn:
+        """Undo, and raise what went wrong first."""
+        transaction = self._under_way
+        assert transaction is not None
+        told = failure_of(transaction, failures.doing, error)
+        later = Failures("aborting")
+        await self._undo(transaction, later)
+        later.tell(told, self._state)
+        raise told
+
+    async def _undo(self, transaction: Transaction, failures: Failures) -> None:
+        """``rollback_tx`` on every member, then the service's decision; failures are collected, not raised."""
+        clean = True
+        for member in self._members:
+            try:
+                if not (await member.rollback_tx()):
+                    clean = False
+                    failures.notes.append(f"{member.name} did not roll back: rollback_tx did not return True")
+            except Exception as error:  # noqa: BLE001 - the others have to be rolled back all the same
+                clean = False
+                failures.add(f"rolling back {member.name}", error)
+        self._under_way, self._deciding, self._readers = None, False, []
+        self._state = "aborted" if clean else "invalid"
+        call = service.abort(transaction.id) if clean else service.invalidate(transaction.id)
+        try:
+            self._state = await self._channel.call(outlasting(call), self._undo_s)
+        except PlainsongError as error:
+            gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
+            failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)
+
+    @property
+    def _undo_s(self) -> float:
+        return min(self._channel.settings.deadline_s, UNDO_S)
+
+
+def check_undone(scope: Any) -> None:
+    """Says in the log that the time was not enough."""
+    if scope is not None and scope.cancelled_caught:
+        log.warning("a transaction could not be undone within %g s; it ends at its time-out", INTERRUPTED_S)
+
+
+async def begun(
+    channel: AsyncChannel, kind: TransactionKind, timeout_s: int | None, client_id: str | None
+) -> Transaction:
+    """A transaction, whose time counts from when it was asked for: never later than the service's own clock."""
+    clock = channel.clock
+    sent_s = clock()
+
+    def note() -> None:
+        nonlocal sent_s
+        sent_s = clock()
+
+    name = default_client_id() if client_id is None else client_id
+    transaction = await channel.call(service.begin(kind, timeout_s, name, clock), on_send=note)
+    return replace(transaction, begun_s=sent_s)
+
+
+async def publish_in_one(
+    client: Any, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
+) -> Receipt:
+    """Publish in a transaction of its own, and say where it went. Raises as the end of a transaction does."""
+    if not as_list(messages):
+        raise NoMessages("the list is empty")
+    context = AsyncTransactionContext(client)
+    await context.start()
+    try:
+        await context.publish(topic, messages, ttl_s=ttl_s, serializer=serializer)
+    except BaseException as error:
+        with shielded(INTERRUPTED_S) as scope:
+            await context.abort(error)
+        check_undone(scope)
+        raise
+    await context.finish()
+    return context.receipts[topic][-1]

@@ -1,0 +1,463 @@
+# Written by scripts/unasync.py from plainsong/_async/producer.py: change that, and run it (make sync).
+"""A producer: its messages are sent in order, one request at a time, and each of them is stored once."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from plainsong._sync._backend import BLOCK_HINT, now, shielded
+from plainsong._sync._futures import Produced, ProducedWhole, Settling, settle
+from plainsong._sync.delivery import Delivery, begin
+from plainsong._sync.publisher import Sender
+from plainsong._sync.transaction import TransactionContext
+from plainsong._sync.transaction_messages import left_s
+from plainsong.errors import Closed, MessageDropped, NotSent
+from plainsong.gathering import bug_of
+from plainsong.producing import Producing, atomic_request, prepared, whole_request
+from plainsong.protocol.errors import PlainsongError
+from plainsong.serializers import serializer_for
+from plainsong.transactions import block_of, pointer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from plainsong._sync._futures import Settled
+    from plainsong._sync.retry import Channel
+    from plainsong.gathering import Bounds, Overflow
+    from plainsong.lightweight import Lightweight, LightweightState
+    from plainsong.messages import Counts, Receipt
+    from plainsong.producing import Ended, Parcel
+    from plainsong.protocol.requests import PublishRequest
+    from plainsong.serializers import Serializer, SerializerLike
+    from plainsong.transactions import Transaction
+
+log = logging.getLogger("plainsong.producer")
+
+#: One delivers, the other looks at the time of what waits behind it.
+WORKERS = 2
+
+
+class Producer:
+    """Sends messages under a name, each stored once; made by ``Client.producer``, which explains the options.
+
+    Thread-safe: the order of calls is the order in the topic, and that of automatic sequence ids. Use it in a ``with``
+    block, or close it. In a forked child it is closed: the name belongs to the parent.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        channel: Channel,
+        topic: str,
+        name: str | None,
+        bounds: Bounds,
+        *,
+        initial_sequence_id: int | None,
+        optional: bool,
+        retention_s: int | None,
+        serializer: Serializer,
+        overflow: Overflow,
+        transaction_timeout_s: float,
+        exit_timeout_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        self._client = client
+        self._channel = channel
+        self._asked_for = (topic, name)
+        self._session_options = (initial_sequence_id, optional, retention_s, deadline_s)
+        self._bounds = bounds
+        self._serializer = serializer
+        self._overflow = overflow
+        self._transaction_timeout_s = transaction_timeout_s
+        self.exit_timeout_s = exit_timeout_s
+        self._settling = Settling()
+        self._begun: Producing[Settled[Any]] | None = None
+        self._is_taken = False
+
+    def _open(self) -> None:
+        if self._is_taken:
+            raise Closed("the producer was opened before", hint="ask the client for another one")
+        self._is_taken = True
+        topic, name = self._asked_for
+        initial_sequence_id, optional, retention_s, deadline_s = self._session_options
+        session = begin(
+            self._channel,
+            topic,
+            name,
+            initial_sequence_id=initial_sequence_id,
+            optional=optional,
+            retention_s=retention_s,
+            deadline_s=deadline_s,
+        )
+        self._begun = Producing(
+            session, self._bounds, self._serializer, initial_sequence_id, self._transaction_timeout_s
+        )
+        self._make_sender(self._begun)
+        self._sender.open()
+
+    def _make_sender(self, producing: Producing[Settled[Any]]) -> None:
+        self._sender: Sender[Parcel[Settled[Any]], Ended[Settled[Any]]] = Sender(
+            f"plainsong-producer-{producing.session.name}", producing, self._deliver, self._give_up, WORKERS
+        )
+        self._lock = self._sender.lock
+
+    @property
+    def _producing(self) -> Producing[Settled[Any]]:
+        """Raises Closed: the block has not been entered."""
+        if self._begun is None:
+            raise Closed("the producer is not open", hint=BLOCK_HINT)
+        return self._begun
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._sender.leave(
+            kind,
+            self.close,
+            self.exit_timeout_s,
+            lambda detail: log.warning("a block with a producer was left by an error: %s", detail),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name!r} of {self.topic}>" if self._begun else "<Producer, not opened>"
+
+    # --- what is known of it ---------------------------------------------------------------------
+
+    @property
+    def topic(self) -> str:
+        """Where its messages go."""
+        return self._producing.session.topic
+
+    @property
+    def name(self) -> str:
+        """Its name, given or made by the daemon."""
+        return self._producing.session.name
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of its session; None where deduplication is switched off."""
+        return self._producing.session.epoch
+
+    @property
+    def generation(self) -> int:
+        """Which life of the topic's name it writes to; 0 where deduplication is switched off."""
+        return self._producing.session.generation
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that is durable, as far as is known here; -1: none."""
+        return self._producing.session.last_sequence_id
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether each message is stored once. False only with ``optional=True``."""
+        return self._producing.session.epoch is not None
+
+    @property
+    def counts(self) -> Counts:
+        """Messages that wait, were delivered or failed so far."""
+        return self._producing.tally.counts(self._producing.pending, self._producing.waiting.pending_bytes)
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def send(
+        self,
+        message: Any,
+        *,
+        sequence_id: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
+    ) -> Produced:
+        """Hand over a message, and get the future of its ``MessageReceipt``. Not part of a transaction's block.
+
+        Args:
+          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
+          sequence_id: its number; with every message of a producer, or with none.
+        Raises:
+          SequenceIdsMixed (a ValueError), InvalidSequenceIds, NotEncodable, BufferFull, Closed: nothing happened.
+          ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: what the producer stopped for earlier;
+            nothing happened to this message.
+        """
+        producing = self._begun or self._producing
+        made = prepared(message, producing.serializer, sequence_id, attributes, routing_key)
+        sent = Produced(self._settling)
+        with self._lock:
+            self._wait_for_room(producing, len(made.payload), 1)
+            if producing.take(made, sent, now()):
+                self._sender.call()
+        return sent
+
+    def publish(
+        self,
+        messages: Any,
+        *,
+        sequence_ids: Sequence[int] | None = None,
+        ttl_s: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
+        serializer: SerializerLike = None,
+        deadline_s: float | None = None,
+        transaction: Transaction | int | None = None,
+        direct: bool = False,
+    ) -> Receipt:
+        """Send one message, or a list in one request, after what waits already; returns when it is durable.
+
+        In a block of ``client.transaction()``, or with a ``transaction``: now, under its write pointer; so call it last.
+
+        Args:
+          sequence_ids: one for each message, increasing.
+          deadline_s: instead of ``delivery_timeout_s``.
+          direct: not as part of the transaction whose block this is in.
+        Returns:
+          the receipt of all; of messages that were there before it says ``duplicate``, or which (``dropped``).
+        Raises:
+          as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: nobody can know, and
+            it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
+        """
+        using = self._producing.serializer if serializer is None else serializer_for(serializer)
+        request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
+        given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
+        block = None if direct or transaction else block_of(self._client, TransactionContext)
+        if block is None:
+            request.write_pointer = None if transaction is None else pointer_of(transaction)
+            return self._sent(request, given, deadline_s)
+        under_way = block._needed("publishing")
+        request.write_pointer = pointer_of(under_way)
+        block._messages.touch(self.topic)
+        try:
+            return self._sent(request, given, left_s(self._channel, under_way))
+        except BaseException as error:
+            if getattr(error, "outcome", "unknown") != "not-applied":
+                block._messages.doubt()
+            raise
+
+    def publish_atomic(
+        self,
+        routing_key: str,
+        messages: Any,
+        *,
+        sequence_ids: Sequence[int] | None = None,
+        ttl_s: int | None = None,
+        serializer: SerializerLike = None,
+        deadline_s: float | None = None,
+    ) -> Receipt:
+        """A lightweight transaction in one call: all messages in one piece, or none. Never part of a block.
+
+        Raises:
+          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some of it
+            was there before. TransactionOutcomeUnknown; and as ``publish``.
+        """
+        using = self._producing.serializer if serializer is None else serializer_for(serializer)
+        request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
+        return self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
+
+    def begin(self, routing_key: str, *, timeout_s: float | None = None) -> LightweightTransaction:
+        """Open a lightweight transaction; see there. Nothing is asked of the daemon.
+
+        Args:
+          timeout_s: seconds after which it is aborted unless it was committed; None: the producer's.
+        Raises:
+          TransactionInProgress: one is open. Closed, and what the producer stopped for.
+        """
+        with self._lock:
+            opened = self._producing.begin(routing_key, timeout_s, now())
+            self._sender.call()  # who also looks at the time
+        return LightweightTransaction(self, opened)
+
+    def _sent(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> Receipt:
+        sent = self._hand_over(request, ids, limit_s)
+        return sent._outcome()
+
+    def _hand_over(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> ProducedWhole:
+        sent = ProducedWhole(self._settling)
+        producing = self._producing
+        with self._lock:
+            self._wait_for_room(producing, sum(map(len, request.messages)), len(request.messages))
+            producing.take_whole(request, ids, sent, now(), limit_s)
+            self._sender.call()
+        return sent
+
+    def _wait_for_room(self, producing: Producing[Settled[Any]], size: int, messages: int) -> None:
+        """With the lock. Raises BufferFull, and why nothing is taken any more."""
+        producing.check_usable()
+        while not producing.waiting.has_room(size, messages):
+            if self._overflow != "wait":
+                raise producing.waiting.full(size)
+            self._sender.room.wait()
+            producing.check_usable()
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is durable, without lingering.
+
+        Raises:
+          NotSent: something still waits after ``timeout_s`` (None: no limit), or failed since the last flush and
+            nobody asked its future. Nothing is given up by it.
+        """
+        tally = self._producing.tally
+        tally.raise_if_unheard(self._sender.flush(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Abort an open transaction, flush, and give up what is left after ``timeout_s``. Idempotent.
+
+        The name stays known to the topic, so that the next producer of it goes on.
+
+        Raises:
+          NotSent: as ``flush`` does.
+        """
+        producing = self._producing
+        with self._lock:
+            producing.close()
+        under_way = self._sender.close(timeout_s)
+        if under_way is not None:
+            producing.tally.raise_if_unheard(0, under_way)
+
+    # --- delivering ----------------------------------------------------------------------------
+
+    def _deliver(self, parcel: Parcel[Settled[Any]]) -> None:
+        producing = self._producing
+        delivered, error = None, None
+        try:
+            delivery = Delivery(self._channel, producing.session, parcel.request, producing.waiting.until_s(parcel))
+            delivered = delivery.run()
+        except PlainsongError as failed:
+            error = failed
+        except Exception as bug:  # would leave what waits waiting for ever
+            log.exception("a request could not be made")
+            error = bug_of(bug)
+            error.outcome = "unknown"
+        except BaseException:
+            given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
+            with self._lock:
+                ended = producing.failed(parcel, given_up)
+            self._give_up(ended)
+            raise
+        with self._lock:
+            ended = producing.delivered(parcel) if error is None else producing.failed(parcel, error)
+            ended += self._sender.settled()
+        if delivered is not None:
+            settle(self._settling, parcel.sents, delivered)
+        self._give_up(ended)
+
+    def _give_up(self, ended: list[Ended[Settled[Any]]]) -> None:
+        """Tell those who wait, and the tally; without the lock."""
+        for each in ended:
+            settle(self._settling, each.sents, each.error)
+            self._producing.tally.failed(list(each.sents), each.error)
+
+    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+
+    def _after_fork(self) -> None:
+        """In a child: the session is the parent's, and so is what waits."""
+        producing = self._producing
+        waiting = list(producing.waiting.sents())
+        self._settling.renew()
+        producing.close()
+        self._make_sender(producing)
+        self._sender.stop()
+        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, told)
+
+    def _at_exit(self) -> None:
+        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        try:
+            self.close(self.exit_timeout_s)
+        except NotSent as error:
+            log.error("a producer was never closed, and the program ended: %s", error.detail)
+
+
+class LightweightTransaction:
+    """Messages of one routing key that go in together or not at all; made by ``Producer.begin``.
+
+    They stay here until ``commit``, which is one publish. In a ``with`` block what was not committed is aborted at its
+    end, and what is being committed is waited for. For one thread at a time.
+    """
+
+    def __init__(self, producer: Producer, held: Lightweight) -> None:
+        self._producer = producer
+        self._held = held
+        self._sent: ProducedWhole | None = None
+
+    def __repr__(self) -> str:
+        return f"<LightweightTransaction of {self.routing_key!r}, {self.state}>"
+
+    @property
+    def routing_key(self) -> str:
+        """What its messages belong to."""
+        return self._held.routing_key
+
+    @property
+    def state(self) -> LightweightState:
+        """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` when nobody can know whether it took."""
+        self._held.expire(now())
+        return self._held.state
+
+    @property
+    def size(self) -> int:
+        """Serialized bytes written so far."""
+        return self._held.size
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def write(self, message: Any, *, sequence_id: int | None = None, ttl_s: int | None = None) -> None:
+        """Add a message; nothing is sent.
+
+        Raises:
+          MaxTransactionSizeExceeded: it would have more than 16 MiB of serialized bytes. NotEncodable,
+            InvalidParameter. The message is not part of it, and the transaction is still open.
+          NoTransaction, TransactionTimedOut: it has ended.
+        """
+        self._held.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
+
+    def commit(self) -> Receipt:
+        """Make all of it durable, in one piece; from then on everybody can read it. Again: the same receipt.
+
+        Raises:
+          NoMessages: it is empty. NoTransaction, TransactionTimedOut: it has ended before.
+          TransactionOutcomeUnknown: nobody can know whether it took. Every other error: it did not; it is open again.
+        """
+        held = self._held
+        if held.state == "committed":
+            assert held.receipt is not None
+            return held.receipt
+        if held.state != "committing":
+            request = held.committing(now())
+            try:
+                self._sent = self._producer._hand_over(request, held.sequence_ids, None)
+            except BaseException:
+                held.state = "open"  # nothing was handed over
+                raise
+        return self._settle()
+
+    def _settle(self) -> Receipt:
+        assert self._sent is not None
+        try:
+            receipt = self._sent._outcome()
+        except PlainsongError as error:
+            self._held.failed(error, now())
+            raise
+        self._held.committed(receipt)
+        return receipt
+
+    def abort(self) -> None:
+        """Forget it; nothing was sent, and no sequence id is used up. Again: nothing. Raises NoTransaction: it is committed."""
+        self._held.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._held.state == "committing":
+            try:
+                with shielded():
+                    self._settle()
+            except PlainsongError:
+                if kind is None:
+                    raise
+        if self._held.state == "open":
+            self._held.abort()

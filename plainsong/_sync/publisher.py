@@ -1,0 +1,424 @@
+# Written by scripts/unasync.py from plainsong/_async/publisher.py: change that, and run it (make sync).
+"""Publishing without waiting: messages are gathered in a bounded buffer, and a sender delivers them.
+
+``Sender`` is the loop of publishers, producers and streams alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from plainsong import calls
+from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
+from plainsong._sync._futures import Sent, Settling, settle
+from plainsong.errors import Closed, MessageDropped, NotSent
+from plainsong.gathering import Batch, Gathering, Lost, Tally, bug_of, tell_of_drops
+from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
+from plainsong.protocol.errors import InvalidParameter, PlainsongError
+from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+    from plainsong._sync.retry import Channel
+    from plainsong.gathering import Bounds, Lane, Overflow
+    from plainsong.messages import Receipt
+
+log = logging.getLogger("plainsong.publisher")
+
+W = TypeVar("W")
+P = TypeVar("P", covariant=True)
+G = TypeVar("G")
+
+#: A worker without work leaves after this; the next message starts another.
+IDLE_S = 10.0
+
+
+class Queue(Protocol[P, G]):
+    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` what was given up."""
+
+    flushing: bool
+
+    @property
+    def pending(self) -> int:
+        """What is not settled yet, and what is under way."""
+        ...
+
+    def work(self, now_s: float) -> tuple[P | None, list[G]]:
+        """The next piece of work, and what has waited too long."""
+        ...
+
+    def next_s(self) -> float | None:
+        """When there will be some by itself."""
+        ...
+
+    def wants_another(self, now_s: float) -> bool:
+        """Whether there is something to look after while a piece of work is being delivered."""
+        ...
+
+    def clear(self) -> list[G]:
+        """Give up everything that is not under way."""
+        ...
+
+
+class Sender(Generic[W, G]):
+    """Takes work from a queue, delivers it, and waits for more, with as many workers as there is work for.
+
+    Args:
+      deliver: brings one piece of work to its end, and raises nothing.
+      give_up: tells of what was given up; called without the lock.
+      workers: so many at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue: Queue[W, G],
+        deliver: Callable[[W], None],
+        give_up: Callable[[list[G]], None],
+        workers: int,
+    ) -> None:
+        self.lock = Lock()
+        #: Notified when something is settled, and at the end: of those who wait for room, or for the queue to be empty.
+        self.room = Condition(self.lock)
+        self.closed = True
+        self.workers = Workers(name)
+        self._work = Condition(self.lock)
+        self._queue = queue
+        self._deliver = deliver
+        self._give_up = give_up
+        self._most = workers
+        self._count = 0
+        self._idle = 0
+        self._stopping = False
+
+    def open(self) -> None:
+        """From now on there are workers."""
+        self.workers.open()
+        self.closed = False
+
+    def call(self) -> None:
+        """Wake a worker, or start one. With the lock."""
+        if self._idle:
+            self._work.notify()
+        elif self._count < self._most:
+            self._count += 1
+            self.workers.start(self._run)
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                work, given_up = self._next()
+            if given_up:
+                self._give_up(given_up)
+            if work is not None:
+                self._deliver(work)
+            elif not given_up:
+                return
+
+    def _next(self) -> tuple[W | None, list[G]]:
+        """The next piece of work and what is overdue; neither: it is time to leave. With the lock."""
+        queue = self._queue
+        while True:
+            now_s = now()
+            work, given_up = queue.work(now_s)
+            if given_up:
+                self.room.notify_all()
+            if work is not None or given_up:
+                if queue.wants_another(now_s):
+                    self.call()
+                return work, given_up
+            until_s = queue.next_s()
+            called = False
+            if not self._stopping:
+                self._idle += 1
+                try:
+                    called = self._work.wait(IDLE_S if until_s is None else max(0.0, until_s - now_s))
+                finally:
+                    self._idle -= 1
+            if self._stopping or (until_s is None and not called and queue.next_s() is None):
+                self._count -= 1
+                return None, []
+
+    def settled(self) -> list[G]:
+        """A piece of work has come to its end. What is given up now, when it is too late for more. With the lock."""
+        self.room.notify_all()
+        return self._queue.clear() if self._stopping else []
+
+    def flush(self, timeout_s: float | None) -> int:
+        """Wait until the queue is empty, without lingering. How much is left."""
+        with self.lock:
+            self._drain(timeout_s)
+            return self._queue.pending
+
+    def _drain(self, timeout_s: float | None) -> None:
+        queue = self._queue
+        queue.flushing = True
+        if queue.pending:
+            self.call()
+        try:
+            self.room.wait_for(lambda: not queue.pending, timeout_s)
+        finally:
+            queue.flushing = self.closed
+
+    def close(self, timeout_s: float | None) -> int | None:
+        """Flush, then give up what is left after ``timeout_s``. How much is under way even so; None: closed before."""
+        with self.lock:
+            if self._stopping:
+                return None
+            self.closed = True
+            self.room.notify_all()
+            self._drain(timeout_s)
+            given_up = self._queue.clear()
+            under_way = self._queue.pending
+            self._stopping = True
+            self._work.notify_all()
+        self._give_up(given_up)
+        if not under_way:
+            self.workers.join()
+        return under_way
+
+    def stop(self) -> None:
+        """Take nothing more, and start no worker."""
+        self.closed = self._stopping = True
+
+    def abandon(self) -> int:
+        """Give up what waits, at once. How much is under way."""
+        with self.lock:
+            self.stop()
+            given_up = self._queue.clear()
+            under_way = self._queue.pending
+        self._give_up(given_up)
+        return under_way
+
+    def leave(
+        self,
+        kind: type[BaseException] | None,
+        close: Callable[[float | None], None],
+        exit_timeout_s: float,
+        warn: Callable[[str], object],
+    ) -> None:
+        """The block ends. Raises NotSent, unless an error left it: then that is told to ``warn``."""
+        unsent: NotSent | None = None
+        under_way = 0
+        try:
+            if kind is None:
+                close(None)
+            elif not gives_up_after(kind):
+                close(exit_timeout_s)
+        except NotSent as not_sent:
+            unsent = not_sent
+        finally:
+            under_way = self.workers.close(self.abandon)
+        if kind is None and unsent is not None:
+            raise unsent
+        if kind is not None and (unsent is not None or under_way):
+            warn((unsent or NotSent(0, under_way)).detail)
+
+
+class Publisher:
+    """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
+
+    Thread-safe. The order of calls of ``send`` is the order in the topic, for each topic, whatever is retried
+    (calls from several threads are ordered as they get the lock). In a forked child it starts afresh: empty,
+    with threads and connections of its own; what was waiting belongs to the parent, and its futures say so.
+    When the interpreter exits, it is closed with a limit of ``exit_timeout_s``, and what was not sent is logged.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        bounds: Bounds,
+        *,
+        topic: str | None,
+        overflow: Overflow,
+        connections: int,
+        serializer: SerializerLike,
+        on_drop: Callable[[DroppedMessage], object] | None,
+        exit_timeout_s: float,
+    ) -> None:
+        self._channel = channel
+        self._bounds = bounds
+        self._topic = topic
+        self._overflow = overflow
+        self._connections = connections
+        self._serializer = serializer_for(serializer)
+        self._as_it_is = self._serializer is BYTES
+        self._on_drop = on_drop
+        self.exit_timeout_s = exit_timeout_s
+        self._settling = Settling()
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._tally = Tally[Sent]()
+        self._queue: Gathering[Sent] = Gathering(self._bounds, self._channel.random)
+        self._sender: Sender[Batch[Sent], Lost[Sent]] = Sender(
+            "plainsong-publisher", self._queue, self._deliver, self._give_up, self._connections
+        )
+        self._lock = self._sender.lock
+
+    def _open(self) -> None:
+        self._sender.open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._sender.leave(
+            kind,
+            self.close,
+            self.exit_timeout_s,
+            lambda detail: log.warning("a block with a publisher was left by an error: %s", detail),
+        )
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def send(self, message: Any, *, topic: str | None = None) -> Sent:
+        """Hand over a message, and get its future; waits only when the buffer is full and ``overflow="wait"``.
+
+        Args:
+          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
+          topic: where it goes; may be left out when the publisher was made for one.
+        Raises:
+          NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
+        """
+        ttl_s = attributes = None
+        if type(message) is Outgoing:
+            message, ttl_s, attributes = parts_of(message)
+        payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
+        name = topic or self._topic
+        if name is None:
+            raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
+        sent = Sent(self._settling)
+        queue = self._queue
+        with self._lock:
+            if self._sender.closed:
+                raise Closed("the publisher is closed", hint=BLOCK_HINT)
+            lane = queue.put(name, payload, ttl_s, sent, now(), attributes)
+            if lane is None and self._overflow == "wait":
+                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, sent)
+            if lane is not None and queue.wants_sender(lane):
+                self._sender.call()
+        if lane is None:
+            self._without_room(name, payload, sent)
+        return sent
+
+    def _put_when_there_is_room(
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: Sent
+    ) -> Lane[Sent] | None:
+        """None: there will never be. With the lock."""
+        while self._queue.fits(payload):
+            self._sender.room.wait()
+            if self._sender.closed:
+                raise Closed("the publisher was closed while this message waited for room")
+            lane = self._queue.put(topic, payload, ttl_s, sent, now(), attributes)
+            if lane is not None:
+                return lane
+        return None
+
+    def _without_room(self, topic: str, payload: bytes, sent: Sent) -> None:
+        full = self._queue.full(payload)
+        if self._overflow != "drop":
+            raise full
+        dropped = MessageDropped(full.detail, hint=full.hint)
+        settle(self._settling, [sent], dropped)
+        self._tally.dropped(1)
+        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until the buffer is empty, without lingering.
+
+        Raises:
+          NotSent: something is still waiting after ``timeout_s`` (None: no limit), or failed since the last
+            flush and nobody asked its future. Nothing is given up by it. Never in best effort.
+        """
+        left = self._sender.flush(timeout_s)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(left)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, then give up what is left after ``timeout_s``. Idempotent.
+
+        Args:
+          timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
+
+        Raises:
+          NotSent: as ``flush`` does; never in best effort.
+        """
+        if timeout_s is None and self._bounds.mode == "best_effort":
+            timeout_s = self.exit_timeout_s
+        under_way = self._sender.close(timeout_s)
+        if under_way is not None and self._bounds.mode == "reliable":
+            self._tally.raise_if_unheard(0, under_way)
+
+    @property
+    def counts(self) -> Counts:
+        """Messages that wait, were delivered, failed or were dropped so far."""
+        return self._tally.counts(self._queue.pending, self._queue.pending_bytes)
+
+    # --- delivering ----------------------------------------------------------------------------
+
+    def _deliver(self, batch: Batch[Sent]) -> None:
+        queue = self._queue
+        try:
+            receipt, error = self._attempt(batch)
+        except BaseException:
+            given_up = MessageDropped("the publisher was cancelled under way", outcome="unknown")
+            with self._lock:
+                lost = queue.abandoned(batch, given_up)
+            self._give_up([lost])
+            raise
+        with self._lock:
+            left: list[Lost[Sent]] = []
+            if error is None:
+                queue.settled(batch)
+            elif (failed := queue.failed(batch, error, now())) is not None:
+                left.append(failed)
+            left += self._sender.settled()
+        if receipt is not None:
+            self._tally.delivered(len(batch.items))
+            settle(self._settling, [item.sent for item in batch.items], receipt)
+        self._give_up(left)
+
+    def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
+        try:
+            call = calls.publish(self._channel.namespace, batch.lane.topic, batch.request())
+            return self._channel.attempt(call, self._queue.left_s(batch, now()))
+        except PlainsongError as error:
+            return None, error
+        except Exception as bug:  # would leave what waits waiting for ever
+            log.exception("a request could not be made")
+            return None, bug_of(bug)
+
+    def _give_up(self, given_up: list[Lost[Sent]]) -> None:
+        """Tell those who wait, the tally and ``on_drop``; without the lock."""
+        for lost in given_up:
+            sents = [item.sent for item in lost.items]
+            settle(self._settling, sents, lost.error)
+            if self._bounds.mode == "reliable":
+                self._tally.failed(sents, lost.error)
+                continue
+            self._tally.dropped(len(lost.items))
+            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
+
+    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+
+    def _after_fork(self) -> None:
+        """In a child: begin anew, and tell those who wait whose the messages are."""
+        waiting = list(self._queue.sents())
+        self._settling.renew()
+        self._start_afresh()
+        self._open()
+        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, told)
+
+    def _at_exit(self) -> None:
+        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        try:
+            self.close(self.exit_timeout_s)
+        except NotSent as error:
+            log.error("a publisher was never closed, and the program ended: %s", error.detail)

@@ -1,0 +1,320 @@
+# Written by scripts/unasync.py from plainsong/_async/stream.py: change that, and run it (make sync).
+"""A stream of publishes: each call waits only for room, and gives what stands for the answer."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from plainsong import calls
+from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, TaskLock, connect, now
+from plainsong._sync._futures import Settling, Ticket
+from plainsong._sync.publisher import Sender
+from plainsong.calls import Failure
+from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
+from plainsong.gathering import EXIT_TIMEOUT_S, Tally
+from plainsong.messages import outgoing_request
+from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError
+from plainsong.retry import error_of, is_elsewhere, owned_part
+from plainsong.serializers import BYTES, SerializerLike, serializer_for
+from plainsong.streaming import Streaming
+from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, lost_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from plainsong._sync._backend import Connection
+    from plainsong._sync.retry import Channel
+    from plainsong.protocol.requests import PublishRequest
+
+log = logging.getLogger("plainsong.stream")
+
+
+class Stream:
+    """One WebSocket to a topic; made by ``Client.stream``, which explains the options.
+
+    Thread-safe. The order of calls is the order in the topic. Ends with its connection: what was not answered then
+    is unknown, unless the daemon closed in good order, and nothing is sent again. A forked child must open its own.
+    """
+
+    def __init__(self, channel: Channel, topic: str, *, max_pending_bytes: int, serializer: SerializerLike) -> None:
+        self._channel = channel
+        self._topic = topic
+        self._path = calls.topic_path(channel.namespace, topic, "/stream")
+        self.exit_timeout_s = EXIT_TIMEOUT_S
+        self._serializer = serializer_for(serializer)
+        self._as_it_is = self._serializer is BYTES
+        self._queue: Streaming[Ticket] = Streaming(max_pending_bytes)
+        self._tally: Tally[Ticket] = Tally()
+        self._settling = Settling()
+        self._sending = TaskLock()
+        self._closing = False
+        self._broken: PlainsongError | None = None
+        self._make_sender()
+
+    def _make_sender(self) -> None:
+        self._sender: Sender[bytes, Ticket] = Sender("plainsong-stream", self._queue, self._deliver, self._lose, 1)
+        self._lock = self._sender.lock
+
+    def _open(self) -> None:
+        self._connection, self._frames = self._connected()
+        self._sender.open()
+        self._sender.workers.start(self._receive)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        unheard: NotSent | None = None
+        try:
+            if kind is None or not ERRORS_END_STREAMS:
+                self.close()
+        except NotSent as not_sent:
+            unheard = not_sent
+        finally:
+            self._sender.workers.close(self._abandon)
+        if unheard is not None:
+            if kind is None:
+                raise unheard
+            log.warning("a block with a stream was left by an error: %s", unheard.detail)
+
+    def __repr__(self) -> str:
+        return f"<Stream to {self._topic}: {len(self._queue)} without an answer>"
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def _connected(self) -> tuple[Connection, Frames]:
+        """To the first daemon that can be reached."""
+        places, part = self._channel.places, owned_part(self._path)
+        left = len(places.urls)
+        while True:
+            url = places.where(part)
+            try:
+                connection, frames, headers = self._connected_to(url, part)
+            except PlainsongError as error:
+                goes_back = places.heard(part, url, Failure("connect", error.detail), error)
+                left -= not goes_back
+                if not left or not (goes_back or is_elsewhere(error)):
+                    raise
+            else:
+                places.told(part, url, headers)
+                return connection, frames
+
+    def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
+        """A WebSocket at a daemon, its handshake done in time.
+
+        Raises:
+          ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
+        """
+        settings = self._channel.settings
+        until_s = now() + self._channel.places.connect_s(url, settings.connect_timeout_s)
+        host, port, tls = address_of(url)
+        connection: Connection | None = None
+        try:
+            connection = connect(host, port, tls=tls, timeout_s=max(0.0, until_s - now()))
+            handshake = Handshake(url, self._path, settings.token)
+            connection.send(handshake.request())
+            headers: dict[str, str] | None = None
+            while headers is None:
+                data = connection.receive(until_s - now())
+                if not data:
+                    raise TimeoutError
+                headers = handshake.answered(data)
+        except (TimeoutError, *BROKEN_STREAM) as error:
+            if connection is not None:
+                connection.close()
+            failed = error_of(Failure("connect", str(error) or type(error).__name__, error), url)
+            assert failed is not None
+            raise failed from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        return connection, Frames(handshake), headers
+
+    def _deliver(self, message: bytes) -> None:
+        """A message of requests leaves."""
+        try:
+            with self._sending:
+                self._connection.send(self._frames.message(message))
+        except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
+            # The daemon may have said why: that is for who receives. What has not left stays here.
+            with self._lock:
+                self._queue.halted = True
+                self._broken = self._broken or lost_by(error)
+
+    def _receive(self) -> None:
+        """Take answers, until the connection is over."""
+        error: PlainsongError = ConnectionLost("the stream was left")
+        said = False
+        try:
+            error, said = self._received()
+        finally:
+            self._end(error, said=said)
+
+    def _received(self) -> tuple[PlainsongError, bool]:
+        """Why the connection is over, and whether the daemon said so."""
+        answer_s = self._channel.settings.request_timeout_s
+        look_s, before = now() + answer_s, self._unanswered_after()
+        try:
+            while True:
+                for message, reply in self._frames.events():  # first what came with the handshake
+                    if message is not None:
+                        self._take_answers(message)
+                    else:
+                        with self._sending:
+                            self._connection.send(reply)
+                if self._frames.closed is not None and self._frames.closed[1]:
+                    return self._frames.closed
+                data = self._connection.receive(look_s - now())
+                if data:
+                    self._frames.receive(data)
+                elif now() >= look_s:
+                    answered = self._unanswered_after()
+                    if answered is not None and answered == before:
+                        late = f"no answer within {answer_s:g} s"
+                        hint = "request_timeout_s is its limit"
+                        return DeadlineExceeded(late, outcome="unknown", hint=hint), False
+                    look_s, before = now() + answer_s, answered
+        except MalformedBody as error:
+            broken = UnexpectedAnswer(error.detail)
+            broken.__cause__ = error
+            return broken, False
+        except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
+            return self._frames.closed or (self._broken or lost_by(error), False)
+
+    def _take_answers(self, message: bytes) -> None:
+        with self._lock:
+            wrong = self._queue.take_answers(message)
+            self._sender.room.notify_all()
+        self._settling.tell_all()
+        if wrong:
+            self._tally.failed(wrong, PlainsongError())
+
+    def _unanswered_after(self) -> int | None:
+        """How many were answered so far, if some that have left are not."""
+        return self._queue.answered if self._queue.sent else None
+
+    def _end(self, error: PlainsongError, *, said: bool) -> None:
+        """The connection is over."""
+        with self._lock:
+            lost = self._queue.end(error, said=said)
+            self._sender.room.notify_all()
+        self._lose(lost)
+        self._connection.close()
+
+    def _lose(self, lost: list[Ticket]) -> None:
+        if lost:
+            self._tally.failed(lost, OutcomeUnknown())
+        self._settling.tell_all()
+
+    def _abandon(self) -> int:
+        """The block was left by an error: nothing is waited for."""
+        with self._lock:
+            self._closing = True
+            self._sender.stop()
+            lost = self._queue.end(ConnectionLost("the stream was left"), said=False)
+        self._lose(lost)
+        return 0
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def publish(self, messages: Any, *, ttl_s: int | None = None) -> Ticket:
+        """Hand over a request, and get what stands for its answer; waits only while the buffer is full.
+
+        Args:
+          messages: one, or a list of several, which are one request; as for ``Client.publish``.
+          ttl_s: seconds they live, if that is shorter than the topic's ttl.
+        Raises:
+          Closed, NotEncodable, InvalidParameter: nothing happened.
+        """
+        if type(messages) is not bytes or not self._as_it_is or ttl_s is not None:
+            many = messages if isinstance(messages, list | tuple) else [messages]
+            return self.send(outgoing_request(many, self._serializer, ttl_s))
+        ticket = Ticket(self._settling, 1)
+        queue = self._queue
+        with self._lock:
+            if self._closing or self._sender.closed:
+                raise Closed("the stream is closed")
+            if not queue.put_single(messages, ticket):
+                self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
+            if queue.unsent == 1:
+                self._sender.call()
+        return ticket
+
+    def send(self, request: PublishRequest) -> Ticket:
+        """Hand over a request with any of a publish's fields; as ``publish``."""
+        ticket = Ticket(self._settling, len(request.messages))
+        queue = self._queue
+        with self._lock:
+            if self._closing or self._sender.closed:
+                raise Closed("the stream is closed")
+            if not queue.put(request, ticket):
+                self._put_when_there_is_room(lambda: queue.put(request, ticket))
+            if queue.unsent == 1:
+                self._sender.call()
+        return ticket
+
+    def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
+        """With the lock."""
+        while True:
+            self._sender.room.wait()
+            if self._closing:
+                raise Closed("the stream was closed while this request waited for room")
+            if put():
+                return
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is answered.
+
+        Raises:
+          NotSent: something is not answered after ``timeout_s``, or failed since the last flush and nobody asked its
+            ticket. Nothing is given up by it.
+        """
+        with self._lock:
+            self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
+            waiting = len(self._queue)
+        self._tally.raise_if_unheard(0, waiting)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
+        with self._lock:
+            self._closing = True
+            self._sender.room.notify_all()
+            self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
+            is_over = self._queue.ended is not None
+        if not is_over:
+            self._say_goodbye()
+        self._end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
+        self._sender.close(0)
+        self._tally.raise_if_unheard(0)
+
+    def _say_goodbye(self) -> None:
+        try:
+            with self._sending:
+                self._connection.send(self._frames.close())
+            with self._lock:  # the daemon says it too
+                self._sender.room.wait_for(lambda: self._queue.ended is not None, self.exit_timeout_s)
+        except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
+            log.debug("a stream was over before it was closed: %s", error)
+
+    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+
+    def _after_fork(self) -> None:
+        """In a child: the connection is the parent's."""
+        self._connection.forget()
+        self._settling.renew()
+        self._make_sender()
+        self._sender.stop()
+        self._closing = True
+        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), said=False)
+
+    def _at_exit(self) -> None:
+        """The interpreter leaves: wait a moment for what has been handed over."""
+        try:
+            self.close(self.exit_timeout_s)
+        except NotSent as error:
+            log.error("a stream was never closed, and the program ended: %s", error.detail)

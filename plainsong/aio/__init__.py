@@ -1,1 +1,0 @@
-"""The client for event loops, asyncio and trio alike: its shells around ``plainsong.core``."""

@@ -1,0 +1,601 @@
+"""Every call of the HTTP contract that a client makes: its request, how its answer is read, and whether it is repeated."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+from plainsong.errors import problem_error
+from plainsong.messages import BatchPlace, Held, Message, MessageId, Origin, Page, Receipt, Seen
+from plainsong.protocol.cluster import instance_name
+from plainsong.protocol.codec import AVRO, AVRO_2, JSON
+from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError
+from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.names import namespace_name, reader_name, topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
+
+T = TypeVar("T")
+C = TypeVar("C", covariant=True)
+
+
+class Request(NamedTuple):
+    """One HTTP request, without the place it goes to."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+class Answer(NamedTuple):
+    """A whole answer; names of headers in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Failure(NamedTuple):
+    """No whole answer came."""
+
+    kind: Literal["connect", "lost", "timeout"]
+    """``connect``: nothing was sent. The others: it may have been taken."""
+    detail: str
+    cause: Exception | None = None
+
+
+class Send(NamedTuple):
+    """Send a request to ``url`` and wait for its answer, no longer than ``timeout_s`` for all of it."""
+
+    url: str
+    request: Request
+    connect_timeout_s: float
+    timeout_s: float
+
+
+#: What repeating a call does: nothing happens by reading; the same state results; it may happen twice.
+Repeat = Literal["reading", "harmless", "twice"]
+
+
+class Call(NamedTuple, Generic[C]):
+    """A request, how its answer is read, and what happens when it is sent again."""
+
+    request: Request
+    read: Callable[[Answer], C]
+    repeat: Repeat = "reading"
+    wait_s: float = 0.0
+    """How long the daemon was asked to hold its answer."""
+    outlasts: bool = False
+    """Whether a transaction service that is away is waited for: it was there a moment ago."""
+
+
+def outlasting(call: Call[T]) -> Call[T]:
+    """The same call, inside a transaction that the service has begun."""
+    return call._replace(outlasts=True)
+
+
+_JSON = (("Content-Type", "application/json"),)
+
+
+_RECEIPT = ("Prefer", "return=representation")
+
+
+def namespace_path(namespace: str) -> str:
+    """Raises InvalidName."""
+    return f"/v1/namespaces/{namespace_name(namespace)}"
+
+
+def topic_path(namespace: str, topic: str, rest: str = "") -> str:
+    """Raises InvalidName."""
+    topic_name(namespace, topic)
+    return f"/v1/namespaces/{namespace}/topics/{topic}{rest}"
+
+
+def json_of(answer: Answer) -> Any:
+    """The body as JSON. Raises ValueError."""
+    return json.loads(answer.body)
+
+
+def nothing(answer: Answer) -> None:
+    """For calls that are answered with a status alone."""
+
+
+def as_json(value: Any) -> bytes:
+    """A body."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+def checked_properties(properties: Mapping[str, Any], ttl_s: int | None) -> dict[str, Any]:
+    """Properties as they are sent; ``ttl_s`` is the daemon's ``ttl``."""
+    return {**properties, **({} if ttl_s is None else {"ttl": ttl_s})}
+
+
+def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, if_not_exists: bool) -> Call[None]:
+    """``PUT /{t}``; sent again after a doubt only where finding it there is no error."""
+    path = topic_path(namespace, topic, "?ifNotExists=true" if if_not_exists else "")
+    return Call(Request("PUT", path, _JSON, as_json(properties)), nothing, "harmless" if if_not_exists else "twice")
+
+
+def set_properties(namespace: str, topic: str, properties: Mapping[str, Any]) -> Call[None]:
+    """``PUT /{t}/properties``."""
+    return Call(
+        Request("PUT", topic_path(namespace, topic, "/properties"), _JSON, as_json(properties)), nothing, "harmless"
+    )
+
+
+def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
+    """``GET /{t}``: its properties, in either of the two forms a daemon gives them."""
+
+    def read(answer: Answer) -> dict[str, str]:
+        found = json_of(answer)
+        properties = found["properties"] if isinstance(found.get("properties"), dict) else found
+        return {str(key): str(value) for key, value in properties.items()}
+
+    return Call(Request("GET", topic_path(namespace, topic)), read)
+
+
+def list_topics(namespace: str) -> Call[list[str]]:
+    """``GET`` of all names, sorted."""
+
+    def read(answer: Answer) -> list[str]:
+        return [str(name) for name in json_of(answer)]
+
+    return Call(Request("GET", namespace_path(namespace) + "/topics"), read)
+
+
+def delete_topic(namespace: str, topic: str) -> Call[None]:
+    """``DELETE /{t}``."""
+    return Call(Request("DELETE", topic_path(namespace, topic)), nothing, "twice")
+
+
+def undelete_topic(namespace: str, topic: str) -> Call[None]:
+    """``POST /{t}/undelete``."""
+    return Call(Request("POST", topic_path(namespace, topic, "/undelete")), nothing, "twice")
+
+
+def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[dict[str, Any]]:
+    """``GET /{t}/stats``."""
+    query = "?" + urlencode({"reader": reader}) if reader is not None else ""
+
+    def read(answer: Answer) -> dict[str, Any]:
+        return dict(json_of(answer))
+
+    return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), read)
+
+
+def topic_offsets(namespace: str, topic: str, bounds: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """``POST /{t}/offsets``: where a bounded read would end."""
+
+    def read(answer: Answer) -> dict[str, Any]:
+        return dict(json_of(answer))
+
+    return Call(Request("POST", topic_path(namespace, topic, "/offsets"), _JSON, as_json(bounds)), read)
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def reader_path(namespace: str, topic: str, reader: str) -> str:
+    """Raises InvalidName."""
+    return topic_path(namespace, topic, "/readers/" + reader_name(reader))
+
+
+def list_readers(namespace: str, topic: str) -> Call[list[dict[str, Any]]]:
+    """``GET /{t}/readers``."""
+
+    def read(answer: Answer) -> list[dict[str, Any]]:
+        return [dict(each) for each in json_of(answer)]
+
+    return Call(Request("GET", topic_path(namespace, topic, "/readers")), read)
+
+
+def show_reader(namespace: str, topic: str, reader: str) -> Call[dict[str, Any]]:
+    """``GET /{t}/readers/{name}``."""
+
+    def read(answer: Answer) -> dict[str, Any]:
+        return dict(json_of(answer))
+
+    return Call(Request("GET", reader_path(namespace, topic, reader)), read)
+
+
+def set_reader(
+    namespace: str, topic: str, reader: str, position: bytes, *, compare: bool = False, expected: bytes | None = None
+) -> Call[None]:
+    """``PUT /{t}/readers/{name}``; with ``compare`` only if it stands at ``expected`` (None: if there is none)."""
+    body: dict[str, Any] = {"position": position.hex()}
+    if compare:
+        body["expected"] = None if expected is None else expected.hex()
+    return Call(Request("PUT", reader_path(namespace, topic, reader), _JSON, as_json(body)), nothing, "harmless")
+
+
+def delete_reader(namespace: str, topic: str, reader: str) -> Call[None]:
+    """``DELETE /{t}/readers/{name}``."""
+    return Call(Request("DELETE", reader_path(namespace, topic, reader)), nothing, "twice")
+
+
+def position_of(shown: Mapping[str, Any]) -> MessageId:
+    """The position in what ``show_reader`` answers. Raises KeyError, InvalidMessageId."""
+    return MessageId(str(shown["position"]))
+
+
+def checked_position(position: bytes | str) -> MessageId:
+    """Raises InvalidMessageId."""
+    return MessageId(position)
+
+
+def is_missing_reader(error: NotFound) -> bool:
+    """Whether a 404 is about the reader, not its topic."""
+    return error.code == NotFound.code
+
+
+# --- publish -------------------------------------------------------------------------------------
+
+
+def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknown: bool = False) -> Call[Receipt]:
+    """``POST /{t}/publish``, answered with a receipt. Version 1 where it can say it: it is decoded faster."""
+    codec = AVRO if is_plain(request) else AVRO_2
+    count = len(request.messages)
+
+    def read(answer: Answer) -> Receipt:
+        return read_receipt(answer, count)
+
+    path = topic_path(namespace, topic, "/publish")
+    headers = (("Content-Type", codec.content_type), _RECEIPT)
+    return Call(
+        Request("POST", path, headers, codec.encode_publish(request)), read, "harmless" if retry_unknown else "twice"
+    )
+
+
+def is_plain(request: PublishRequest) -> bool:
+    """Whether version 1 has a place for all of it."""
+    return (
+        request.ttl_s is None
+        and request.message_ttls_s is None
+        and request.producer is None
+        and request.generation is None
+        and not request.atomic
+        and request.routing_key is None
+        and request.segment is None
+        and request.segments is None
+        and request.attributes is None
+    )
+
+
+def read_receipt(answer: Answer, count: int) -> Receipt:
+    """The receipt in an answer. Raises MalformedBody."""
+    if not answer.body:
+        raise MalformedBody("the receipt is missing")
+    told = AVRO_2.decode_receipt(answer.body)
+    return Receipt(
+        None if told.first_id is None else MessageId(told.first_id),
+        None if told.last_id is None else MessageId(told.last_id),
+        count,
+        told.generation,
+        told.duplicate,
+        told.deduplicated,
+        told.last_sequence_id,
+        told.stored,
+        told.dropped,
+    )
+
+
+# --- polls ---------------------------------------------------------------------------------------
+
+
+_POLL_HEADERS = (("Content-Type", AVRO_2.content_type), ("Accept", FRAMES_TYPE + "; version=2"))
+
+
+_ENDS = ("end", "more", "held")
+
+
+def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page]:
+    """``POST /{t}/poll``, answered with frames."""
+    body = AVRO_2.encode_poll(request)
+    path = topic_path(namespace, origin.topic, "/poll")
+    return Call(
+        Request("POST", path, _POLL_HEADERS, body), partial(_read_page, origin), wait_s=(request.wait_ms or 0) / 1000
+    )
+
+
+def _read_page(origin: Origin, answer: Answer) -> Page:
+    content_type = answer.headers.get("content-type", "")
+    if not content_type.startswith(FRAMES_TYPE):
+        raise MalformedBody(f"frames were asked for, {content_type[:80]!r} came")
+    messages = decode_frames(answer.body, partial(Message, origin), attributes="version=2" in content_type)
+    end = answer.headers.get("plainsong-end", "end")
+    if end not in _ENDS:
+        raise MalformedBody(f"Plainsong-End is {end[:20]!r}")
+    last_id = answer.headers.get("plainsong-last-id")
+    held = _held(answer.headers) if end == "held" else None
+    return Page(messages, None if last_id is None else MessageId(last_id), end, held)  # type: ignore[arg-type] # checked
+
+
+def _held(headers: Mapping[str, str]) -> Held | None:
+    """What the answer's headers say of whom it is held by."""
+    if "plainsong-held-by" not in headers:
+        return None
+    return _held_by(
+        headers["plainsong-held-by"], headers.get("plainsong-held-since"), headers.get("plainsong-hidden-messages")
+    )
+
+
+def _held_by(pointer: int | str, since_ms: int | str | None, hidden: int | str | None) -> Held:
+    counted = None if hidden is None else str(hidden)
+    return Held(
+        int(pointer),
+        None if since_ms is None else int(since_ms),
+        None if counted is None else int(counted.rstrip("+")),
+        counted is not None and counted.endswith("+"),
+    )
+
+
+def poll_many(
+    namespace: str,
+    origins: Mapping[str, Origin],
+    topics: Mapping[str, PollRequest],
+    *,
+    wait_ms: int,
+    limit: int,
+    isolation: Isolation | None = None,
+) -> Call[dict[str, Page | PlainsongError]]:
+    """``POST /poll`` of a namespace: of each topic its page, or what is wrong with it."""
+    asked = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
+    body = as_json(
+        {"topics": asked, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
+    )
+
+    def read(answer: Answer) -> dict[str, Page | PlainsongError]:
+        told = json_of(answer)["topics"]
+        return {topic: _one_of_many(origins[topic], told[topic]) for topic in topics}
+
+    path = namespace_path(namespace) + "/poll?payload=base64"
+    return Call(Request("POST", path, _JSON, body), read, wait_s=wait_ms / 1000)
+
+
+def _without_isolation(request: PollRequest) -> PollRequest:
+    """It is said once, for all topics."""
+    request.isolation = None
+    return request
+
+
+def _one_of_many(origin: Origin, told: Mapping[str, Any]) -> Page | PlainsongError:
+    if "error" in told:
+        return problem_error(told["error"])
+    if told["end"] not in _ENDS:
+        raise MalformedBody("a page that ends in no known way")
+    messages = [
+        Message(origin, bytes.fromhex(each["id"]), _payload(each["payload"]), 0, each.get("attributes") or {})
+        for each in told["messages"]
+    ]
+    held = None
+    if "heldBy" in told:
+        held = _held_by(told["heldBy"], told.get("heldSince"), told.get("hiddenMessages"))
+    return Page(messages, None if told["lastId"] is None else MessageId(told["lastId"]), told["end"], held)
+
+
+def _payload(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else b64decode(value["base64"], validate=True)
+
+
+def look(
+    namespace: str, topic: str, start: bytes | int | None, until: bytes | int | None, limit: int | None
+) -> Call[Sequence[Seen]]:
+    """``GET /{t}/messages``."""
+    query: dict[str, Any] = {"payload": "base64"}
+    for name, bound in (("from", start), ("to", until)):
+        if bound is not None:
+            query[name] = bound.hex() if isinstance(bound, bytes) else bound
+    if limit is not None:
+        query["limit"] = limit
+
+    def read(answer: Answer) -> Sequence[Seen]:
+        return [_seen(each) for each in json_of(answer)]
+
+    return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), read)
+
+
+def _seen(told: Mapping[str, Any]) -> Seen:
+    message_id = MessageId(told["id"])
+    payload = _payload(told["payload"]) if "payload" in told else b""
+    batch = told.get("batch")
+    return Seen(
+        id=message_id,
+        state=told["state"],
+        payload=payload,
+        publish_time_ms=message_id.publish_time_ms,
+        expires_ms=told.get("expiresMs"),
+        size=told.get("size", len(payload)),
+        write_pointer=told.get("writePointer"),
+        attributes=told.get("attributes") or {},
+        producer=told.get("producer"),
+        sequence_id=told.get("sequenceId"),
+        batch=None if batch is None else BatchPlace(batch["index"], batch["count"]),
+        detail=told.get("detail", ""),
+    )
+
+
+# --- producers and namespaces --------------------------------------------------------------------
+
+
+_AVRO = (("Content-Type", AVRO_2.content_type),)
+
+
+class Recent(NamedTuple):
+    """One of the last requests of a producer, as the topic remembers it."""
+
+    first: int
+    last: int
+    """Its lowest and highest sequence id."""
+    first_id: MessageId | None
+    last_id: MessageId | None
+    pointer: int | None = None
+    """The write pointer it was published under; None: plainly."""
+
+
+class Known(NamedTuple):
+    """What a topic knows of a producer."""
+
+    producer: str
+    epoch: int
+    last_sequence_id: int
+    """The highest that is durable; -1: none."""
+    generation: int
+    recent: Sequence[Recent]
+
+
+def open_session(
+    namespace: str, topic: str, producer: str | None, *, retention_s: int | None = None, generation: int | None = None
+) -> Call[Known]:
+    """``PUT /{t}/producers/{name}``, or ``POST`` for a name that the daemon makes.
+
+    Made twice it is another session, or another name: the caller says whether that is harmless.
+    """
+    given = {"retentionSeconds": retention_s, "generation": generation}
+    body = as_json({name: value for name, value in given.items() if value is not None})
+    if producer is None:
+        return Call(Request("POST", topic_path(namespace, topic, "/producers"), _JSON, body), _known, "twice")
+    return Call(Request("PUT", producer_path(namespace, topic, producer), _JSON, body), _known, "twice")
+
+
+def ask_producer(namespace: str, topic: str, producer: str, generation: int) -> Call[Known]:
+    """``GET /{t}/producers/{name}`` of a generation, which may be gone."""
+    return Call(Request("GET", producer_path(namespace, topic, producer, f"?generation={generation}")), _known)
+
+
+def _known(answer: Answer) -> Known:
+    told = json_of(answer)
+    return Known(
+        str(told["producer"]),
+        int(told["epoch"]),
+        int(told["lastSequenceId"]),
+        int(told["generation"]),
+        [_recent(each) for each in told.get("recent", ())],
+    )
+
+
+def _recent(told: Mapping[str, Any]) -> Recent:
+    under = (told.get("response") or {}).get("transactionWritePointer")
+    pointer = None if under is None else int(under)
+    return Recent(
+        int(told["first"]), int(told["last"]), _optional_id(told["firstId"]), _optional_id(told["lastId"]), pointer
+    )
+
+
+def publish_in_session(namespace: str, topic: str, request: PublishRequest) -> Call[Receipt]:
+    """``POST /{t}/publish`` of a producer, plainly or under a write pointer. Whether it is repeated, others decide."""
+    count = len(request.messages)
+
+    def read(answer: Answer) -> Receipt:
+        return read_receipt(answer, count) if request.write_pointer is None else _response_receipt(answer, request)
+
+    body = AVRO_2.encode_publish(request)
+    return Call(Request("POST", topic_path(namespace, topic, "/publish"), _AVRO, body), read, "twice")
+
+
+def _optional_id(told: str | None) -> MessageId | None:
+    return None if told is None else MessageId(told)
+
+
+def _response_receipt(answer: Answer, request: PublishRequest) -> Receipt:
+    """What a publish under a pointer answers, as a receipt."""
+    if not answer.body:
+        raise MalformedBody("the response is missing")
+    told = AVRO_2.decode_publish_response(answer.body)
+    ids = request.sequence_ids or ()
+    return Receipt(
+        MessageId(pack_id(told.start_timestamp_ms, told.start_sequence_id)),
+        MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id)),
+        len(request.messages),
+        request.generation or 0,
+        told.duplicate,
+        answer.headers.get("plainsong-last-sequence-id", "null") not in ("null", ""),
+        ids[-1] if ids else None,
+    )
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    return dict(json_of(answer))
+
+
+def producer_path(namespace: str, topic: str, producer: str, rest: str = "") -> str:
+    """Any text may name a producer: what a path cannot have is escaped. Raises InvalidName."""
+    return topic_path(namespace, topic, "/producers/" + quote(producer, safe="") + rest)
+
+
+def list_producers(namespace: str, topic: str, after: str | None, limit: int) -> Call[dict[str, Any]]:
+    """``GET /{t}/producers``: one page, with what the topic knows about all of them."""
+    query = {"limit": str(limit), **({} if after is None else {"after": after})}
+    return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _record)
+
+
+def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[dict[str, Any]]:
+    """``GET /{t}/producers/{name}``; with a generation also of one that is gone."""
+    query = "" if generation is None else f"?generation={generation}"
+    return Call(Request("GET", producer_path(namespace, topic, producer, query)), _record)
+
+
+def delete_producer(namespace: str, topic: str, producer: str) -> Call[None]:
+    """``DELETE /{t}/producers/{name}``."""
+    return Call(Request("DELETE", producer_path(namespace, topic, producer)), nothing, "twice")
+
+
+def list_namespaces() -> Call[list[str]]:
+    """``GET /v1/namespaces``."""
+
+    def read(answer: Answer) -> list[str]:
+        return [str(name) for name in json_of(answer)]
+
+    return Call(Request("GET", "/v1/namespaces"), read)
+
+
+def show_namespace(namespace: str) -> Call[dict[str, Any]]:
+    """``GET /v1/namespaces/{ns}/properties``."""
+    return Call(Request("GET", namespace_path(namespace) + "/properties"), _record)
+
+
+def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """``PUT /v1/namespaces/{ns}/properties``: replaces all of them."""
+    path = namespace_path(namespace) + "/properties"
+    return Call(Request("PUT", path, _JSON, as_json(properties)), _record, "harmless")
+
+
+# --- clusters ------------------------------------------------------------------------------------
+
+
+def show_cluster(namespace: str = "", topic: str | None = None) -> Call[dict[str, Any]]:
+    """``GET /v1/cluster``, with the owner of a topic if one is named. Raises InvalidName."""
+    query = "" if topic is None else "?" + urlencode({"topic": str(topic_name(namespace, topic))})
+    return Call(Request("GET", "/v1/cluster" + query), _record)
+
+
+def drain_instance(instance: str, *, drained: bool) -> Call[None]:
+    """``PUT`` and ``DELETE /v1/cluster/instances/{instance}/drain``. Raises InvalidName."""
+    path = f"/v1/cluster/instances/{instance_name(instance)}/drain"
+    return Call(Request("PUT" if drained else "DELETE", path), nothing, "harmless")
+
+
+def pin_topic(namespace: str, topic: str, instance: str) -> Call[None]:
+    """``PUT /v1/cluster/pins/{namespace}/{topic}``. Raises InvalidName."""
+    body = as_json({"instance": instance_name(instance)})
+    return Call(Request("PUT", _pin(namespace, topic), _JSON, body), nothing, "harmless")
+
+
+def unpin_topic(namespace: str, topic: str) -> Call[None]:
+    """``DELETE`` of the same. Raises InvalidName."""
+    return Call(Request("DELETE", _pin(namespace, topic)), nothing, "harmless")
+
+
+def _pin(namespace: str, topic: str) -> str:
+    topic_name(namespace, topic)
+    return f"/v1/cluster/pins/{namespace}/{topic}"

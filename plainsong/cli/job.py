@@ -1,0 +1,318 @@
+"""A job: a command that runs for long, and tells people and programs how far it has come and how it ended.
+
+The jobs of the pipeline on Spark and the daemon's own ``maintain`` share this, and so have the same options, events,
+metrics and exit codes; docs/pipeline.md describes them.
+
+    @click.command(cls=Verb)
+    @click.argument("topics", nargs=-1)
+    @job_options(partial(JobRun, "maintain"))
+    def maintain(run: JobRun, topics: tuple[str, ...]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from plainsong.cli.job_metrics import JobMetrics
+from plainsong.cli.options import show_length
+from plainsong.cli.output import echo_json, show_count, show_rate
+from plainsong.cli.verb import CommandFailed, Exit, exit_of, json_option
+from plainsong.cli.where import Where, where_options
+from plainsong.protocol.errors import PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from plainsong import Client
+
+F = TypeVar("F", bound="Callable[..., Any]")
+#: A job waits so long for a daemon that does not answer. A person at a terminal would rather be told at once.
+DEADLINE_S = 60.0
+#: Progress is shown this often at most.
+PROGRESS_EVERY_S = 0.25
+
+
+class JobProgress:
+    """Reports one run.
+
+    With ``as_json`` it writes JSON objects to standard output, one a line:
+    ``{"event": …, "job": …, "time": …, …}``. Otherwise it writes results to standard output, notes and warnings to
+    standard error, and ``step`` rewrites one line there.
+
+    Args:
+      job: the job's name.
+      as_json: report to programs.
+      shown: whether people see ``step`` and ``note``; None: if standard error is a terminal.
+      clock_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        as_json: bool = False,
+        shown: bool | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._as_json = as_json
+        self._shown = sys.stderr.isatty() if shown is None else shown
+        self._clock_s = clock_s
+        self._began_s = clock_s()
+        self._stepped_s = -PROGRESS_EVERY_S
+        self._line = ""
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether ``step`` reaches a person or a program: what it needs may be costly to find out."""
+        return self._as_json or self._shown
+
+    def begin(self) -> None:
+        """Start another part of the run: rates and remaining times count from here."""
+        self._began_s = self._clock_s()
+
+    def step(
+        self,
+        rows: int,
+        *,
+        of: int | None = None,
+        what: str = "",
+        batch: int | None = None,
+        lag_s: float | None = None,
+        last: bool = False,
+        **more: Any,
+    ) -> None:
+        """Report how far the run has come, four times a second at most.
+
+        Args:
+          rows: done since ``begin``.
+          of: the total, if it is known: then the remaining time is shown.
+          what: the job works on, a topic for example.
+          batch: the number of the batch, chunk or range that was finished last.
+          lag_s: the age of the oldest message that waits for the job.
+          last: report in any case.
+          more: fields of the event; people do not see them.
+        """
+        now_s = self._clock_s()
+        if now_s - self._stepped_s < PROGRESS_EVERY_S and not last:
+            return
+        self._stepped_s = now_s
+        spent_s = max(now_s - self._began_s, 1e-9)
+        rate = rows / spent_s
+        left_s = (of - rows) / rate if of is not None and 0 < rows <= of else None
+        if self._as_json:
+            done = {"what": what or None, "batch": batch, "rows": rows, "of": of, "rowsPerSecond": round(rate)}
+            times = {"seconds": round(spent_s, 3), "secondsLeft": _rounded(left_s), "lagSeconds": _rounded(lag_s)}
+            self.event("progress", **done, **times, **more)
+        elif self._shown:
+            parts = [what] if what else []
+            parts += [f"batch {batch}"] if batch is not None else []
+            parts += [f"{show_count(rows)} rows" + (f" of {show_count(of)}" if of is not None else "")]
+            parts += [show_rate(rate)]
+            parts += [f"{show_length(lag_s * 1000)} behind"] if lag_s is not None else []
+            parts += [f"{show_length(left_s * 1000)} left"] if left_s is not None else []
+            self._rewrite(", ".join(parts))
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Report to programs alone. Fields that are None are left out."""
+        assert not {"job", "time"} & fields.keys(), f"{event}: {fields}"
+        if self._as_json:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            known = {name: value for name, value in fields.items() if value is not None}
+            echo_json({"event": event, "job": self._job, "time": now, **known})
+            sys.stdout.flush()
+
+    def note(self, text: str, event: str = "note", **fields: Any) -> None:
+        """Report what a person who watches may want to know."""
+        self.clear()
+        if self._as_json:
+            self.event(event, text=text, **fields)
+        elif self._shown:
+            click.echo(text, err=True)
+
+    def warn(self, text: str, warning: str, **fields: Any) -> None:
+        """Report what needs attention; people see it whether they watch or not.
+
+        Args:
+          warning: the word by which programs and metrics know it.
+        """
+        self.clear()
+        if self._as_json:
+            self.event("warning", warning=warning, text=text, **fields)
+        else:
+            click.echo(f"warning: {text}", err=True)
+
+    def result(self, text: str, event: str = "result", **fields: Any) -> None:
+        """Report what the job was run for, on standard output."""
+        self.clear()
+        if self._as_json:
+            self.event(event, **fields)
+        else:
+            click.echo(text)
+
+    def clear(self) -> None:
+        """Remove the line that ``step`` rewrites."""
+        if self._line:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+            self._line = ""
+
+    def _rewrite(self, line: str) -> None:
+        self._line = line
+        click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+# --- a run -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class JobRun:
+    """One run of a job; the job's command gets it as its first argument.
+
+    Args:
+      job: the job's name.
+      where: the daemon.
+    """
+
+    job: str
+    where: Where = field(default_factory=Where)
+    dry_run: bool = False
+    as_json: bool = False
+    progress: JobProgress = None  # type: ignore[assignment] # made below, from the job's name
+    metrics: JobMetrics = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.progress = self.progress or JobProgress(self.job, as_json=self.as_json)
+        self.metrics = self.metrics or JobMetrics(self.job)
+
+    def client(self, *topics: str) -> AbstractContextManager[Client]:
+        """A client of the daemon, for a ``with``; the error about a missing one of ``topics`` names the nearest."""
+        return self.where.client(*topics, retry=True, deadline_s=DEADLINE_S)
+
+    def warn(self, text: str, warning: str, **fields: Any) -> None:
+        """Warn, and count the warning in the metrics."""
+        self.progress.warn(text, warning, **fields)
+        self.metrics.add("warnings_total", warning=warning)
+
+    def failure_of(self, error: Exception) -> CommandFailed | None:
+        """How to report an error of a library that only this job uses; None: as any other error."""
+        del error
+        return None
+
+    def close(self) -> None:
+        """Release what the run has opened."""
+
+
+@contextmanager
+def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
+    """Around the work of a run: writes the metrics before and after it, and reports how it ended.
+
+    Raises:
+      CommandFailed: in place of an OSError, and of an error that ``run.failure_of`` knows.
+    """
+    code: int = Exit.FAILED
+    try:
+        run.metrics.write()
+        yield
+        code = Exit.OK
+    except KeyboardInterrupt:
+        code = Exit.INTERRUPTED
+        raise
+    except Exception as error:
+        if trace:
+            traceback.print_exc()
+        code = error.code if isinstance(error, CommandFailed) else Exit.FAILED
+        if isinstance(error, PlainsongError):
+            code = exit_of(error)
+        elif (failure := run.failure_of(error)) is not None:
+            raise failure from error
+        elif isinstance(error, click.ClickException):
+            code = error.exit_code
+        elif isinstance(error, OSError):
+            raise CommandFailed(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+        raise
+    finally:
+        run.progress.clear()
+        run.progress.event("end", exit=int(code))
+        run.metrics.end(int(code))
+        run.close()
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM, which systemd and schedulers send, raises KeyboardInterrupt: the run can report how it ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- options -----------------------------------------------------------------------------------------
+
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+_OPTIONS = (
+    json_option,
+    click.option("--progress/--no-progress", "shown", default=None, help="By default when a terminal is there."),
+    click.option(
+        "--metrics-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write metrics as Prometheus text, atomically, again and again.",
+    ),
+)
+_TRACE = click.option("--trace", is_flag=True, help="Show the whole traceback of a failure.")
+
+
+def job_options(
+    make: Callable[..., JobRun], own: Mapping[str, Callable[[F], F]] | None = None, *, dry_run: bool = True
+) -> Callable[[F], F]:
+    """Adds the options of all jobs; the command gets its run as its first argument.
+
+    Args:
+      make: makes the run, from its fields behind ``job`` and from the options of ``own``.
+      own: further options of this kind of job, by the names of their parameters.
+      dry_run: False for a command that changes nothing anyway.
+    """
+    own = own or {}
+
+    def decorated(command: F) -> F:
+        @wraps(command)
+        def with_run(*args: Any, where: Where, as_json: bool, shown: bool | None, trace: bool, **named: Any) -> Any:
+            of_run = {name: named.pop(name) for name in own}
+            run = make(where=where, dry_run=named.pop("dry_run", False), as_json=as_json, **of_run)
+            run.progress = JobProgress(run.job, as_json=as_json, shown=shown)
+            run.metrics = JobMetrics(run.job, named.pop("metrics_file"))
+            with reported(run, trace=trace), sigterm_interrupts():
+                return command(run, *args, **named)
+
+        found: Any = where_options(with_run)
+        options = (*((_DRY_RUN,) if dry_run else ()), *_OPTIONS, *own.values(), _TRACE)
+        for option in reversed(options):
+            found = option(found)
+        return found  # type: ignore[no-any-return] # it takes what the command takes
+
+    return decorated

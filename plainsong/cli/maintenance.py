@@ -1,0 +1,28 @@
+"""What ``plainsong maintain`` asks a daemon and a client has no method for: its store, and what of a topic may go."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from plainsong.calls import Call, Request, topic_path
+from plainsong.cli.where import run_call
+
+if TYPE_CHECKING:
+    from plainsong import Client
+    from plainsong.calls import Answer
+
+
+def store_kind(client: Client) -> str:
+    """The kind of the daemon's store: ``leveldb``, ``memory``, ``hbase``."""
+    return str(run_call(client, Call(Request("GET", "/version"), _json)).get("store", ""))
+
+
+def maintenance(client: Client, topic: str) -> dict[str, Any]:
+    """``POST …/maintenance``: what of the topic may go, when the daemon has made that durable. Raises TopicNotFound."""
+    path = topic_path(client.namespace, topic, "/maintenance?longs=string")
+    return run_call(client, Call(Request("POST", path), _json, "harmless"))
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    return dict(json.loads(answer.body))

@@ -1,0 +1,470 @@
+"""What a publisher holds: messages by topic, in the order of the calls, until each has come to its end.
+
+One *lane* for each topic that has messages, and at most one *batch* of it under way: so that neither a retry
+nor a second connection can change the order. Lanes do not wait for each other. Bytes are counted from ``put``
+until the message is settled, so the memory is bounded whatever the daemon does.
+
+Nothing here waits or knows the time; publishers call it under their lock and settle what it hands back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, NotSent
+from plainsong.messages import Counts, DroppedMessage, own_ttls
+from plainsong.protocol.errors import BadRequest, Internal, InvalidParameter, PlainsongError, TooLarge
+from plainsong.protocol.requests import PublishRequest
+from plainsong.retry import Backoff, may_repeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from plainsong.messages import Strings
+
+log = logging.getLogger("plainsong.publisher")
+
+
+DEFAULT_BATCH_MESSAGES = 10_000
+
+
+DEFAULT_BATCH_BYTES = 1 << 20
+
+
+DEFAULT_PENDING_BYTES = 32 << 20
+
+
+RELIABLE_TIMEOUT_S = 120.0
+
+
+BEST_EFFORT_TIMEOUT_S = 10.0
+
+
+EXIT_TIMEOUT_S = 5.0
+
+
+S = TypeVar("S")
+
+
+Mode = Literal["reliable", "best_effort"]
+
+
+Overflow = Literal["wait", "raise", "drop"]
+
+
+#: After so many messages a loop that sends lets others run, also when it need not wait.
+BREATH = 256
+
+#: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
+ITEM_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is gathered and held, and for how long."""
+
+    linger_s: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    delivery_timeout_s: float
+    mode: Mode
+    retry_unknown: bool
+
+
+def publisher_bounds(
+    *,
+    linger_ms: float,
+    max_batch_messages: int,
+    max_batch_bytes: int,
+    max_pending_bytes: int,
+    delivery_timeout_s: float | None,
+    mode: Mode,
+    overflow: Overflow,
+    retry_unknown: bool,
+    connections: int,
+) -> Bounds:
+    """What a publisher gathers and holds. Raises InvalidParameter."""
+    numbers = {
+        "max_batch_messages": max_batch_messages,
+        "max_batch_bytes": max_batch_bytes,
+        "max_pending_bytes": max_pending_bytes,
+        "connections": connections,
+        "delivery_timeout_s": 1 if delivery_timeout_s is None else delivery_timeout_s,
+    }
+    for name, number in numbers.items():
+        if not number > 0:
+            raise InvalidParameter(f"{name} is {number}", hint="use a number above 0")
+    if linger_ms < 0:
+        raise InvalidParameter(f"linger_ms is {linger_ms}", hint="0 sends at once what there is")
+    if mode not in ("reliable", "best_effort"):
+        raise InvalidParameter(f"mode is {mode!r}", hint="use reliable or best_effort")
+    if overflow not in ("wait", "raise", "drop"):
+        raise InvalidParameter(f"overflow is {overflow!r}", hint="use wait, raise or drop")
+    if mode == "best_effort" and overflow != "drop":
+        raise InvalidParameter("best effort never waits and never raises", hint='leave overflow out, or say "drop"')
+    if delivery_timeout_s is None:
+        delivery_timeout_s = RELIABLE_TIMEOUT_S if mode == "reliable" else BEST_EFFORT_TIMEOUT_S
+    return Bounds(
+        linger_ms / 1000,
+        max_batch_messages,
+        max_batch_bytes,
+        max_pending_bytes,
+        delivery_timeout_s,
+        mode,
+        retry_unknown,
+    )
+
+
+class Item(NamedTuple, Generic[S]):
+    """One message, and whoever waits to hear of it."""
+
+    payload: bytes
+    ttl_s: int | None
+    sent: S
+    at_s: float
+    """When it was put."""
+    attributes: Strings = None
+
+
+@dataclass(slots=True, eq=False)
+class Batch(Generic[S]):
+    """Messages of one request."""
+
+    lane: Lane[S]
+    items: list[Item[S]]
+    in_doubt: bool = False
+    """An attempt may have taken."""
+
+    def request(self) -> PublishRequest:
+        """All of them."""
+        attributes = [dict(item.attributes or {}) for item in self.items]
+        return PublishRequest(
+            [item.payload for item in self.items],
+            message_ttls_s=own_ttls([item.ttl_s for item in self.items]),
+            attributes=attributes if any(attributes) else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Generic[S]):
+    """One topic's messages: batches to be tried again, then what waits, oldest first."""
+
+    topic: str
+    backoff: Backoff
+    again: deque[Batch[S]] = field(default_factory=deque)
+    waiting: deque[Item[S]] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    under_way: Batch[S] | None = None
+    not_before_s: float = 0.0
+    """No attempt before this; set after a failed one."""
+
+
+class Lost(NamedTuple, Generic[S]):
+    """Messages that were given up, and why."""
+
+    topic: str
+    items: list[Item[S]]
+    error: PlainsongError
+
+
+class Gathering(Generic[S]):
+    """All lanes of one publisher. ``S`` is what stands for a message's fate: a future."""
+
+    def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
+        self.bounds = bounds
+        self.pending = 0
+        """Messages not settled yet, those under way among them."""
+        self.pending_bytes = 0
+        self.flushing = False
+        """Whether lanes go without lingering."""
+        self._random = random
+        self._lanes: dict[str, Lane[S]] = {}
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def put(
+        self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float, attributes: Strings = None
+    ) -> Lane[S] | None:
+        """Take a message; None when there is no room."""
+        size = len(payload) + ITEM_BYTES
+        if self.pending_bytes + size > self.bounds.max_pending_bytes:
+            return None
+        lane = self._lanes.get(topic)
+        if lane is None:
+            lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
+        lane.waiting.append(Item(payload, ttl_s, sent, now_s, attributes))
+        lane.waiting_bytes += size
+        self.pending += 1
+        self.pending_bytes += size
+        return lane
+
+    def wants_sender(self, lane: Lane[S]) -> bool:
+        """Whether somebody should look at a lane that has just been put to: it is new, or a batch is full."""
+        if lane.under_way is not None:
+            return False
+        waiting = len(lane.waiting)
+        return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
+
+    def fits(self, payload: bytes) -> bool:
+        """Whether the message can ever be taken."""
+        return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
+
+    def full(self, payload: bytes) -> BufferFull:
+        """What to say when there is no room for a message."""
+        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {len(payload)}"
+        return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def take(self, now_s: float) -> Batch[S] | None:
+        """The next batch to send; its lane waits until ``settled`` or ``failed``."""
+        for topic, lane in self._lanes.items():
+            if lane.under_way is None and self._ready_s(lane) <= now_s:
+                # The others come first next time.
+                self._lanes[topic] = self._lanes.pop(topic)
+                lane.under_way = lane.again.popleft() if lane.again else self._gathered(lane)
+                return lane.under_way
+        return None
+
+    def work(self, now_s: float) -> tuple[Batch[S] | None, list[Lost[S]]]:
+        """The next batch to send, and what is given up."""
+        lost = self.overdue(now_s)
+        return self.take(now_s), lost
+
+    def wants_another(self, now_s: float) -> bool:
+        """Whether ``take`` would find something."""
+        return any(lane.under_way is None and self._ready_s(lane) <= now_s for lane in self._lanes.values())
+
+    def next_s(self) -> float | None:
+        """When ``take`` or ``overdue`` will have something by itself."""
+        free = (lane for lane in self._lanes.values() if lane.under_way is None)
+        return min((min(self._ready_s(lane), self._overdue_s(lane)) for lane in free), default=None)
+
+    def overdue(self, now_s: float) -> list[Lost[S]]:
+        """Give up what has waited longer than ``delivery_timeout_s``; a batch under way is let be."""
+        found = []
+        for lane in list(self._lanes.values()):
+            if lane.under_way is not None or self._overdue_s(lane) > now_s:
+                continue
+            late_s = now_s - self.bounds.delivery_timeout_s
+            for batch in lane.again:
+                late = [item for item in batch.items if item.at_s <= late_s]
+                batch.items = batch.items[len(late) :]
+                if late:
+                    found.append(Lost(lane.topic, late, self._late(batch.in_doubt)))
+            lane.again = deque(batch for batch in lane.again if batch.items)
+            late = []
+            while lane.waiting and lane.waiting[0].at_s <= late_s:
+                late.append(lane.waiting.popleft())
+            lane.waiting_bytes -= _bytes(late)
+            if late:
+                found.append(Lost(lane.topic, late, self._late(in_doubt=False)))
+            self._forget_if_empty(lane)
+        for lost in found:
+            self._release(lost.items)
+        return found
+
+    def left_s(self, batch: Batch[S], now_s: float) -> float:
+        """How long an attempt with this batch may take."""
+        return max(0.001, batch.items[0].at_s + self.bounds.delivery_timeout_s - now_s)
+
+    # --- what became of a batch ----------------------------------------------------------------
+
+    def settled(self, batch: Batch[S]) -> None:
+        """The batch is durable."""
+        lane = batch.lane
+        lane.under_way = None
+        lane.backoff.count = 0
+        self._release(batch.items)
+        self._forget_if_empty(lane)
+
+    def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> Lost[S] | None:
+        """An attempt failed. What is given up; None when the batch, or its halves, will be tried again."""
+        lane = batch.lane
+        lane.under_way = None
+        batch.in_doubt |= error.outcome == "unknown"
+        repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
+        if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
+            lane.not_before_s = now_s + lane.backoff.next_s(error)
+            lane.again.appendleft(batch)
+            return None
+        if len(batch.items) > 1 and isinstance(error, (BadRequest, TooLarge)) and error.outcome == "not-applied":
+            # One message's fault is not its neighbours': halves find it.
+            middle = len(batch.items) // 2
+            lane.again.appendleft(Batch(lane, batch.items[middle:], batch.in_doubt))
+            lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
+            return None
+        if error.outcome == "unknown":
+            # Whatever broke may not be over: the next batch must not fall into the same hole.
+            lane.not_before_s = now_s + lane.backoff.next_s(error)
+        self._release(batch.items)
+        self._forget_if_empty(lane)
+        if batch.in_doubt and error.outcome == "not-applied":
+            error.outcome = "unknown"
+        return Lost(lane.topic, batch.items, error)
+
+    def abandoned(self, batch: Batch[S], error: PlainsongError) -> Lost[S]:
+        """The attempt was broken off, and there will be no other."""
+        batch.lane.under_way = None
+        self._release(batch.items)
+        self._forget_if_empty(batch.lane)
+        return Lost(batch.lane.topic, batch.items, error)
+
+    def clear(self) -> list[Lost[S]]:
+        """Give up everything that is not under way."""
+        found = []
+        for lane in list(self._lanes.values()):
+            found += [Lost(lane.topic, batch.items, self._closed(batch.in_doubt)) for batch in lane.again]
+            if lane.waiting:
+                found.append(Lost(lane.topic, list(lane.waiting), self._closed(in_doubt=False)))
+            lane.again.clear()
+            lane.waiting.clear()
+            lane.waiting_bytes = 0
+            self._forget_if_empty(lane)
+        for lost in found:
+            self._release(lost.items)
+        return found
+
+    def sents(self) -> Iterator[S]:
+        """Of every message that is not settled."""
+        for lane in self._lanes.values():
+            for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
+                yield from (item.sent for item in batch.items)
+            yield from (item.sent for item in lane.waiting)
+
+    # --- within --------------------------------------------------------------------------------
+
+    def _is_full(self, lane: Lane[S]) -> bool:
+        full_bytes = self.bounds.max_batch_bytes + ITEM_BYTES * len(lane.waiting)
+        return len(lane.waiting) >= self.bounds.max_batch_messages or lane.waiting_bytes >= full_bytes
+
+    def _ready_s(self, lane: Lane[S]) -> float:
+        """When the lane has something to send: at once, after its pause, or when it has lingered."""
+        if lane.again:
+            return lane.not_before_s
+        if self.flushing or self._is_full(lane) or not lane.waiting:
+            return lane.not_before_s
+        return max(lane.not_before_s, lane.waiting[0].at_s + self.bounds.linger_s)
+
+    def _overdue_s(self, lane: Lane[S]) -> float:
+        first = lane.again[0].items[0] if lane.again else lane.waiting[0]
+        return first.at_s + self.bounds.delivery_timeout_s
+
+    def _gathered(self, lane: Lane[S]) -> Batch[S]:
+        waiting = lane.waiting
+        items: list[Item[S]] = []
+        room = self.bounds.max_batch_bytes
+        for _ in range(min(len(waiting), self.bounds.max_batch_messages)):
+            room -= len(waiting[0].payload)
+            if room < 0 and items:
+                break
+            items.append(waiting.popleft())
+        lane.waiting_bytes -= _bytes(items)
+        return Batch(lane, items)
+
+    def _release(self, items: list[Item[S]]) -> None:
+        self.pending -= len(items)
+        self.pending_bytes -= _bytes(items)
+
+    def _forget_if_empty(self, lane: Lane[S]) -> None:
+        if not (lane.under_way or lane.again or lane.waiting):
+            self._lanes.pop(lane.topic, None)
+
+    def _late(self, in_doubt: bool) -> PlainsongError:
+        outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
+        detail = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
+        if self.bounds.mode == "best_effort":
+            return MessageDropped(detail, outcome=outcome)
+        return DeadlineExceeded(detail, outcome=outcome, hint="delivery_timeout_s is the limit")
+
+    def _closed(self, in_doubt: bool) -> PlainsongError:
+        return MessageDropped("the publisher was closed", outcome="unknown" if in_doubt else "not-applied")
+
+
+def _bytes(items: list[Item[S]]) -> int:
+    return sum([len(item.payload) for item in items]) + ITEM_BYTES * len(items)
+
+
+# --- what became of messages ---------------------------------------------------------------------
+
+
+def bug_of(bug: Exception) -> PlainsongError:
+    """What to tell of something that must not happen."""
+    error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
+    error.__cause__ = bug
+    return error
+
+
+#: Failed futures that are kept to see whether somebody asks; what is beyond counts as not asked about.
+MAX_KEPT = 10_000
+
+
+def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
+    """Call the user's function for each; what it raises goes to the log."""
+    if on_drop is None:
+        return
+    for message in dropped:
+        try:
+            on_drop(message)
+        except Exception:
+            log.exception("on_drop failed")
+
+
+class Asked(Protocol):
+    """A future that knows whether anybody has looked."""
+
+    asked: bool
+
+
+A = TypeVar("A", bound=Asked)
+
+
+class Tally(Generic[A]):
+    """Counts; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._delivered = 0
+        self._failed = 0
+        self._dropped = 0
+        self._unheard: list[tuple[A, bool]] = []
+        self._beyond = [0, 0]
+
+    def counts(self, pending: int, pending_bytes: int) -> Counts:
+        """All of them."""
+        return Counts(pending, pending_bytes, self._delivered, self._failed, self._dropped)
+
+    def delivered(self, messages: int) -> None:
+        """So many are durable."""
+        with self._lock:
+            self._delivered += messages
+
+    def dropped(self, messages: int) -> None:
+        """So many were given up as agreed."""
+        with self._lock:
+            self._dropped += messages
+
+    def failed(self, sents: list[A], error: PlainsongError) -> None:
+        """These were not delivered as promised."""
+        unknown = error.outcome == "unknown"
+        with self._lock:
+            self._failed += len(sents)
+            room = MAX_KEPT - len(self._unheard)
+            self._unheard += [(sent, unknown) for sent in sents[:room]]
+            self._beyond[unknown] += max(0, len(sents) - room)
+
+    def raise_if_unheard(self, waiting: int, under_way: int = 0) -> None:
+        """Raises NotSent when messages wait, are under way, or failed since the last time and nobody asked."""
+        with self._lock:
+            unheard = [unknown for sent, unknown in self._unheard if not sent.asked]
+            unsent, unknown = self._beyond
+            self._unheard, self._beyond = [], [0, 0]
+        unsent += waiting + unheard.count(False)
+        unknown += under_way + unheard.count(True)
+        if unsent or unknown:
+            raise NotSent(unsent, unknown)

@@ -1,0 +1,794 @@
+"""A producer's numbers, its session, and the messages it holds until each has come to its end; without threads or time.
+
+One request is under way at a time, since an id that comes late counts as a duplicate. Messages that were given one by
+one are gathered into it; those that were given together make a request of their own. Producers call this under their
+lock, and settle what it hands back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from plainsong.errors import (
+    BufferFull,
+    Closed,
+    DeadlineExceeded,
+    MessageDropped,
+    ProducerStopped,
+    SequenceIdsMixed,
+    TransactionInProgress,
+)
+from plainsong.gathering import ITEM_BYTES, Tally, publisher_bounds
+from plainsong.lightweight import TIMEOUT_S, Lightweight, check_routing_key, check_size
+from plainsong.messages import (
+    MessageReceipt,
+    Outgoing,
+    Receipt,
+    all_with_attributes,
+    nth_id,
+    outgoing_request,
+    own_ttls,
+    with_attributes,
+)
+from plainsong.protocol.errors import (
+    BadRequest,
+    DeduplicationDisabled,
+    GenerationChanged,
+    InvalidParameter,
+    InvalidSequenceIds,
+    NoMessages,
+    PlainsongError,
+    ProducerExpired,
+    ProducerFenced,
+    TooLarge,
+)
+from plainsong.protocol.requests import PublishRequest
+from plainsong.serializers import BYTES, Serializer, encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from plainsong.calls import Known
+    from plainsong.gathering import Asked, Bounds, Overflow
+    from plainsong.messages import MessageId
+
+S = TypeVar("S")
+A = TypeVar("A", bound="Asked")
+
+#: After these the session is over: another one has to be opened, by somebody who knows what that means.
+FINAL = (ProducerFenced, ProducerExpired, GenerationChanged)
+
+
+#: How long a lightweight transaction stays open, unless it says otherwise.
+TRANSACTION_TIMEOUT_S = TIMEOUT_S
+
+
+def producer_bounds(
+    *,
+    linger_ms: float,
+    max_batch_messages: int,
+    max_batch_bytes: int,
+    max_pending_bytes: int,
+    overflow: Overflow,
+    delivery_timeout_s: float | None,
+) -> Bounds:
+    """What a producer gathers and holds. Raises InvalidParameter."""
+    if overflow == "drop":
+        raise InvalidParameter("a producer drops nothing", hint='use wait, or raise; client.publisher has "drop"')
+    return publisher_bounds(
+        linger_ms=linger_ms,
+        max_batch_messages=max_batch_messages,
+        max_batch_bytes=max_batch_bytes,
+        max_pending_bytes=max_pending_bytes,
+        delivery_timeout_s=delivery_timeout_s,
+        mode="reliable",
+        overflow=overflow,
+        retry_unknown=False,
+        connections=1,
+    )
+
+
+class Prepared(NamedTuple):
+    """One message as it goes out, before it has a number."""
+
+    payload: bytes
+    ttl_s: int | None
+    attributes: Mapping[str, str] | None
+    sequence_id: int | None
+
+
+def prepared(
+    value: Any,
+    serializer: Serializer,
+    sequence_id: int | None,
+    attributes: Mapping[str, str] | None,
+    routing_key: str | None,
+) -> Prepared:
+    """A value, or an ``Outgoing`` around it. Raises NotEncodable, InvalidParameter: nothing happened."""
+    ttl_s = None
+    if attributes is not None or routing_key is not None:
+        value = with_attributes(value, attributes, routing_key)
+    strings = None
+    if type(value) is Outgoing:
+        ttl_s, strings = value.ttl_s, value.strings
+        sequence_id = value.sequence_id if sequence_id is None else sequence_id
+        value = value.value
+    payload = value if type(value) is bytes and serializer is BYTES else encoded(serializer, value)
+    return Prepared(payload, ttl_s, strings, sequence_id)
+
+
+# --- sequence ids --------------------------------------------------------------------------------
+
+
+MAX_SEQUENCE_ID = (1 << 63) - 1
+
+
+class Numbering:
+    """Gives out ids.
+
+    Args:
+      next_id: the first automatic one.
+    """
+
+    __slots__ = ("explicit", "next_id")
+
+    def __init__(self, next_id: int) -> None:
+        self.next_id = next_id
+        self.explicit: bool | None = None
+        """Whether the caller names them; None before the first message."""
+
+    def take(self, given: int | None) -> int:
+        """The id of one message. Raises SequenceIdsMixed, InvalidSequenceIds: nothing happened."""
+        explicit = given is not None
+        if not explicit:
+            self._check_left(1)
+        if self.explicit is not explicit:
+            self._decide(explicit)
+        if given is not None:
+            return checked_sequence_id(given)
+        taken = self.next_id
+        self.next_id += 1
+        return taken
+
+    def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
+        """The ids of messages that go together, increasing. Raises as ``take``; none of them is used up then."""
+        if given is None:
+            self._check_left(count)
+            self._decide(False)
+            start = self.next_id
+            self.next_id += count
+            return list(range(start, start + count))
+        ids = list(given)
+        if len(ids) != count:
+            raise InvalidSequenceIds(f"{len(ids)} sequence ids for {count} messages", hint="give one for each")
+        for each in ids:
+            checked_sequence_id(each)
+        if any(later <= earlier for earlier, later in pairwise(ids)):
+            raise InvalidSequenceIds("the sequence ids do not increase", hint="each must be larger than the one before")
+        self._decide(True)
+        return ids
+
+    def _check_left(self, count: int) -> None:
+        if self.next_id + count - 1 > MAX_SEQUENCE_ID:
+            raise InvalidSequenceIds(
+                f"{max(0, MAX_SEQUENCE_ID - self.next_id + 1)} automatic sequence ids are left for {count} messages",
+                hint=f"the last one is {MAX_SEQUENCE_ID}; go on with a producer of another name",
+            )
+
+    def _decide(self, explicit: bool) -> None:
+        if self.explicit is None:
+            self.explicit = explicit
+        elif self.explicit is not explicit:
+            raise SequenceIdsMixed(
+                "some messages have sequence ids and some have none" + (", of one producer" if explicit else ""),
+                hint="give one with every message of a producer, or with none",
+            )
+
+
+def checked_sequence_id(given: object) -> int:
+    """Raises InvalidSequenceIds unless it can be one."""
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_SEQUENCE_ID:
+        raise InvalidSequenceIds(f"{given!r} is no sequence id", hint=f"use a whole number from 0 to {MAX_SEQUENCE_ID}")
+    return given
+
+
+# --- sessions, and what became of a request ------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Session:
+    """What a producer is to its topic. Changed by whoever delivers, one at a time."""
+
+    topic: str
+    name: str
+    epoch: int | None
+    """None: there is no session, since deduplication is switched off."""
+    generation: int
+    last_sequence_id: int
+    """The highest that is known to be durable; -1: none."""
+    optional: bool
+    doubted: int = -1
+    """Up to this a request may have come whose outcome nobody knows; -1: there is none."""
+    over: PlainsongError | None = None
+    """Why nothing may be sent any more."""
+
+    def passed(self, sequence_id: int) -> None:
+        """So far it is durable."""
+        self.last_sequence_id = max(self.last_sequence_id, sequence_id)
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidParameter unless a producer can be called so."""
+    if not name:
+        raise InvalidParameter("the producer's name is empty", hint="leave it out: the daemon makes one")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"the producer's name {name!r} cannot be written as UTF-8",
+            hint="any text but half a surrogate pair will do",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One request that came to a good end."""
+
+    sequence_ids: Sequence[int]
+    first_id: MessageId | None
+    last_id: MessageId | None
+    """Of those that were stored; where none was, of the originals."""
+    duplicates: int
+    """So many, from the first on, were there before."""
+    deduplicated: bool
+    generation: int
+    last_sequence_id: int | None
+
+    def of(self, index: int) -> MessageReceipt:
+        """The receipt of one message."""
+        duplicate = index < self.duplicates
+        message_id = self._id_of_duplicate(index) if duplicate else self._id_of_stored(index - self.duplicates)
+        return MessageReceipt(self.sequence_ids[index], message_id, duplicate, self.deduplicated, self.generation)
+
+    def _id_of_stored(self, index: int) -> MessageId | None:
+        """What was stored in one request follows each other."""
+        if self.first_id is None or self.last_id is None:
+            return None
+        return nth_id(self.first_id, self.last_id, index, len(self.sequence_ids) - self.duplicates)
+
+    def _id_of_duplicate(self, index: int) -> MessageId | None:
+        """Between the first and the last there may be messages of others, and ids that were never stored."""
+        last = len(self.sequence_ids) - 1
+        if self.duplicates <= last:
+            return None
+        return self.first_id if index == 0 else self.last_id if index == last else None
+
+    def whole(self) -> Receipt:
+        """The receipt of all of them."""
+        count = len(self.sequence_ids)
+        trimmed = 0 < self.duplicates < count
+        return Receipt(
+            self.first_id,
+            self.last_id,
+            count,
+            self.generation,
+            duplicate=bool(count) and self.duplicates == count,
+            deduplicated=self.deduplicated,
+            last_sequence_id=self.last_sequence_id,
+            stored=list(self.sequence_ids[self.duplicates :]) if trimmed else None,
+            dropped=list(self.sequence_ids[: self.duplicates]) if trimmed else None,
+        )
+
+
+def as_answered(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
+    """As the daemon answered it."""
+    dropped = len(receipt.dropped or ())
+    return Delivered(
+        sequence_ids,
+        receipt.first_id,
+        receipt.last_id,
+        len(sequence_ids) if receipt.duplicate else dropped,
+        receipt.deduplicated,
+        receipt.generation,
+        receipt.last_sequence_id,
+    )
+
+
+def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivered:
+    """As it was found out afterwards; ``before`` is the last sequence id that was durable before it was sent."""
+    duplicates = bisect_right(sequence_ids, before)
+    first = sequence_ids[duplicates if duplicates < len(sequence_ids) else 0]
+    last = sequence_ids[-1]
+    ids = next((each for each in known.recent if (each.first, each.last) == (first, last)), None)
+    return Delivered(
+        sequence_ids,
+        ids.first_id if ids else None,
+        ids.last_id if ids else None,
+        duplicates,
+        True,
+        known.generation,
+        known.last_sequence_id,
+    )
+
+
+def refusal(over: PlainsongError) -> PlainsongError:
+    """What whoever comes after the end of a session is told: nothing happened."""
+    error = type(over)(f"the producer's session is over: {over.detail}", hint=over.hint)
+    error.outcome = "not-applied"
+    error.__cause__ = over
+    return error
+
+
+def is_own_fault(error: PlainsongError) -> bool:
+    """Whether a message is refused for what it is, and its neighbours may do better."""
+    return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
+
+
+# --- what waits ----------------------------------------------------------------------------------
+
+
+class Single(NamedTuple, Generic[S]):
+    """One message, and whoever waits to hear of it."""
+
+    payload: bytes
+    ttl_s: int | None
+    attributes: Mapping[str, str] | None
+    sequence_id: int
+    sent: S
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Parcel(Generic[S]):
+    """One request and whoever waits for it: one for each message, or one for all of them."""
+
+    request: PublishRequest
+    sents: Sequence[S]
+    at_s: float
+    bytes: int
+    whole: bool
+    """It was given as it is: never cut in two, and one waits for all of it."""
+    singles: Sequence[Single[S]] = ()
+    limit_s: float | None = None
+    """Seconds it has, instead of those that all have."""
+
+
+class Ended(NamedTuple, Generic[S]):
+    """Messages that were given up, and why."""
+
+    sents: Sequence[S]
+    error: PlainsongError
+
+
+@dataclass(slots=True)
+class ProducerQueue(Generic[S]):
+    """All that waits. ``S`` is what stands for the fate of a message or a parcel: a future."""
+
+    bounds: Bounds
+    pending: int = 0
+    """Messages not settled yet, those under way among them."""
+    pending_bytes: int = 0
+    flushing: bool = False
+    under_way: Parcel[S] | None = None
+    stopped: PlainsongError | None = None
+    """Why nothing is taken any more."""
+    _queue: deque[Single[S] | Parcel[S]] = field(default_factory=deque)
+    _again: deque[Parcel[S]] = field(default_factory=deque)
+    _waiting_bytes: int = 0
+    _parcels: int = 0
+    """Of the queue, how many somebody waits for: then nothing lingers."""
+    _late_s: float = inf
+    """Before this nothing of the queue has waited too long; perhaps not then either."""
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises what the producer stopped for, as an error of which nothing happened."""
+        if self.stopped is not None:
+            raise following(self.stopped)
+
+    def has_room(self, size: int, messages: int = 1) -> bool:
+        """Whether so many bytes can be taken now; a request larger than all of it is taken when nothing else is there."""
+        size += ITEM_BYTES * messages
+        return not self.pending or self.pending_bytes + size <= self.bounds.max_pending_bytes
+
+    def full(self, size: int) -> BufferFull:
+        """What to say when there is no room."""
+        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait already, this has {size}"
+        return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
+
+    def put(self, single: Single[S]) -> None:
+        """Take a message."""
+        size = len(single.payload) + ITEM_BYTES
+        self._add(single)
+        self.pending += 1
+        self.pending_bytes += size
+
+    def put_whole(self, request: PublishRequest, sent: S, at_s: float, limit_s: float | None = None) -> None:
+        """Take messages that go in one request."""
+        size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
+        parcel = Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s)
+        self._add(parcel)
+        self.pending += len(request.messages)
+        self.pending_bytes += size
+
+    def _add(self, each: Single[S] | Parcel[S]) -> None:
+        self._queue.append(each)
+        self._waiting_bytes += each.bytes if isinstance(each, Parcel) else len(each.payload) + ITEM_BYTES
+        self._parcels += isinstance(each, Parcel)
+        self._late_s = min(self._late_s, self.until_s(each))
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def take(self, now_s: float) -> Parcel[S] | None:
+        """The next request to deliver; nothing more until ``delivered`` or ``failed``."""
+        ready_s = self._ready_s()
+        if ready_s is None or ready_s > now_s:
+            return None
+        if self._again:
+            self.under_way = self._again.popleft()
+        elif isinstance(self._queue[0], Parcel):
+            self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
+            self._parcels -= 1
+            self._waiting_bytes -= self.under_way.bytes  # type: ignore[union-attr]
+        else:
+            self.under_way = self._gathered()
+            self._waiting_bytes -= self.under_way.bytes
+        if not self._queue:
+            self._late_s = inf
+        return self.under_way
+
+    def next_s(self) -> float | None:
+        """When ``take`` or ``overdue`` will have something; None: not before another ``put``, or the end of a request."""
+        ready_s = self._ready_s()
+        until_s = self._late_s if ready_s is None else min(ready_s, self._late_s)
+        return None if until_s == inf else until_s
+
+    def _ready_s(self) -> float | None:
+        """When there is something to deliver."""
+        if self.under_way is not None or not (self._again or self._queue):
+            return None
+        if self._again or self.flushing or self._parcels:
+            return 0.0
+        full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
+        return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
+
+    def until_s(self, each: Single[S] | Parcel[S]) -> float:
+        """When its time is over."""
+        own_s = each.limit_s if isinstance(each, Parcel) else None
+        return each.at_s + (self.bounds.delivery_timeout_s if own_s is None else own_s)
+
+    def _gathered(self) -> Parcel[S]:
+        """Messages from the first on, whose ids increase, as many as one request carries."""
+        queue = self._queue
+        singles: list[Single[S]] = []
+        room, last = self.bounds.max_batch_bytes, -1
+        while queue and len(singles) < self.bounds.max_batch_messages:
+            head = queue[0]
+            if isinstance(head, Parcel) or head.sequence_id <= last:
+                break
+            room -= len(head.payload)
+            if room < 0 and singles:
+                break
+            singles.append(head)
+            last = head.sequence_id
+            queue.popleft()
+        return gathered(singles)
+
+    # --- what became of it ---------------------------------------------------------------------
+
+    def delivered(self, parcel: Parcel[S]) -> None:
+        """It is durable."""
+        self.under_way = None
+        self._release(parcel)
+
+    def failed(self, parcel: Parcel[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
+        """It was given up. What ends with it: itself, and all behind it when the producer stops.
+
+        A message that is refused for what it is fails alone, unless its producer names the ids: then nothing behind it
+        may be stored, because whoever starts again after the last id would never come back to it. After a parcel that
+        somebody waits for, he decides; otherwise the producer stops.
+        """
+        self.under_way = None
+        if is_own_fault(error) and len(parcel.singles) > 1:
+            middle = len(parcel.singles) // 2
+            self._again.extendleft([gathered(parcel.singles[middle:]), gathered(parcel.singles[:middle])])
+            return []
+        self._release(parcel)
+        ended = [Ended(parcel.sents, error)]
+        if isinstance(error, FINAL) or (explicit and not parcel.whole):
+            ended += self.stop(error)
+        elif explicit:
+            ended += self._clear(following(error))
+        return ended
+
+    def stop(self, error: PlainsongError) -> list[Ended[S]]:
+        """Nothing is taken any more; what waits is given up."""
+        self.stopped = self.stopped or error
+        return self._clear(following(error))
+
+    def clear(self) -> list[Ended[S]]:
+        """Give up everything that is not under way, since the producer is closed."""
+        return self._clear(MessageDropped("the producer was closed before this was sent"))
+
+    def overdue(self, now_s: float, *, explicit: bool) -> list[Ended[S]]:
+        """What has waited too long behind others, and what ends with it; a request under way has a limit of its own.
+
+        What was given before it and has more time goes on.
+        """
+        ended: list[Ended[S]] = []
+        if now_s < self._late_s:
+            return ended
+        stopped: PlainsongError | None = None
+        queued = list(self._queue)
+        self._forget_queue()
+        for each in queued:
+            if stopped is None and self.until_s(each) > now_s:
+                self._add(each)
+                continue
+            parcel = each if isinstance(each, Parcel) else gathered([each])
+            self._release(parcel)
+            error: PlainsongError = self._late(parcel) if stopped is None else following(stopped)
+            ended.append(Ended(parcel.sents, error))
+            if explicit and stopped is None:
+                stopped = error
+                self.stopped = self.stopped or (None if parcel.whole else error)
+        return ended
+
+    def _late(self, parcel: Parcel[S]) -> DeadlineExceeded:
+        own, limit_s = parcel.limit_s is not None, self.until_s(parcel) - parcel.at_s
+        return DeadlineExceeded(
+            f"not delivered within {limit_s:g} s", hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit"
+        )
+
+    def sents(self) -> Iterator[S]:
+        """Of everything that is not settled."""
+        if self.under_way is not None:
+            yield from self.under_way.sents
+        for parcel in self._again:
+            yield from parcel.sents
+        for each in self._queue:
+            yield from each.sents if isinstance(each, Parcel) else [each.sent]
+
+    def _clear(self, error: PlainsongError) -> list[Ended[S]]:
+        left = [*self._again, *(each if isinstance(each, Parcel) else gathered([each]) for each in self._queue)]
+        self._again.clear()
+        self._forget_queue()
+        for parcel in left:
+            self._release(parcel)
+        return [Ended([sent for parcel in left for sent in parcel.sents], error)] if left else []
+
+    def _forget_queue(self) -> None:
+        self._queue.clear()
+        self._waiting_bytes = self._parcels = 0
+        self._late_s = inf
+
+    def _release(self, parcel: Parcel[S]) -> None:
+        self.pending -= len(parcel.request.messages)
+        self.pending_bytes -= parcel.bytes
+
+
+def gathered(singles: Sequence[Single[S]]) -> Parcel[S]:
+    """One request of messages that were given one by one."""
+    attributes = [dict(single.attributes or {}) for single in singles]
+    request = PublishRequest(
+        [single.payload for single in singles],
+        sequence_ids=[single.sequence_id for single in singles],
+        message_ttls_s=own_ttls([single.ttl_s for single in singles]),
+        attributes=attributes if any(attributes) else None,
+    )
+    size = sum(map(len, request.messages)) + ITEM_BYTES * len(singles)
+    return Parcel(request, [single.sent for single in singles], singles[0].at_s, size, whole=False, singles=singles)
+
+
+def following(stopped: PlainsongError) -> PlainsongError:
+    """What a message is told that comes after the one the producer stopped for: nothing happened to it."""
+    if isinstance(stopped, (*FINAL, DeduplicationDisabled)):
+        return refusal(stopped)
+    error = ProducerStopped(
+        f"an earlier message was not delivered: {stopped.detail}",
+        hint="open the producer again and go on after its last_sequence_id",
+    )
+    error.__cause__ = stopped
+    return error
+
+
+# --- the producer --------------------------------------------------------------------------------
+
+
+class Producing(Generic[A]):
+    """What both kinds of producers decide; called under the lock of whoever has threads."""
+
+    def __init__(
+        self,
+        session: Session,
+        bounds: Bounds,
+        serializer: Serializer,
+        initial_sequence_id: int | None,
+        transaction_timeout_s: float,
+    ) -> None:
+        if not transaction_timeout_s > 0:
+            raise InvalidParameter(f"transaction_timeout_s is {transaction_timeout_s}", hint="use a number above 0")
+        self.session = session
+        self.serializer = serializer
+        self.waiting: ProducerQueue[A] = ProducerQueue(bounds)
+        self.tally = Tally[A]()
+        self.transaction_timeout_s = transaction_timeout_s
+        self.closed = False
+        self._open: Lightweight | None = None
+        first = session.last_sequence_id + 1 if initial_sequence_id is None else initial_sequence_id
+        self._numbering = Numbering(first)
+
+    @property
+    def pending(self) -> int:
+        """Messages not settled yet."""
+        return self.waiting.pending
+
+    @property
+    def flushing(self) -> bool:
+        """Whether messages go without lingering."""
+        return self.waiting.flushing
+
+    @flushing.setter
+    def flushing(self, flushing: bool) -> None:
+        self.waiting.flushing = flushing
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raises Closed, or what the producer stopped for: nothing happened."""
+        if self.closed:
+            raise Closed("the producer is closed")
+        self.waiting.check()
+
+    def take(self, message: Prepared, sent: A, now_s: float) -> bool:
+        """Take one message; whether somebody should come and look. Raises SequenceIdsMixed, InvalidSequenceIds."""
+        sequence_id = self._numbering.take(message.sequence_id)
+        waiting = self.waiting
+        nobody_looks = waiting.next_s() is None
+        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, sent, now_s))
+        return waiting.under_way is None or nobody_looks
+
+    def take_whole(
+        self,
+        request: PublishRequest,
+        sequence_ids: Sequence[int | None] | None,
+        sent: A,
+        now_s: float,
+        limit_s: float | None = None,
+    ) -> None:
+        """Take messages that go in one request. Raises as ``take``."""
+        given = None
+        if sequence_ids is not None and any(each is not None for each in sequence_ids):
+            given = [each for each in sequence_ids if each is not None]
+            if len(given) != len(sequence_ids):
+                raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
+        request.sequence_ids = self._numbering.take_many(given, len(request.messages))
+        self.waiting.put_whole(request, sent, now_s, limit_s)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the caller names the ids."""
+        return bool(self._numbering.explicit)
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def next_s(self) -> float | None:
+        """When there is something to do: to deliver, or to give up a transaction whose time is over."""
+        times = [self.waiting.next_s(), self._open.until_s if self._open is not None else None]
+        return min((each for each in times if each is not None), default=None)
+
+    def work(self, now_s: float) -> tuple[Parcel[A] | None, list[Ended[A]]]:
+        """What to deliver now, and what is given up."""
+        self.expire(now_s)
+        ended = self.overdue(now_s)
+        return self.waiting.take(now_s), ended
+
+    def wants_another(self, now_s: float) -> bool:
+        """Whether there is a time to look at while a request is under way."""
+        return self.next_s() is not None
+
+    def clear(self) -> list[Ended[A]]:
+        """Give up everything that is not under way."""
+        return self.waiting.clear()
+
+    def close(self) -> None:
+        """Nothing is taken any more, and an open transaction is aborted."""
+        self.abort_open()
+        self.closed = True
+
+    def overdue(self, now_s: float) -> list[Ended[A]]:
+        """What has waited too long, and what ends with it; also while something is under way."""
+        return self.waiting.overdue(now_s, explicit=self.explicit)
+
+    def delivered(self, parcel: Parcel[A]) -> list[Ended[A]]:
+        """It is durable; what ends although: all behind it, where deduplication was switched off."""
+        self.waiting.delivered(parcel)
+        self.tally.delivered(len(parcel.request.messages))
+        return self.waiting.stop(self.session.over) if self.session.over is not None else []
+
+    def failed(self, parcel: Parcel[A], error: PlainsongError) -> list[Ended[A]]:
+        """It was given up; what ends with it."""
+        ended = self.waiting.failed(parcel, error, explicit=self.explicit)
+        if self.session.over is not None:
+            ended += self.waiting.stop(self.session.over)
+        return ended
+
+    # --- lightweight transactions --------------------------------------------------------------
+
+    def begin(self, routing_key: str, timeout_s: float | None, now_s: float) -> Lightweight:
+        """Open one. Raises TransactionInProgress: there is one, InvalidParameter, and as ``check_usable``."""
+        self.check_usable()
+        self.expire(now_s)
+        if self._open is not None and self._open.state in ("open", "committing"):
+            raise TransactionInProgress(
+                f"a transaction of {self._open.routing_key!r} is {self._open.state} on this producer",
+                hint="commit or abort it first: one at a time",
+            )
+        limit_s = self.transaction_timeout_s if timeout_s is None else timeout_s
+        if not limit_s > 0:
+            raise InvalidParameter(f"timeout_s is {limit_s}", hint="use a number above 0")
+        self._open = Lightweight(routing_key, self.serializer, limit_s, now_s + limit_s)
+        return self._open
+
+    def expire(self, now_s: float) -> None:
+        """Forget a transaction that has ended, or whose time is over."""
+        if self._open is not None:
+            self._open.expire(now_s)
+            if self._open.state not in ("open", "committing"):
+                self._open = None
+
+    def abort_open(self) -> None:
+        """The producer ends: what was not committed is forgotten."""
+        if self._open is not None and self._open.state == "open":
+            self._open.abort()
+
+
+def whole_request(
+    messages: Any,
+    serializer: Serializer,
+    *,
+    ttl_s: int | None = None,
+    attributes: Mapping[str, str] | None = None,
+    routing_key: str | None = None,
+) -> tuple[PublishRequest, list[int | None]]:
+    """Messages of one request, and the sequence ids that came with them. Raises NoMessages, NotEncodable, InvalidParameter."""
+    many = messages if isinstance(messages, (list, tuple)) else [messages]
+    if not many:
+        raise NoMessages("the list is empty")
+    many = all_with_attributes(many, attributes, routing_key)
+    request = outgoing_request(many, serializer, ttl_s, numbered=True)
+    return request, [each.sequence_id if isinstance(each, Outgoing) else None for each in many]
+
+
+def atomic_request(
+    routing_key: str, messages: Any, serializer: Serializer, *, ttl_s: int | None = None
+) -> tuple[PublishRequest, list[int | None]]:
+    """Messages that go in all together or not at all. Raises as ``whole_request``; MaxTransactionSizeExceeded."""
+    request, ids = whole_request(messages, serializer, ttl_s=ttl_s)
+    request.atomic = True
+    request.routing_key = check_routing_key(routing_key)
+    for each in request.attributes or ():
+        if each.get("routingKey", routing_key) != routing_key:
+            raise InvalidParameter("a message has another routing key", hint="one request, one routing key")
+    check_size(len(request.messages), sum(map(len, request.messages)))
+    return request, ids
+
+
+def unnumbered_atomic_request(
+    routing_key: str,
+    messages: Any,
+    serializer: Serializer,
+    ttl_s: int | None,
+    attributes: Mapping[str, str] | None,
+) -> PublishRequest:
+    """The same of no producer. Raises InvalidParameter: a message has a sequence id."""
+    request, ids = atomic_request(routing_key, all_with_attributes(messages, attributes, None), serializer, ttl_s=ttl_s)
+    if any(each is not None for each in ids):
+        raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")
+    return request

@@ -1,0 +1,267 @@
+"""When a call is repeated, where it goes, and what its failures mean; decided here, without a clock or a socket.
+
+Repeated is only what may be: reading, always; a change, when the failed attempt has certainly not taken, or when making
+it twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from plainsong.calls import Answer, Call, Failure, Repeat
+from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer, problem_error
+from plainsong.protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
+from plainsong.protocol.frames import BrokenFrames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses that double, each shortened by up to half so that many clients do not come back at once."""
+
+    random: Callable[[], float]
+    """A number from 0 to 1."""
+    count: int = 0
+
+    def next_s(self, error: PlainsongError) -> float:
+        """The pause after ``error``: at least what it asked for."""
+        pause: float = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.count, 16)) * (1 - self.random() / 2)
+        self.count += 1
+        return max(pause, error.retry_after_s or 0)
+
+
+def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:
+    """What an answer says, or what went wrong. A body that does not decode is an error like a broken connection."""
+    error = error_of(answer, url)
+    if error is not None or isinstance(answer, Failure):
+        return None, error
+    try:
+        return call.read(answer), None
+    except (MalformedBody, BrokenFrames, ValueError, KeyError, TypeError) as broken:
+        lost = UnexpectedAnswer(
+            f"{url}: the answer cannot be read: {broken!r}", hint="is the daemon of another version?"
+        )
+        lost.__cause__ = broken
+        # What was asked for did happen: the status said so.
+        lost.outcome = "applied"
+        return None, lost
+
+
+def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False) -> bool:
+    """Whether an attempt that failed so may be followed by another."""
+    if isinstance(error, TransactionsUnavailable) and not outlasts:
+        return False  # plain work goes on; this one needs somebody's attention
+    if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
+        passing = not isinstance(error, UnexpectedAnswer) or (repeat == "reading" and error.outcome != "applied")
+        return passing and (repeat != "twice" or error.outcome == "not-applied")
+    if isinstance(error, (Unavailable, QuotaExceeded)):
+        return repeat != "twice" or error.outcome == "not-applied"
+    return False
+
+
+def first_round(tries: int, places: Places, error: PlainsongError) -> bool:
+    """Whether there is a place that has not been tried, and may do better."""
+    return tries < len(places.urls) and is_elsewhere(error)
+
+
+def covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:
+    """What the last attempt met, made to speak for all of them."""
+    if in_doubt and error.outcome == "not-applied":
+        error.outcome = "unknown"
+        error.hint = (
+            f"an earlier attempt may have taken; {error.hint}" if error.hint else "an earlier attempt may have taken"
+        )
+    return error
+
+
+def late(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
+    """What is raised when the time is over before another attempt."""
+    times = "1 attempt" if tries == 1 else f"{tries} attempts"
+    late = DeadlineExceeded(
+        f"{times} within {limit_s:g} s; the last: {error.detail}",
+        outcome="unknown" if in_doubt else "not-applied",
+        hint=error.hint,
+    )
+    late.__cause__ = error
+    return late
+
+
+# --- what an answer means ------------------------------------------------------------------------
+
+
+_MAX_RETRY_AFTER_S = 3600
+
+
+def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
+    """What went wrong, or None. Its ``outcome`` is that of this one attempt."""
+    if isinstance(answer, Failure):
+        return _failed(answer, url)
+    if 200 <= answer.status < 300:
+        return None
+    error = _told(answer)
+    if error is None:
+        said = answer.body[:80].decode("utf-8", "replace")
+        error = UnexpectedAnswer(f"{url} answered {answer.status}: {said!r}", hint="is this a plainsong daemon?")
+        if 400 <= answer.status < 500:
+            error.outcome = "not-applied"
+    retry_after = answer.headers.get("retry-after", "")
+    if retry_after.isascii() and retry_after.isdigit():
+        error.retry_after_s = min(int(retry_after[:9]), _MAX_RETRY_AFTER_S)
+    return error
+
+
+def _failed(failure: Failure, url: str) -> PlainsongError:
+    detail = f"{url}: {failure.detail}"
+    error: PlainsongError
+    if failure.kind == "connect":
+        error = ConnectFailed(detail, hint="is the daemon running there? plainsong serve starts one")
+        error.retry_after_s = 0  # there was nobody to ask for a pause
+    elif failure.kind == "timeout":
+        error = DeadlineExceeded(detail, outcome="unknown", hint="request_timeout_s is its limit")
+    else:
+        error = ConnectionLost(detail)
+    error.__cause__ = failure.cause
+    return error
+
+
+def _told(answer: Answer) -> PlainsongError | None:
+    """The error of a problem+json body; None when it is none."""
+    if not answer.headers.get("content-type", "").startswith("application/problem+json"):
+        return None
+    try:
+        problem: Mapping[str, Any] = json.loads(answer.body)
+        return problem_error(problem, answer.status)
+    except (ValueError, AttributeError):
+        return None
+
+
+# --- where requests go ---------------------------------------------------------------------------
+
+
+OWNER_HEADER = "plainsong-owner"
+
+
+#: Owners that are remembered; with one more all are forgotten: they are told again.
+MAX_OWNERS = 4096
+
+
+#: An owner is close, or out of reach as behind a load balancer: that is to cost little.
+OWNER_CONNECT_S = 1.0
+
+
+#: For how long one that did not answer is not gone to, at first and at last; it doubles.
+FIRST_AWAY_S = 30.0
+
+
+MAX_AWAY_S = 960.0
+
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
+
+
+class Places:
+    """The daemons of one client, shared by its threads.
+
+    Args:
+      follow: whether to go where a daemon says that an owner is.
+      clock: seconds that only go forward.
+    """
+
+    __slots__ = ("_at", "_away", "_clock", "_follow", "_owners", "urls")
+
+    def __init__(
+        self, urls: tuple[str, ...], *, follow: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.urls = urls
+        self._at = 0
+        self._follow = follow
+        self._clock = clock
+        #: What a path is about → where its owner answers.
+        self._owners: dict[str, str] = {}
+        #: Owners that did not answer → until when they are left alone, and for how long that was.
+        self._away: dict[str, tuple[float, float]] = {}
+
+    @property
+    def current(self) -> str:
+        """The given URL where the last request went well, or the next one to try."""
+        return self.urls[self._at % len(self.urls)]
+
+    def leave(self, url: str) -> None:
+        """Go to the next of the given URLs, unless somebody has already."""
+        if self.current == url:
+            self._at = (self._at + 1) % len(self.urls)
+
+    def where(self, part: str) -> str:
+        """Where a request about this goes (``owned_part`` of its path)."""
+        owner = self._owners.get(part)
+        if owner is None or self._away.get(owner, (0.0, 0.0))[0] > self._clock():
+            return self.current
+        return owner
+
+    def connect_s(self, url: str, timeout_s: float) -> float:
+        """How long a connection to ``url`` may take, of ``timeout_s`` for the given ones."""
+        return timeout_s if url in self.urls else min(timeout_s, OWNER_CONNECT_S)
+
+    def heard(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
+        """What came of a request: learns from it where the next ones go.
+
+        Returns:
+          Whether to send it again at once: nothing happened, and it had gone to an owner that was not there.
+        """
+        if error is not None and is_elsewhere(error, followed=self._owners.get(part) == url):
+            was_owner = self._owners.pop(part, None) == url
+            if was_owner and not isinstance(answer, Failure) and error.code == "no_owner":
+                return error.outcome == "not-applied"
+            if was_owner:
+                self._leave_alone(url)
+                return error.outcome == "not-applied"
+            self.leave(url)
+        elif not isinstance(answer, Failure):
+            self.told(part, url, answer.headers)
+        return False
+
+    def told(self, part: str, url: str, headers: Mapping[str, str]) -> None:
+        """A daemon answered with these headers; the owner, if they name one, is remembered."""
+        address = headers.get(OWNER_HEADER)
+        if address is None or not (self._follow and part and _ADDRESS.match(address)):
+            return
+        scheme, _, prefix, *_ = urlsplit(url)
+        if prefix not in ("", "/"):
+            return  # the URL is a proxy's: what is behind it is not to be gone to
+        if len(self._owners) >= MAX_OWNERS:
+            self._owners, self._away = {}, {}
+        self._owners[part] = f"{scheme}://{address}"
+
+    def _leave_alone(self, owner: str) -> None:
+        _, before_s = self._away.get(owner, (0.0, 0.0))
+        pause_s = min(2 * before_s or FIRST_AWAY_S, MAX_AWAY_S)
+        self._away[owner] = self._clock() + pause_s, pause_s
+
+
+@lru_cache(maxsize=4096)
+def owned_part(path: str) -> str:
+    """What of a path has an owner: a topic, or the transactions; empty where nothing has."""
+    parts = path.partition("?")[0].split("/")
+    if len(parts) > 5 and parts[4] == "topics":
+        return "/".join(parts[3:6])
+    return "transactions" if len(parts) > 2 and parts[2] == "transactions" else ""
+
+
+def is_elsewhere(error: PlainsongError, *, followed: bool = False) -> bool:
+    """Whether another daemon may do better; than one that was ``followed`` also when it is no daemon at all."""
+    if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
+        return True
+    return error.code in ("shutting_down", "no_owner") or (followed and isinstance(error, UnexpectedAnswer))

@@ -1,0 +1,260 @@
+"""What a stream of publishes holds: requests that have not left, then those without an answer, in one order.
+
+Nothing here waits, knows the time, or locks. A stream calls it under its lock: its sender takes messages from it, and
+its receiver brings answers. ``T`` is what stands for a request's fate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+
+from plainsong.errors import Closed, ConnectionLost, problem_error
+from plainsong.messages import MessageId, Receipt
+from plainsong.protocol.codec.stream import decode_answers, encode_request, encode_single
+from plainsong.protocol.errors import BodyTooLarge, MalformedBody, OutcomeUnknown, PlainsongError, ShuttingDown
+from plainsong.protocol.requests import PublishResponse
+
+if TYPE_CHECKING:
+    from plainsong.protocol.requests import PublishRequest
+
+#: What a request costs besides its bytes: its fate, and its places in queues. Measured, rounded up.
+REQUEST_BYTES = 300
+#: A message of several requests is no larger; one that is goes alone.
+MESSAGE_BYTES = 1 << 17
+DEFAULT_PENDING_BYTES = 8 << 20
+_SHUTTING_DOWN, _TOO_BIG = 1001, 1009
+
+
+class Fate(Protocol):
+    """What stands for a request: it is told what became of it, once."""
+
+    number: int
+    size: int
+    messages: int
+
+    def told(self, status: int, fields: dict[str, Any]) -> None:
+        """There is an answer."""
+        ...
+
+    def failed(self, error: PlainsongError) -> None:
+        """There will be none."""
+        ...
+
+
+T = TypeVar("T", bound=Fate)
+
+
+class Streaming(Generic[T]):
+    """The requests of one stream."""
+
+    def __init__(self, max_pending_bytes: int = DEFAULT_PENDING_BYTES) -> None:
+        self.max_pending_bytes = max_pending_bytes
+        self.pending_bytes = 0
+        """Of all requests without an answer."""
+        self.ended: PlainsongError | None = None
+        """Why no more is taken."""
+        self.answered = 0
+        """Requests that have been answered."""
+        self.halted = False
+        """Whether nothing more leaves."""
+        self.flushing = False
+        """Makes no difference: nothing lingers here."""
+        self._number = 0
+        self._unsent: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        """Of those that have not left."""
+        #: All without an answer, those that have not left last.
+        self._fates: deque[T] = deque()
+
+    def __len__(self) -> int:
+        """Requests without an answer."""
+        return len(self._fates)
+
+    @property
+    def sent(self) -> int:
+        """Those among them that have left."""
+        return len(self._fates) - len(self._unsent)
+
+    @property
+    def pending(self) -> int:
+        """Requests without an answer."""
+        return len(self._fates)
+
+    @property
+    def unsent(self) -> int:
+        """Those among them that have not left."""
+        return len(self._unsent)
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def put_single(self, payload: bytes, fate: T) -> bool:
+        """Take a request of one message and nothing else; false when there is no room now."""
+        return self._put(encode_single(self._number, payload), fate)
+
+    def put(self, request: PublishRequest, fate: T) -> bool:
+        """Take any request; false when there is no room now."""
+        return self._put(encode_request(self._number, request), fate)
+
+    def _put(self, packed: bytes, fate: T) -> bool:
+        size = len(packed) + REQUEST_BYTES
+        if self.ended is not None:
+            raise Closed("the stream has ended", hint=f"open another; this one: {self.ended.detail}")
+        # One that is larger than the bound goes alone: what publish takes, a stream takes.
+        if self._fates and self.pending_bytes + size > self.max_pending_bytes:
+            return False
+        fate.number, fate.size = self._number, size
+        self._number += 1
+        self.pending_bytes += size
+        self._unsent.append(packed)
+        self.unsent_bytes += len(packed)
+        self._fates.append(fate)
+        return True
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def work(self, now_s: float) -> tuple[bytes | None, list[T]]:
+        """The next message to send; nothing is ever overdue here."""
+        return (None if self.halted else self.take()), []
+
+    def next_s(self) -> float | None:
+        """Nothing comes by itself."""
+        return None
+
+    def wants_another(self, now_s: float) -> bool:
+        """One message leaves at a time."""
+        return False
+
+    def clear(self) -> list[T]:
+        """What is here ends with the connection (``end``)."""
+        return []
+
+    def take(self) -> bytes | None:
+        """The next message to send; None when there is nothing."""
+        unsent = self._unsent
+        if not unsent:
+            return None
+        if self.unsent_bytes <= MESSAGE_BYTES:
+            message = b"".join(unsent)
+            unsent.clear()
+        else:
+            taken = [unsent.popleft()]
+            size = len(taken[0])
+            while unsent and size + len(unsent[0]) <= MESSAGE_BYTES:
+                size += len(unsent[0])
+                taken.append(unsent.popleft())
+            message = b"".join(taken)
+        self.unsent_bytes -= len(message)
+        return message
+
+    def take_answers(self, message: bytes) -> list[T]:
+        """Tell those who are answered. Those that were refused, or failed.
+
+        Raises:
+          MalformedBody: this is no message of answers to what was asked; the stream is of no use any more.
+        """
+        answers = decode_answers(message)
+        fates, wrong = self._fates, []
+        if len(answers) > self.sent:
+            raise MalformedBody("there are more answers than requests")
+        for number, status, fields in answers:
+            fate = fates[0]
+            if number != fate.number or type(fields) is not dict:
+                raise MalformedBody(f"an answer to request {number} where one to {fate.number} is due")
+            fates.popleft()
+            fate.told(status, fields)
+            self.pending_bytes -= fate.size
+            if status != 200:
+                wrong.append(fate)
+        self.answered += len(answers)
+        return wrong
+
+    def end(self, error: PlainsongError, *, said: bool) -> list[T]:
+        """There will be no more answers: tell everybody. Those who were told.
+
+        Args:
+          said: the daemon closed, and so has answered all that it took; else what has left may have been taken.
+        """
+        if self.ended is None:
+            self.ended = error
+        sent, fates = self.sent, list(self._fates)
+        for index, fate in enumerate(fates):
+            fate.failed(_not_taken(error) if said or index >= sent else _unknown(error))
+        self._fates.clear()
+        self._unsent.clear()
+        self.pending_bytes = self.unsent_bytes = 0
+        return fates
+
+
+def closed_by(code: int, reason: str) -> PlainsongError:
+    """What a close frame of the daemon means for what it has not answered: it did not happen."""
+    detail = f"the daemon closed the stream: {reason or code}"
+    error: PlainsongError = ConnectionLost(detail)
+    if code == _SHUTTING_DOWN:
+        error = ShuttingDown(detail)
+    elif code == _TOO_BIG:
+        error = BodyTooLarge(detail)
+    error.outcome = "not-applied"
+    return error
+
+
+def _not_taken(error: PlainsongError) -> PlainsongError:
+    return _again(type(error), error, "not-applied")
+
+
+def _unknown(error: PlainsongError) -> PlainsongError:
+    return _again(OutcomeUnknown, error, "unknown")
+
+
+def _again(
+    kind: type[PlainsongError], error: PlainsongError, outcome: Literal["not-applied", "unknown"]
+) -> PlainsongError:
+    """An error of its own for each request: whoever raises one adds a traceback to it."""
+    made = kind(error.detail, hint=error.hint)
+    made.outcome = outcome
+    made.__cause__ = error.__cause__
+    return made
+
+
+def receipt_of(status: int, fields: dict[str, Any], messages: int) -> Receipt | PublishResponse | PlainsongError:
+    """What an answer says."""
+    if status != 200:
+        error = problem_error(fields, status)
+        retry_after = fields.get("retryAfter")
+        if isinstance(retry_after, int):
+            error.retry_after_s = retry_after
+        return error
+    try:
+        return _response(fields) if "transactionWritePointer" in fields else _receipt(fields, messages)
+    except (KeyError, TypeError, PlainsongError) as broken:
+        unread = OutcomeUnknown("the answer cannot be read", hint="is the daemon of another version?")
+        unread.outcome = "applied"
+        unread.__cause__ = broken
+        return unread
+
+
+def _receipt(fields: dict[str, Any], messages: int) -> Receipt:
+    first_id = fields["firstId"]
+    last_id = fields.get("lastId", first_id)
+    return Receipt(
+        None if first_id is None else MessageId(first_id),
+        None if last_id is None else MessageId(last_id),
+        messages,
+        fields["generation"],
+        fields.get("duplicate", False),
+        fields.get("deduplicated", False),
+        fields.get("lastSequenceId"),
+        fields.get("stored"),
+        fields.get("dropped"),
+    )
+
+
+def _response(fields: dict[str, Any]) -> PublishResponse:
+    return PublishResponse(
+        fields["transactionWritePointer"],
+        fields["startTimestamp"],
+        fields["startSequenceId"],
+        fields["endTimestamp"],
+        fields["endSequenceId"],
+        fields.get("duplicate", False),
+    )

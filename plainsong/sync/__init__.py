@@ -1,1 +1,0 @@
-"""The client for threads: its shells around ``plainsong.core``."""

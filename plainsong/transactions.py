@@ -1,0 +1,608 @@
+"""Transactions as a client knows them: values, the calls of the service, failures, and the block that code runs in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+from plainsong.calls import Call, Request, as_json, is_plain, json_of, nothing, topic_path
+from plainsong.errors import (
+    CommittedWithErrors,
+    DeadlineExceeded,
+    TransactionFailed,
+    TransactionInDoubt,
+    TransactionInProgress,
+    TransactionTimedOut,
+)
+from plainsong.messages import MessageId, Receipt
+from plainsong.protocol.codec import AVRO, AVRO_2
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    MalformedBody,
+    PlainsongError,
+    RolledBack,
+    TransactionConflict,
+    TransactionExpired,
+    TransactionNotInProgress,
+)
+from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id
+from plainsong.protocol.transactions.transaction import issued_ms
+from plainsong.retry import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from plainsong.calls import Answer
+    from plainsong.protocol.requests import PublishRequest
+
+
+TransactionKind = Literal["short", "long"]
+
+
+#: ``unknown``: never issued by this service, or so long ago that the outcome is not kept any more.
+TransactionState = Literal["in_progress", "committed", "aborted", "invalid", "unknown"]
+
+
+#: Reading inside a transaction ends when this part of its time is used up, so that the rest is left for the commit.
+READING_PART = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction as it stands: its names, its snapshot, and the time it has.
+
+    For one of a service elsewhere, ``id``, ``write_pointer`` and ``snapshot`` are enough.
+    """
+
+    id: int
+    """Its name for life: what the service is asked about."""
+    write_pointer: int
+    """What messages are stamped with now: the id, until a checkpoint."""
+    snapshot: bytes = b""
+    """What its polls see, as Tephra's codec writes it."""
+    read_pointer: int = 0
+    expires_ms: int | None = None
+    """When it times out, by the daemon's clock, in milliseconds since 1970."""
+    timeout_s: float = float("inf")
+    """How long it may take in all."""
+    begun_s: float = 0.0
+    """When it was asked for, by ``clock``: never later than the service began it."""
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    pointers: tuple[int, ...] = ()
+    """Every write pointer it has had, oldest first; empty: the id alone."""
+    service: str = ""
+    """What tells the service that began it from others, which may have used the same id; empty: unknown."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was asked for."""
+        return self.clock() - self.begun_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until it times out, by this computer's clock; 0 when it has. Infinite when that is not known."""
+        return max(0.0, self.timeout_s - self.age_s)
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds for which reading inside it goes on: until 90 % of its time are over."""
+        return max(0.0, READING_PART * self.timeout_s - self.age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionStatus:
+    """What the service knows of a transaction."""
+
+    id: int
+    write_pointer: int
+    state: TransactionState
+    type: TransactionKind | None = None
+    client_id: str | None = None
+    started_ms: int | None = None
+    expires_ms: int | None = None
+    decided_ms: int | None = None
+    """When it was committed, aborted or made invalid, by the daemon's clock; None: it is open, or nobody knows."""
+    topics: tuple[str, ...] = ()
+    """Those with undecided messages of it, as ``namespace:topic``."""
+    hidden_messages: int | None = None
+    """How many messages wait behind it, for readers of committed ones."""
+    kept_until_ms: int | None = None
+    """Until when the service will remember this outcome."""
+    service: str = ""
+    """Whose word this is, as in ``Transaction``."""
+
+    @property
+    def issued_ms(self) -> int:
+        """When its pointer was issued, by the daemon's clock, in milliseconds since 1970."""
+        return issued_ms(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What one needs to know to prune the list of invalid transactions by hand."""
+
+    invalid: int
+    """How many are on it."""
+    oldest_invalid: int | None
+    safe_bound: int | None
+    """No row is left of any invalid pointer up to this one; None before the first complete pass."""
+    last_pass_ms: int | None
+    """When the last complete pass over all topics ended, in milliseconds since 1970, by the daemon's clock."""
+    max_lifetime_ms: int
+    """The age beyond which a pointer is refused; 0: none."""
+    oldest_by_topic: Mapping[str, int]
+    """The oldest undecided pointer with rows in it, of the topics (``namespace:topic``) that have one, oldest first."""
+    topics: int
+    """How many topics have one; ``oldest_by_topic`` may show fewer."""
+    kept_because: str | None
+    """Why nothing is pruned by itself; None: it is."""
+    figures: Mapping[str, Any]
+    """All of it as the daemon says it."""
+
+
+#: What ``publish`` takes: none, one of its own, one that somebody began (or its write pointer alone).
+Under: TypeAlias = Transaction | int | Literal["own"] | None
+
+
+def snapshot_of(transaction: Transaction | None) -> bytes | None:
+    """What polls of it see. Raises InvalidParameter: it has none."""
+    if transaction is None:
+        return None
+    if not isinstance(transaction, Transaction) or not transaction.snapshot:
+        raise InvalidParameter("the transaction has no snapshot to read with", hint="use one that was begun here")
+    return transaction.snapshot
+
+
+DEFAULT_BUFFER_BYTES = 8 << 20
+DEFAULT_BUFFER_MESSAGES = 50_000
+
+
+@dataclass(slots=True)
+class BufferBounds:
+    """How much of its messages a transaction keeps here. Raises InvalidParameter."""
+
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    buffer_messages: int = DEFAULT_BUFFER_MESSAGES
+
+    def __post_init__(self) -> None:
+        for name, number in (("buffer_bytes", self.buffer_bytes), ("buffer_messages", self.buffer_messages)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InvalidParameter(f"{name} is {number!r}", hint="use a whole number above 0")
+
+
+# --- the service ---------------------------------------------------------------------------------
+
+
+_JSON = (("Content-Type", "application/json"),)
+
+
+_PATH = "/v1/transactions"
+
+
+_STATES = ("in_progress", "committed", "aborted", "invalid", "unknown")
+
+
+_POINTER_MAX = (1 << 63) - 1
+
+
+_NS_PER_S = 1_000_000_000
+
+
+def checked_pointer(pointer: object) -> int:
+    """Raises InvalidParameter unless ``pointer`` can be a transaction's."""
+    if isinstance(pointer, bool) or not isinstance(pointer, int) or not 0 < pointer <= _POINTER_MAX:
+        raise InvalidParameter(f"{pointer!r} is no transaction", hint="use a Transaction, or its id")
+    return pointer
+
+
+def id_of(transaction: Transaction | int) -> int:
+    """The name the service knows a transaction by. Raises InvalidParameter."""
+    return checked_pointer(transaction.id if isinstance(transaction, Transaction) else transaction)
+
+
+def pointer_of(transaction: Transaction | int) -> int:
+    """What messages of a transaction are stamped with now. Raises InvalidParameter."""
+    return checked_pointer(transaction.write_pointer if isinstance(transaction, Transaction) else transaction)
+
+
+def begin(
+    kind: TransactionKind, timeout_s: int | None, client_id: str | None, clock: Callable[[], float]
+) -> Call[Transaction]:
+    """``POST /v1/transactions``; ``begun_s`` is when the answer came, for the caller to better.
+
+    A short one may be begun twice for a lost answer: the first is empty, and ends by itself at its time-out.
+    """
+    if kind not in ("short", "long"):
+        raise InvalidParameter(f"the type is {kind!r}", hint="use short or long")
+    if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int) or timeout_s < 1):
+        raise InvalidParameter(f"timeout_s is {timeout_s!r}", hint="use a whole number of seconds above 0")
+    given = {"type": kind, "timeoutSeconds": timeout_s, "clientId": client_id}
+    body = as_json({name: value for name, value in given.items() if value is not None})
+
+    def read(answer: Answer) -> Transaction:
+        return _begun(json_of(answer), timeout_s, clock)
+
+    return Call(Request("POST", _PATH, _JSON, body), read, "harmless" if kind == "short" else "twice")
+
+
+def _begun(told: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
+    transaction_id, expires_ms = int(told["id"]), int(told["expires"])
+    if timeout_s is None:
+        # The pointer says when it was issued, by the same clock that says when it ends.
+        timeout_s = max(0.0, expires_ms / 1000 - transaction_id / _NS_PER_S)
+    write_pointer = int(told["writePointer"])
+    return Transaction(
+        transaction_id,
+        write_pointer,
+        b64decode(told["snapshot"], validate=True),
+        int(told["readPointer"]),
+        expires_ms,
+        timeout_s,
+        clock(),
+        clock,
+        (write_pointer,),
+        str(told.get("service", "")),
+    )
+
+
+def checkpoint(transaction: Transaction) -> Call[Transaction]:
+    """``POST …/checkpoint``: the same transaction with another write pointer. Not repeated after a doubt."""
+
+    def read(answer: Answer) -> Transaction:
+        told = json_of(answer)
+        write_pointer = int(told["writePointer"])
+        return Transaction(
+            transaction.id,
+            write_pointer,
+            b64decode(told["snapshot"], validate=True),
+            int(told["readPointer"]),
+            int(told["expires"]),
+            transaction.timeout_s,
+            transaction.begun_s,
+            transaction.clock,
+            (*(transaction.pointers or (transaction.id,)), write_pointer),
+            transaction.service,
+        )
+
+    # The service keeps no snapshots: what the transaction sees goes along, and comes back with one pointer more.
+    body = as_json({"snapshot": b64encode(transaction.snapshot).decode()}) if transaction.snapshot else b""
+    return Call(Request("POST", _of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
+
+
+def prepare(transaction_id: int, changes: Iterable[bytes]) -> Call[None]:
+    """``POST …/prepare``: does any transaction that was committed meanwhile change the same? Replaces an earlier set."""
+    body = as_json({"changes": [b64encode(change).decode() for change in changes]})
+    return Call(Request("POST", _of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
+
+
+def commit(transaction_id: int) -> Call[TransactionState]:
+    """``POST …/commit``; the same made twice, for as long as the service keeps the outcome."""
+    return _decision(transaction_id, "/commit")
+
+
+def abort(transaction_id: int) -> Call[TransactionState]:
+    """``POST …/abort``: ``aborted``, or ``invalid`` where not all its messages could be reached, or it is a long one."""
+    return _decision(transaction_id, "/abort")
+
+
+def invalidate(transaction_id: int) -> Call[TransactionState]:
+    """``POST …/invalidate``."""
+    return _decision(transaction_id, "/invalidate")
+
+
+def _decision(transaction_id: int, rest: str) -> Call[TransactionState]:
+    def read(answer: Answer) -> TransactionState:
+        return _state(json_of(answer)["state"])
+
+    return Call(Request("POST", _of(transaction_id, rest), _JSON), read, "harmless")
+
+
+def get(transaction_id: int) -> Call[TransactionStatus]:
+    """``GET /v1/transactions/{id}``; of one that is not known the state is ``unknown``."""
+
+    def read(answer: Answer) -> TransactionStatus:
+        return _status({"id": transaction_id, **json_of(answer)})
+
+    return Call(Request("GET", _of(transaction_id)), read)
+
+
+def list_all(state: TransactionState | None, limit: int | None) -> Call[list[TransactionStatus]]:
+    """``GET /v1/transactions``."""
+    query = {name: value for name, value in (("state", state), ("limit", limit)) if value is not None}
+
+    def read(answer: Answer) -> list[TransactionStatus]:
+        return [_status(each) for each in json_of(answer)]
+
+    return Call(Request("GET", _PATH + ("?" + urlencode(query) if query else "")), read)
+
+
+def truncate(ids: Collection[int] | None, before_ms: int | None) -> Call[int]:
+    """``POST /v1/transactions/truncate``: how many were taken off the list of invalid ones."""
+    if (ids is None) == (before_ms is None):
+        raise InvalidParameter("truncate takes ids or before_ms", hint="give one of the two")
+    body = {"beforeMs": before_ms} if ids is None else {"ids": [checked_pointer(each) for each in ids]}
+
+    def read(answer: Answer) -> int:
+        return int(json_of(answer)["removed"])
+
+    return Call(Request("POST", _PATH + "/truncate", _JSON, as_json(body)), read, "harmless")
+
+
+def pruning() -> Call[Pruning]:
+    """``GET /v1/transactions/pruning``."""
+
+    def read(answer: Answer) -> Pruning:
+        told = json_of(answer)
+        return Pruning(
+            invalid=int(told["invalid"]),
+            oldest_invalid=_number(told, "oldestInvalid"),
+            safe_bound=_number(told, "safeBound"),
+            last_pass_ms=_number(told, "lastPassMs"),
+            max_lifetime_ms=int(told["maxLifetimeMs"]),
+            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in told["oldestByTopic"]},
+            topics=int(told["topics"]),
+            kept_because=told.get("keptBecause"),
+            figures=told,
+        )
+
+    return Call(Request("GET", _PATH + "/pruning"), read)
+
+
+def _of(transaction_id: int, rest: str = "") -> str:
+    return f"{_PATH}/{checked_pointer(transaction_id)}{rest}"
+
+
+def _state(told: Any) -> TransactionState:
+    if told not in _STATES:
+        raise MalformedBody(f"a transaction in the state {told!r}")
+    return told  # type: ignore[no-any-return] # checked
+
+
+def _number(told: Mapping[str, Any], name: str) -> int | None:
+    value = told.get(name)
+    return None if value is None else int(value)
+
+
+def _status(told: Mapping[str, Any]) -> TransactionStatus:
+    return TransactionStatus(
+        id=int(told["id"]),
+        write_pointer=_number(told, "writePointer") or int(told["id"]),
+        state=_state(told["state"]),
+        type=told.get("type"),
+        client_id=told.get("clientId"),
+        started_ms=_number(told, "startedMs"),
+        expires_ms=_number(told, "expiresMs"),
+        decided_ms=_number(told, "decidedMs"),
+        topics=tuple(told.get("topics") or ()),
+        hidden_messages=_number(told, "hiddenMessages"),
+        kept_until_ms=_number(told, "keptUntilMs"),
+        service=str(told.get("service", "")),
+    )
+
+
+# --- messages under a pointer --------------------------------------------------------------------
+
+
+def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[Receipt]:
+    """``POST /{t}/publish`` under a pointer: what was stored under it, then these messages."""
+    codec = AVRO if is_plain(request) else AVRO_2
+    count = len(request.messages)
+
+    def read(answer: Answer) -> Receipt:
+        if not answer.body:
+            raise MalformedBody("the response is missing")
+        told = codec.decode_publish_response(answer.body)
+        last_id = MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id))
+        # What was stored earlier stands before the messages of this request, in a row of its own.
+        return Receipt(earlier(last_id, count - 1), last_id, count, 0) if count else Receipt(None, None, 0, 0)
+
+    # Without messages it is the same made twice: what was stored is published once.
+    repeat = "twice" if count else "harmless"
+    headers = (("Content-Type", codec.content_type),)
+    path = topic_path(namespace, topic, "/publish")
+    return Call(Request("POST", path, headers, codec.encode_publish(request)), read, repeat)  # type: ignore[arg-type]
+
+
+def earlier(message_id: MessageId, positions: int) -> MessageId:
+    """The id so many positions before; positions of one request follow each other, over milliseconds too."""
+    return MessageId((int.from_bytes(message_id[:10], "big") - positions).to_bytes(10, "big") + NO_PAYLOAD_PART)
+
+
+def store(namespace: str, topic: str, request: PublishRequest) -> Call[None]:
+    """``POST /{t}/store``."""
+    codec = AVRO if is_plain(request) else AVRO_2
+    headers = (("Content-Type", codec.content_type),)
+    path = topic_path(namespace, topic, "/store")
+    return Call(Request("POST", path, headers, codec.encode_publish(request)), nothing, "twice")
+
+
+def rollback(namespace: str, topic: str, pointer: int) -> Call[None]:
+    """``POST /{t}/rollback`` of all that a pointer has in a topic, stored messages too."""
+    body = as_json({"transactionWritePointer": pointer})
+    return Call(Request("POST", topic_path(namespace, topic, "/rollback"), _JSON, body), nothing, "harmless")
+
+
+def default_client_id() -> str:
+    """Who we are, for those who look at what is under way: the machine and the process."""
+    return f"{platform.node() or 'unknown'}:{os.getpid()}"
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+_ENDS = {
+    "aborted": "the transaction was undone",
+    "invalid": "the transaction is invalid: no committed reader will see anything of it, but not everything was undone",
+}
+
+
+@dataclass(slots=True)
+class Failures:
+    """What went wrong, in order."""
+
+    doing: str = ""
+    """What is being done, for the words of the next failure."""
+    errors: list[Exception] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, doing: str, error: Exception) -> None:
+        """One more."""
+        if not self.errors:
+            self.doing = doing
+        self.errors.append(error)
+        self.notes.append(_said(doing, error))
+
+    def without_first(self) -> Failures:
+        """All but the first error, which is raised itself."""
+        said = _said(self.doing, self.errors[0])
+        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != said])
+
+    def tell(self, error: BaseException, state: str | None) -> None:
+        """Say all of it in the notes of what is raised."""
+        error.add_note(_ENDS.get(state or "", f"the transaction is {state}"))
+        for note in self.notes:
+            error.add_note(note)
+        if isinstance(error, TransactionFailed):
+            error.others = tuple(self.errors)
+
+    def after_commit(self, transaction: Transaction) -> CommittedWithErrors:
+        """What is raised when the transaction stands and something failed nevertheless."""
+        told = CommittedWithErrors(f"transaction {transaction.id} is committed; then {self.notes[0]}")
+        told.others = tuple(self.errors[1:])
+        told.__cause__ = self.errors[0]
+        for note in self.notes[1:]:
+            told.add_note(note)
+        return told
+
+
+def _said(doing: str, error: Exception) -> str:
+    return f"{doing}: {type(error).__name__}: {error}"
+
+
+def failure_of(transaction: Transaction, doing: str, error: Exception) -> PlainsongError:
+    """What is raised for the first thing that went wrong; ``error`` itself, or with it as its cause."""
+    late = timed_out(transaction, error)
+    if late is not None:
+        return late
+    if isinstance(error, PlainsongError) and error.outcome == "not-applied":
+        return error
+    failed = TransactionFailed(f"transaction {transaction.id}: {doing}: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def timed_out(transaction: Transaction, error: Exception) -> TransactionTimedOut | None:
+    """What to say of an error that came because the transaction has taken too long; None: it has another reason."""
+    refused = isinstance(error, (TransactionNotInProgress, RolledBack, TransactionExpired))
+    late = isinstance(error, DeadlineExceeded) and error.outcome == "not-applied"
+    if isinstance(error, TransactionTimedOut) or not (refused or late) or transaction.remaining_s > 0:
+        return None
+    told = TransactionTimedOut(
+        f"transaction {transaction.id} is {transaction.age_s:.1f} s old, and its limit is {transaction.timeout_s:g} s",
+        hint="do less in it, give it a longer timeout_s (the daemon's transactions.timeout_s is the default, "
+        'transactions.max_timeout_s the most), or type="long" (transactions.long_timeout_s)',
+    )
+    told.__cause__ = error
+    return told
+
+
+def in_doubt(transaction: Transaction, why: str) -> TransactionInDoubt:
+    """What is raised when nobody can tell what became of a commit."""
+    return TransactionInDoubt(
+        f"the commit of transaction {transaction.id} was sent, its answer got lost, and {why}",
+        hint=f"ask later: client.transactions.get({transaction.id}), or plainsong tx show {transaction.id}",
+        transaction_id=transaction.id,
+    )
+
+
+#: Attempts after the first.
+DEFAULT_RETRIES = 20
+
+
+class Retries:
+    """The attempts of one function. Raises InvalidParameter."""
+
+    def __init__(self, retries: int, random: Callable[[], float]) -> None:
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidParameter(f"retries is {retries!r}", hint="use 0 or more")
+        self._left = retries
+        self._attempts = 1
+        self._backoff = Backoff(random)
+
+    def pause_s(self, conflict: TransactionConflict) -> float:
+        """How long to wait after a conflict: from 50 ms, doubling, shortened at random.
+
+        Raises:
+          TransactionConflict: this was the last attempt.
+        """
+        if not self._left:
+            conflict.add_note(
+                "this was the only attempt" if self._attempts == 1 else f"after {self._attempts} attempts"
+            )
+            raise conflict
+        self._left -= 1
+        self._attempts += 1
+        return self._backoff.next_s(conflict)
+
+
+# --- the block that code runs in -----------------------------------------------------------------
+
+
+class Block(Protocol):
+    """A transaction as a block of code."""
+
+    @property
+    def client(self) -> Any:
+        """Whose it is."""
+        ...
+
+    @property
+    def _under_way(self) -> Transaction | None:
+        """None: it has ended."""
+        ...
+
+
+B = TypeVar("B", bound=Block)
+
+
+Entered = Token[tuple[Block, ...]]
+
+
+#: From the outermost to the innermost.
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("plainsong_transactions", default=())
+
+
+def block_of(client: object, kind: type[B]) -> B | None:
+    """The block that the running code is in, of one client's transactions; also when that has ended."""
+    for block in reversed(_blocks.get()):
+        if block.client is client and isinstance(block, kind):
+            return block
+    return None
+
+
+def check_free(block: Block) -> None:
+    """Raises TransactionInProgress inside of another block of the same client: there are no nested ones."""
+    for outer in _blocks.get():
+        if outer.client is block.client and outer._under_way is not None:
+            raise TransactionInProgress(
+                f"transaction {outer._under_way.id} is under way here, and transactions do not nest",
+                hint="take part in it (add, publish), or begin the other one in another thread or before this block",
+            )
+
+
+def enter(block: Block) -> Entered:
+    """The running code is inside from now on."""
+    return _blocks.set((*_blocks.get(), block))
+
+
+def leave(entered: Entered) -> None:
+    """It is outside again."""
+    with suppress(ValueError):  # left in another context than it was entered in, which has a list of its own
+        _blocks.reset(entered)

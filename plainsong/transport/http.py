@@ -1,0 +1,68 @@
+"""What both wires have in common: targets, headers, time limits, and which failures mean that nothing was sent."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+import httpcore2
+
+from plainsong.calls import Answer, Failure, Send
+
+#: Idle connections are given up well before the daemon would (75 s): a request must not meet a closing one.
+KEEP_ALIVE_S = 30.0
+
+#: Raised before a byte of the request left.
+NOTHING_SENT = (
+    httpcore2.ConnectError,
+    httpcore2.ConnectTimeout,
+    httpcore2.PoolTimeout,
+    httpcore2.UnsupportedProtocol,
+    httpcore2.LocalProtocolError,
+    httpcore2.ProxyError,
+)
+TIME_OVER = (httpcore2.ReadTimeout, httpcore2.WriteTimeout)
+#: Raised when it may have been taken. A cut answer is one of them.
+BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
+
+
+@lru_cache(maxsize=64)
+def place_of(url: str) -> tuple[bytes, bytes, int | None, bytes, bytes]:
+    """Scheme, host, port, path prefix and Host header of a daemon's URL."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None  # checked with the settings
+    return parts.scheme.encode(), parts.hostname.encode("idna"), parts.port, parts.path.encode(), parts.netloc.encode()
+
+
+def http_request(send: Send, token: str | None, timeout_s: float) -> httpcore2.Request:
+    """The request as httpcore takes it. httpcore's own limits are for each step; the wires limit the whole."""
+    scheme, host, port, prefix, netloc = place_of(send.url)
+    request = send.request
+    headers = [(b"Host", netloc), (b"Content-Length", b"%d" % len(request.body))]
+    headers += [(name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers]
+    if token is not None:
+        headers.append((b"Authorization", b"Bearer " + token.encode("ascii")))
+    limits = {"connect": send.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
+    return httpcore2.Request(
+        request.method.encode("ascii"),
+        httpcore2.URL(scheme=scheme, host=host, port=port, target=prefix + request.path.encode("ascii")),
+        headers=headers,
+        content=request.body,
+        extensions={"timeout": limits},
+    )
+
+
+def answer_of(response: httpcore2.Response, body: bytes) -> Answer:
+    """A whole answer."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+    return Answer(response.status, headers, body)
+
+
+def failure_of(error: Exception, timeout_s: float) -> Failure:
+    """What an exception of the library, or of the operating system, means."""
+    said = str(error) or type(error).__name__
+    if isinstance(error, NOTHING_SENT):
+        return Failure("connect", said, error)
+    if isinstance(error, TIME_OVER):
+        return Failure("timeout", f"no answer within {timeout_s:g} s", error)
+    return Failure("lost", said, error)

@@ -1,0 +1,163 @@
+"""One suite for both clients: what a test calls ``Client`` is the one for threads, or the other one behind this adapter.
+
+The tests are written as for threads. With ``both_clients`` they run a second time, each call carried out by an
+``AsyncClient`` on an event loop in a thread of its own: what is awaited is waited for, ``async with`` and ``async for``
+become ``with`` and ``for``, and what stands for a message has ``result`` and ``exception``.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from inspect import iscoroutine
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+import plainsong
+from plainsong import AsyncClient, transactions
+from plainsong._async._futures import AsyncSettled, AsyncTicket
+from tests.client.world import kind
+
+_life = ExitStack()
+_portals: list[BlockingPortal] = []
+#: What has to be entered before it can be used; threads find it open.
+_OPENED = ("publisher", "producer", "stream")
+
+
+def portal() -> BlockingPortal:
+    """The event loop's, which lives as long as the tests."""
+    if not _portals:
+        _portals.append(_life.enter_context(start_blocking_portal("trio")))
+        atexit.register(_life.close)
+    return _portals[0]
+
+
+def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it stands for the class
+    """The client that the running test is about."""
+    if kind().name == "sync":
+        return plainsong.Client(*arguments, **options)
+    return Adapter(AsyncClient(*arguments, **options))
+
+
+def only_threads(why: str) -> None:
+    """Leave out what is true of threads alone."""
+    if kind().name == "async":
+        pytest.skip(f"of threads: {why}")
+
+
+class Adapter:
+    """An object of the asynchronous client, for threads."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._block: Any = None
+        self._entered: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("<Async", "<")
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        value = portal().call(getattr, self._inner, "aclose" if name == "close" else name)
+        if not callable(value) or isinstance(value, type):
+            return wrapped(value)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            given = [unwrapped(each) for each in arguments]
+            if name == "run_in_transaction":
+                given[0] = in_a_thread(given[0])
+            result = wrapped(portal().call(partial(awaited, partial(value, *given, **options))))
+            if name in _OPENED and isinstance(result, Adapter):
+                result._open()
+            return result
+
+        return call
+
+    def _open(self) -> None:
+        self._block = portal().wrap_async_context_manager(self._inner)
+        self._block.__enter__()
+
+    def __enter__(self) -> Any:
+        if self._block is None:
+            self._open()
+        if isinstance(self._inner, plainsong.AsyncTransactionContext):
+            self._entered = transactions.enter(self._inner)
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._entered is not None:
+            transactions.leave(self._entered)
+        block, self._block = self._block, None
+        return block.__exit__(*error)
+
+    def __iter__(self) -> Adapter:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return portal().call(self._inner.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+class Future:
+    """What becomes of a message."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def done(self) -> bool:
+        return bool(self._inner.done())
+
+    def result(self, timeout: float | None = None) -> Any:
+        async def wait() -> Any:
+            with anyio.fail_after(timeout):
+                return await self._inner
+
+        return portal().call(wait)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            self.result(timeout)
+        except plainsong.PlainsongError as error:
+            return error
+        return None
+
+
+async def awaited(work: Callable[[], Any]) -> Any:
+    """What it returns, or comes to; futures are for the test to wait for."""
+    result = work()
+    return await result if iscoroutine(result) else result
+
+
+def in_a_thread(function: Any) -> Any:
+    """A test's function, for a client that awaits it."""
+
+    async def work(context: Any) -> Any:
+        inside = transactions.enter(context)
+        try:
+            return await anyio.to_thread.run_sync(function, wrapped(context))
+        finally:
+            transactions.leave(inside)
+
+    return work
+
+
+def wrapped(value: Any) -> Any:
+    """As threads know it."""
+    if isinstance(value, AsyncSettled | AsyncTicket):
+        return Future(value)
+    return Adapter(value) if type(value).__module__.startswith("plainsong._async") else value
+
+
+def unwrapped(value: Any) -> Any:
+    """As tasks know it."""
+    return value._inner if isinstance(value, Adapter) else value

@@ -1,0 +1,109 @@
+"""The transaction manager on a dict of rows: one request at a time, with power cuts after any row."""
+
+from __future__ import annotations
+
+from model_store import single_rows
+
+from plainsong.protocol.effects import Put
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.manager import LedgerLoader
+from plainsong.protocol.transactions.transaction import TransactionType
+
+START_MS = 1_700_000_000_000
+
+
+class TransactionsInMemory:
+    """A manager, its disk and its clocks."""
+
+    def __init__(self, **settings):
+        self.settings = TransactionSettings(**settings)
+        self.rows = {}
+        self.wall_ms = START_MS
+        self.mono_s = 0.0
+        self.load()
+
+    @property
+    def now(self):
+        return ManagerNow(self.wall_ms, self.mono_s)
+
+    @property
+    def ledger(self):
+        return self.core.ledger
+
+    def load(self):
+        """Start again from the rows, as after a crash."""
+        loading = LedgerLoader()
+        loading.feed(sorted(self.rows.items()))
+        self.core = loading.core(self.settings, self.now)
+
+    def pass_s(self, seconds):
+        """Time goes on, on both clocks."""
+        self.mono_s += seconds
+        self.wall_ms += int(seconds * 1000)
+
+    def ask_all(self, *wanted, keep_rows=None):
+        """Answers of one step; with ``keep_rows`` the power is cut after so many rows, and nobody is answered."""
+        step = self.core.step(list(enumerate(wanted)), self.now)
+        for index, row in enumerate(single_rows(self.core.operations(step))):
+            if keep_rows is not None and index >= keep_rows:
+                break
+            if isinstance(row, Put):
+                self.rows[row.prefix] = row.values[0]
+            else:
+                self.rows.pop(row.keys[0], None)
+        if keep_rows is not None:
+            self.load()
+            return None
+        self.step = step
+        return [answer for _, answer in self.core.settled(step)]
+
+    def ask(self, ask):
+        """The answer, or the error raised."""
+        answer = self.ask_all(ask)[0]
+        if isinstance(answer, PlainsongError):
+            raise answer
+        return answer
+
+    def tick(self):
+        """A step because a time-out is due."""
+        self.ask_all()
+
+    # --- in few words -----------------------------------------------------------------------------
+
+    def begin(self, *, long=False, **more):
+        return self.ask(asks.Begin(TransactionType.LONG if long else TransactionType.SHORT, **more)).transaction
+
+    def new(self, **more):
+        """The id of a new transaction."""
+        return self.begin(**more).transaction_id
+
+    def prepare(self, transaction_id, *keys):
+        return self.ask(asks.Prepare(transaction_id, keys))
+
+    def commit(self, transaction_id):
+        return self.ask(asks.Commit(transaction_id)).state
+
+    def abort(self, transaction_id):
+        """An abort of what has no rows."""
+        return self.ask(asks.Abort(transaction_id)).state
+
+    def invalidate(self, transaction_id):
+        return self.ask(asks.Invalidate(transaction_id)).state
+
+    def checkpoint(self, transaction_id, transaction=None):
+        return self.ask(asks.Checkpoint(transaction_id, transaction)).transaction
+
+    def state(self, pointer):
+        return self.ask(asks.LookAt(pointer)).state
+
+    def standing(self, pointer):
+        return self.core.standing(pointer)
+
+    def verdict(self, pointer):
+        """What a reader of committed messages does with a row of this pointer: deliver, skip or hold."""
+        return self.core.view().verdict(pointer).name.lower()
+
+    def invalid(self):
+        return list(self.core.visible.invalids())
